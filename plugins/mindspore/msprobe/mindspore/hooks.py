@@ -1,0 +1,5 @@
+"""MindSpore, dynamic graph and static-graph Cell dump. Not built yet: it registers, and says so when it is used."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

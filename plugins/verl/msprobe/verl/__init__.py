@@ -1,0 +1,19 @@
+"""verl for msprobe. Not built yet: every public name raises `PluginError`."""
+
+from typing import Any
+
+from msprobe_core.errors import PluginError
+from msprobe_core.plugins import refuse_shadowing
+
+refuse_shadowing()
+
+__all__: list[str] = []
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise PluginError(
+        f"msprobe.verl.{name} is not available yet: this release of msprobe-verl records nothing; call "
+        "PrecisionDebugger of msprobe.pytorch in the worker instead"
+    )
