@@ -1,0 +1,24 @@
+"""Precision debugger for large-model training: record two runs, compare them, name the first place where they part."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msprobe_core.capture import PrecisionDebugger
+    from msprobe_core.compare import compare_dumps
+
+__version__ = "0.1.0"
+
+__all__ = ["PrecisionDebugger", "__version__", "compare_dumps"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: `msprobe --version` needs none of it.
+    if name == "PrecisionDebugger":
+        from msprobe_core.capture import PrecisionDebugger
+
+        return PrecisionDebugger
+    if name == "compare_dumps":
+        from msprobe_core.compare import compare_dumps
+
+        return compare_dumps
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,39 @@
+"""Every exception that the project raises on purpose.
+
+A class is named after what the caller can do about it. Each message says what is wrong, where, and what to do
+next; the command line prints it as it is and exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class MsprobeError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(MsprobeError, ValueError):
+    """A setting is wrong: correct the configuration file or the argument."""
+
+
+class SessionError(MsprobeError, RuntimeError):
+    """The debugger was called out of order: change the calling code."""
+
+
+class PluginError(MsprobeError, RuntimeError):
+    """A plugin is missing, broken or in conflict with another: change what is installed."""
+
+
+class EntryNameError(MsprobeError, ValueError):
+    """A string is not an entry name of the grammar in `msprobe_core.names`."""
+
+
+class DumpError(MsprobeError, ValueError):
+    """A dump cannot be read: it is missing, truncated or not what it claims to be."""
+
+
+class StoreError(MsprobeError, OSError):
+    """A dump cannot be written: free space, change the permissions or choose another directory."""
+
+
+class CompareError(MsprobeError, ValueError):
+    """Two dumps cannot be compared: choose others."""

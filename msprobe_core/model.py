@@ -1,0 +1,229 @@
+"""The data model: what a call was, what was seen of it, and what is kept of a tensor.
+
+Nothing here has behaviour beyond describing itself. Capture fills these objects, a writer stores them, a reader
+turns them into the columns that `msprobe_core.compare` works on.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+
+class Level(str, Enum):
+    """How deep capture looks. ``MIX`` is modules and APIs together."""
+
+    L0 = "L0"
+    L1 = "L1"
+    L2 = "L2"
+    MIX = "mix"
+    DEBUG = "debug"
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether modules are recorded at this level."""
+        return self in (Level.L0, Level.MIX)
+
+    @property
+    def has_apis(self) -> bool:
+        """Whether APIs are recorded at this level."""
+        return self in (Level.L1, Level.MIX)
+
+
+class Task(str, Enum):
+    """What a run records."""
+
+    STATISTICS = "statistics"
+    TENSOR = "tensor"
+    STRUCTURE = "structure"
+    ACC_CHECK = "acc_check"
+    DIFF_CHECK = "diff_check"
+    NAN_CHECK = "nan_check"
+    EXCEPTION_DUMP = "exception_dump"
+
+
+class SiteKind(str, Enum):
+    """What was called."""
+
+    MODULE = "module"
+    API = "api"
+
+
+class Phase(str, Enum):
+    """When a value was seen."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    PARAMETERS_GRAD = "parameters_grad"
+
+
+class Role(str, Enum):
+    """Which side of a call a value is on."""
+
+    INPUT = "input"
+    PARAMETERS = "parameters"
+    OUTPUT = "output"
+    PARAMETERS_GRAD = "parameters_grad"
+
+
+class Site(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a value was seen; `msprobe_core.names` turns it into an entry name and back.
+
+    Attributes:
+        kind: Module or API.
+        prefix: Family of the name: ``Module``, ``Functional``, ``Tensor``, ``Torch``, ``Mint``, …
+        path: Dotted path of a module (empty for the root), or name of an API.
+        type_name: Class of a module; empty for an API.
+        phase: Forward, backward, or gradients of parameters.
+        index: Which call of this site within the step, from 0. A backward has the index of its forward.
+    """
+
+    kind: SiteKind
+    prefix: str
+    path: str
+    type_name: str
+    phase: Phase
+    index: int
+
+
+class TensorMeta(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a tensor without reading it.
+
+    Attributes:
+        type: Qualified name of the tensor's class, for example ``torch.Tensor``.
+        dtype: As the framework spells it, for example ``torch.bfloat16`` or ``Float32``.
+        shape: Sizes of the dimensions; ``()`` for a 0-d tensor.
+        requires_grad: ``None`` where the framework has no such notion.
+    """
+
+    type: str
+    dtype: str
+    shape: tuple[int, ...]
+    requires_grad: bool | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, gc=False):
+    """Summary of the values of one tensor.
+
+    Maximum, minimum and mean are those of the values (of the magnitudes where the dtype is complex); NaN anywhere
+    makes all four NaN. The norm is the Euclidean norm. Sums are accumulated in float32 or wider, and in float64
+    where float32 overflows on a host tensor.
+
+    Attributes:
+        max: ``None`` where the dtype has no arithmetic or the tensor has no element; likewise the other three.
+        min: See ``max``.
+        mean: See ``max``.
+        l2_norm: See ``max``.
+        num_nan: How many elements are NaN; ``None`` where nobody counted.
+        num_inf: How many elements are +Inf or -Inf; ``None`` where nobody counted.
+    """
+
+    max: float | bool | None = None
+    min: float | bool | None = None
+    mean: float | None = None
+    l2_norm: float | None = None
+    num_nan: int | None = None
+    num_inf: int | None = None
+
+
+class Digest(msgspec.Struct):
+    """What is kept of the values of one tensor: filled in by a `Reducer`, at once or when it collects.
+
+    Records of one tensor share one digest, so that each tensor is read once however many calls it passes through.
+    """
+
+    stats: Stats | None = None
+    checksum: str | None = None
+
+
+class TensorValue(msgspec.Struct):
+    """A tensor seen at a call. ``file_name`` is set where the whole tensor is kept."""
+
+    meta: TensorMeta
+    digest: Digest
+    file_name: str | None = None
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A value that is not a tensor.
+
+    Attributes:
+        type: ``int``, ``float``, ``bool``, ``str``, ``slice``, ``torch.dtype``, …
+        value: The value in JSON's own types; ``None`` where ``fields`` has more than one value to give.
+        fields: Further named parts, for example a process group's ranks.
+    """
+
+    type: str
+    value: Any = None  # any JSON value: its type is what ``type`` says
+    fields: dict[str, Any] | None = None
+
+
+class GradientSlot(msgspec.Struct):
+    """A place for the gradient of one tensor of a call; ``value`` stays ``None`` if no gradient arrives."""
+
+    value: TensorValue | None = None
+
+
+Value: TypeAlias = "TensorValue | Argument | GradientSlot | list[Value] | dict[str, Value] | None"
+
+
+class Entry(msgspec.Struct, kw_only=True):
+    """Everything recorded of one call in one phase: one entry of ``dump.json``.
+
+    A part that was not asked for (``data_mode``) is ``None`` and is not written.
+
+    Attributes:
+        name: Entry name, see `msprobe_core.names`.
+        phase: Decides how the parts are called on disk.
+        parent: Entry name of the enclosing module call; ``None`` at the top.
+        stack: Frames that led to the call, innermost first; ``None`` for backward entries.
+        sequence: Position in execution order within the step, from 0; -1 until the entry is complete.
+        inputs: Forward: positional arguments. Backward: gradients with respect to the outputs.
+        input_kwargs: Forward: keyword arguments.
+        outputs: Forward: results. Backward: gradients with respect to the positional arguments.
+        output_kwargs: Backward: gradients with respect to the keyword arguments.
+        parameters: Forward: a module's own parameters. Parameter gradients: the gradients by parameter name.
+    """
+
+    name: str
+    phase: Phase
+    parent: str | None = None
+    stack: tuple[str, ...] | None = None
+    sequence: int = -1
+    inputs: list[Value] | None = None
+    input_kwargs: dict[str, Value] | None = None
+    outputs: list[Value] | None = None
+    output_kwargs: dict[str, Value] | None = None
+    parameters: dict[str, Value] | None = None
+
+
+class Batch(msgspec.Struct):
+    """What one flush hands to a writer.
+
+    Attributes:
+        entries: In execution order.
+        parents: The enclosing call of every call seen, also of those that are not recorded.
+    """
+
+    entries: list[Entry]
+    parents: dict[str, str | None]
+
+
+class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dump says about itself.
+
+    Attributes:
+        task: Value of `Task`; a plain string because readers meet tasks of other tools.
+        level: Value of `Level`, likewise.
+        framework: Name of the framework plugin, for example ``pytorch``.
+        summary_mode: Name of the processor that made the digests.
+        has_extra_info: Whether stacks and the nesting of calls are kept too.
+    """
+
+    task: str
+    level: str
+    framework: str
+    summary_mode: str = "statistics"
+    has_extra_info: bool = True

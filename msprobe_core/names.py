@@ -1,0 +1,159 @@
+"""The grammar of entry names: the only module that builds or takes apart such strings.
+
+::
+
+    api     := PREFIX "." NAME "." N "." ("forward" | "backward")
+    module  := ("Module" | "Cell") "." [DOTTED_PATH "."] CLASS "." ("forward" | "backward") "." N
+    pgrad   := ("Module" | "Cell") "." [DOTTED_PATH "."] CLASS ".parameters_grad." N
+    row     := entry "." ("input" | "output" | "parameters") "." PATH    |   pgrad "." PARAMETER
+
+The root module has an empty path. A model given as one of a list has its position as the first part of the path.
+``N`` counts the calls of one site within a step, from 0.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from msprobe_core.errors import EntryNameError
+from msprobe_core.model import Phase, Role, Site, SiteKind
+
+MODULE_PREFIXES = frozenset({"Module", "Cell"})
+
+API_PREFIXES = frozenset(
+    {
+        "Aten", "Distributed", "Functional", "Jit", "MindSpeed", "Mint", "MintDistributed", "MintFunctional", "NPU",
+        "Primitive", "Tensor", "Torch", "Triton", "VF",
+    }
+)  # fmt: skip
+"""Prefixes that frameworks use. Other prefixes are valid too: users register APIs of their own."""
+
+_CALL_PHASES = {Phase.FORWARD.value: Phase.FORWARD, Phase.BACKWARD.value: Phase.BACKWARD}
+
+
+def format_entry(site: Site) -> str:
+    """Return the entry name of ``site``."""
+    if site.kind is SiteKind.API:
+        return f"{site.prefix}.{site.path}.{site.index}.{site.phase.value}"
+    return f"{module_stem(site.prefix, site.path, site.type_name)}.{site.phase.value}.{site.index}"
+
+
+def module_stem(prefix: str, path: str, type_name: str) -> str:
+    """Return the part of a module's entry names that all its calls share, for example ``Module.head.Linear``."""
+    return f"{prefix}.{path}.{type_name}" if path else f"{prefix}.{type_name}"
+
+
+def parse_entry(name: str) -> Site:
+    """Return the site that ``name`` denotes; ``format_entry`` gives ``name`` back.
+
+    Raises:
+        EntryNameError: ``name`` does not follow the grammar.
+    """
+    parts = name.split(".")
+    if parts[0] in MODULE_PREFIXES:
+        return _parse_module(name, parts)
+    return _parse_api(name, parts)
+
+
+def _parse_module(name: str, parts: list[str]) -> Site:
+    if len(parts) < 4:
+        raise _not_an_entry(name)
+    prefix, *path, type_name, phase, index = parts
+    if phase not in {member.value for member in Phase} or not type_name:
+        raise _not_an_entry(name)
+    return Site(
+        kind=SiteKind.MODULE,
+        prefix=prefix,
+        path=".".join(path),
+        type_name=type_name,
+        phase=Phase(phase),
+        index=_index(name, index),
+    )
+
+
+def _parse_api(name: str, parts: list[str]) -> Site:
+    if len(parts) < 4 or parts[-1] not in _CALL_PHASES or not parts[0] or not all(parts[1:-2]):
+        raise _not_an_entry(name)
+    prefix, *path, index, phase = parts
+    return Site(
+        kind=SiteKind.API,
+        prefix=prefix,
+        path=".".join(path),
+        type_name="",
+        phase=_CALL_PHASES[phase],
+        index=_index(name, index),
+    )
+
+
+def _index(name: str, text: str) -> int:
+    # "007" and "٣" are digits to Python, but no entry is ever written so, and they would not format back.
+    if not (text.isascii() and text.isdigit()) or (len(text) > 1 and text[0] == "0"):
+        raise _not_an_entry(name)
+    return int(text)
+
+
+def _not_an_entry(name: str) -> EntryNameError:
+    return EntryNameError(
+        f"{name!r} is not an entry name; expected for example 'Functional.linear.0.forward' or "
+        "'Module.layers.0.mlp.MLP.forward.0'"
+    )
+
+
+_ROLE_TEXT = {role: role.value for role in Role}
+
+
+def row_name(entry: str, role: Role, path: str) -> str:
+    """Return the name of one value of an entry, for example ``Torch.cat.0.forward.input.0.1``.
+
+    Args:
+        entry: Entry name.
+        role: Parameter gradients have no word of their own: their entry name says it already.
+        path: Position in the call: ``0``, ``1.2``, ``mask``; for parameters their name.
+    """
+    if role is Role.PARAMETERS_GRAD:
+        return f"{entry}.{path}"
+    return f"{entry}.{_ROLE_TEXT[role]}.{path}"
+
+
+def tensor_file_stem(entry: str, category: str, path: str) -> str:
+    """Return the file name, without suffix, under which a tensor is kept.
+
+    Args:
+        entry: Entry name.
+        category: ``input``, ``kwargs``, ``output`` or ``parameters``; empty for parameter gradients.
+        path: Position in the call, as in `row_name`.
+    """
+    return f"{entry}.{category}.{path}" if category else f"{entry}.{path}"
+
+
+def row_of_file(file_name: str) -> str:
+    """Return the row name that a tensor's file name stands for: the file name without its suffix."""
+    return file_name.rpartition(".")[0] or file_name
+
+
+def numbered_gradients(entry: str) -> str:
+    """Return the name of an entry of parameter gradients with its number, which older tools leave out."""
+    return f"{entry}.0" if entry.endswith(f".{Phase.PARAMETERS_GRAD.value}") else entry
+
+
+def forward_of(entry: str) -> str | None:
+    """Return the name of the forward entry of the same call; ``None`` if ``entry`` is outside of the grammar."""
+    try:
+        site = parse_entry(entry)
+    except EntryNameError:
+        return None
+    return format_entry(msgspec.structs.replace(site, phase=Phase.FORWARD))
+
+
+def backward_of_parameters(entry: str) -> str | None:
+    """Return the name of the module's backward entry beside which its parameters' gradients ``entry`` arise.
+
+    ``None`` if ``entry`` is not such an entry.
+    """
+    try:
+        site = parse_entry(entry)
+    except EntryNameError:
+        return None
+    if site.phase is not Phase.PARAMETERS_GRAD:
+        return None
+    return format_entry(msgspec.structs.replace(site, phase=Phase.BACKWARD))
