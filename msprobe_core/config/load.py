@@ -1,0 +1,230 @@
+"""Read a configuration file strictly: every key is known, every value is allowed, or the error says which is not."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast, get_args, get_type_hints
+
+import msgspec
+import yaml
+
+from msprobe_core.config.ranges import parse_ranges
+from msprobe_core.config.schema import (
+    TASK_FIELDS,
+    CommonFields,
+    Config,
+    DataMode,
+    JsonObject,
+    LoadOptions,
+    TaskOptions,
+)
+from msprobe_core.errors import ConfigError
+from msprobe_core.model import Level, Task
+
+_logger = logging.getLogger(__name__)
+
+_MAX_CONFIG_BYTES = 16 * 1024 * 1024
+
+_COMMON_TYPES = get_type_hints(CommonFields)
+_OPTION_TYPES = get_type_hints(TaskOptions)
+_LOAD_TYPES = get_type_hints(LoadOptions)
+
+_FORMER_FIELDS = {
+    "enable_dataloader": "it is ignored: steps are counted by debugger.step()",
+    "is_deterministic": "it is ignored: call seed_all(mode=True)",
+    "seed": "it is ignored: call seed_all(seed=…)",
+}
+"""Common fields of older releases, and what they mean now."""
+
+_FORMER_TASK_FIELDS = {
+    "file_format": "it is ignored: PyTorch tensors are stored as .pt, MindSpore tensors as .npy",
+    "backward_input": "it is ignored: gradients are recorded in the running step",
+}
+"""Fields of older releases in a task's block."""
+
+_FORMER_TASKS = {
+    "overflow_check": "record statistics instead; NaN and Inf are counted per tensor and compare reports them",
+    "free_benchmark": "record two runs and compare them",
+    "grad_probe": "record statistics at level L0; they hold every parameter's gradient",
+    "run_ut": "record two runs and compare them",
+}
+"""Tasks of older releases, and what to do now."""
+
+
+def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> Config:
+    """Return the configuration in ``path``, with every override that is not ``None`` put in its place.
+
+    Args:
+        path: JSON (``.json``) or YAML (``.yaml``, ``.yml``) file. ``None`` takes the defaults.
+        overrides: Common fields by name, for example ``level="mix"``; they win over the file.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, a value is not allowed, or two values conflict.
+    """
+    file = None if path is None else Path(path)
+    fields = {} if file is None else dict(_read(file))
+    where = "arguments" if file is None else str(file)
+    values, blocks = _split_blocks(fields, where)
+    common = _check_fields(values, _COMMON_TYPES, where, former=_FORMER_FIELDS)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", former={})
+    options = {task: _check_block(task, block, where) for task, block in blocks.items()}
+    config = Config(**common, options=options.get(common.get("task", Task.STATISTICS), TaskOptions()))
+    _check_together(config, where)
+    return config
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path}: larger than 16 MiB; this is not a configuration file")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a JSON or YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
+    content = _decode(path, text)
+    if not isinstance(content, dict):
+        raise ConfigError(f'{path}: holds {type(content).__name__}, but must hold an object such as {{"level": "L0"}}')
+    return content  # pyright: ignore[reportUnknownVariableType]
+
+
+def _decode(path: Path, text: str) -> object:
+    try:
+        if path.suffix.lower() in {".yaml", ".yml"}:
+            return yaml.safe_load(text)
+        return msgspec.json.decode(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not valid JSON ({error})") from error
+
+
+def _split_blocks(fields: JsonObject, where: str) -> tuple[JsonObject, dict[Task, object]]:
+    tasks = {task.value: task for task in Task}
+    values: JsonObject = {}
+    blocks: dict[Task, object] = {}
+    for key, value in fields.items():
+        if key in tasks:
+            blocks[tasks[key]] = value
+        elif key in _FORMER_TASKS:
+            _logger.warning("%s: the block '%s' is of an older release: %s", where, key, _FORMER_TASKS[key])
+        else:
+            values[key] = value
+    return values, blocks
+
+
+def _check_block(task: Task, block: object, where: str) -> TaskOptions:
+    if not isinstance(block, dict):
+        raise ConfigError(f"{where}: '{task.value}' is {block!r}, but must be an object")
+    types = {name: _OPTION_TYPES[name] for name in TASK_FIELDS[task]}
+    checked = _check_fields(block, types, f"{where}: '{task.value}'", former=_FORMER_TASK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
+    options = TaskOptions(**checked)
+    _check_options(options, f"{where}: '{task.value}'")
+    return options
+
+
+def _check_fields(
+    values: Mapping[str, Any], types: Mapping[str, Any], where: str, former: Mapping[str, str]
+) -> JsonObject:
+    checked: JsonObject = {}
+    for key, value in values.items():
+        if key in former:
+            _logger.warning("%s: the field '%s' is of an older release: %s", where, key, former[key])
+        elif key not in types:
+            raise ConfigError(f"{where}: unknown field {key!r} (value {value!r}); {_suggest_field(key, types)}")
+        else:
+            checked[key] = _check_value(key, value, types[key], where)
+    return checked
+
+
+def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
+    if key in {"step", "rank"}:
+        return parse_ranges(value, f"{where}: '{key}'")
+    if key == "load" and isinstance(value, dict):
+        inner = _check_fields(value, _LOAD_TYPES, f"{where}: 'load'", former={})  # pyright: ignore[reportUnknownArgumentType]
+        missing = {"path", "modules"} - inner.keys()
+        if missing:
+            raise ConfigError(f"{where}: 'load' lacks the field {min(missing)!r}")
+        return LoadOptions(**inner)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(cast("os.PathLike[str]", value))
+    if value is None:
+        # Published templates write null for "not set": the default stands.
+        return _default(key)
+    if key == "task" and value in _FORMER_TASKS:
+        raise ConfigError(f"{where}: the task {value!r} is of an older release; {_FORMER_TASKS[value]}")
+    try:
+        return msgspec.convert(value, expected)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: '{key}' is {value!r}; {_explain(value, expected, error)}") from error
+
+
+def _default(key: str) -> Any:
+    owner = CommonFields() if key in _COMMON_TYPES else TaskOptions()
+    return getattr(owner, key)
+
+
+def _explain(value: object, expected: Any, error: msgspec.ValidationError) -> str:
+    choices = _choices(expected)
+    if not choices:
+        return str(error).partition(" - at ")[0].replace("`", "'").lower()
+    elements = value if isinstance(value, list | tuple) else [value]  # pyright: ignore[reportUnknownVariableType]
+    wrong = [element for element in elements if element not in choices] or [value]  # pyright: ignore[reportUnknownVariableType]
+    return _suggest(str(wrong[0]), choices)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _choices(expected: Any) -> list[str]:
+    """Return the values of the enum that ``expected`` is or holds."""
+    for kind in (expected, *get_args(expected)):
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return [str(member.value) for member in kind]
+    return []
+
+
+def _suggest_field(key: str, types: Mapping[str, Any]) -> str:
+    if types is not _COMMON_TYPES:
+        return _suggest(key, types)
+    known = [*types, *(task.value for task in Task)]
+    misplaced = difflib.get_close_matches(key, _OPTION_TYPES, n=1, cutoff=0.8)
+    if misplaced and not difflib.get_close_matches(key, known, n=1, cutoff=0.8):
+        return f"did you mean '{misplaced[0]}', which belongs into the block of a task, such as 'statistics'?"
+    return _suggest(key, known)
+
+
+def _suggest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    allowed = f"allowed: {', '.join(known)}" if known else "no field is allowed here"
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5)
+    return f"did you mean '{lowered[close[0]]}'? ({allowed})" if close else allowed
+
+
+def _check_options(options: TaskOptions, where: str) -> None:
+    if len(options.scope) not in {0, 2}:
+        raise ConfigError(
+            f"{where}: 'scope' is {list(options.scope)!r}, but must be the first and last entry name of the window, "
+            "or empty"
+        )
+    modes = options.data_mode
+    if DataMode.ALL in modes and len(modes) > 1:
+        raise ConfigError(f"{where}: 'data_mode' has 'all' among others; write [\"all\"] or leave 'all' out")
+    if options.diff_nums < 1 and options.diff_nums != -1:
+        raise ConfigError(f"{where}: 'diff_nums' is {options.diff_nums}, but must be at least 1, or -1 for no limit")
+    if options.bench_path and options.summary_mode != "md5":
+        raise ConfigError(f'{where}: \'bench_path\' needs "summary_mode": "md5"')
+    for rule in options.slice:
+        if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
+            raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
+
+
+def _check_together(config: Config, where: str) -> None:
+    if not config.dump_path.strip():
+        raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
+    if config.level is Level.L2 and config.options.scope:
+        raise ConfigError(f"{where}: 'scope' does not apply at level L2; use 'list'")

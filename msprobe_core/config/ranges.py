@@ -1,0 +1,58 @@
+"""The grammar of the fields ``step`` and ``rank``: a list of integers, ``"n"`` and ``"a-b"``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from msprobe_core.errors import ConfigError
+
+LARGEST = 1_000_000
+"""Largest step or rank, and most elements of a list."""
+
+_NUMBER = re.compile(r"\s*\+?(\d[\d_]*)\s*", re.ASCII)
+_RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*", re.ASCII)
+
+
+def parse_ranges(value: Any, where: str) -> tuple[int, ...]:
+    """Return the numbers that ``value`` lists, sorted, each once.
+
+    Args:
+        value: ``None`` or a list; each element an integer, ``"n"``, or ``"a-b"`` with both ends included.
+        where: File and field, for the error message.
+
+    Raises:
+        ConfigError: ``value`` is none of that, or a number is not within 0 and 1,000,000.
+    """
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f'{where} is {value!r}, but must be a list, for example [0, "2-5"]')
+    items = cast("Sequence[Any]", value)
+    if len(items) > LARGEST:
+        raise ConfigError(f'{where} has {len(items)} elements; at most {LARGEST} are allowed, use "a-b" ranges')
+    numbers: set[int] = set()
+    for item in items:
+        numbers.update(_expand(item, where))
+    return tuple(sorted(numbers))
+
+
+def _expand(item: Any, where: str) -> Iterable[int]:
+    if isinstance(item, int) and not isinstance(item, bool):
+        return (_within(item, item, where),)
+    if isinstance(item, str):
+        if match := _RANGE.fullmatch(item):
+            first, last = (_within(int(text), item, where) for text in match.groups())
+            if first > last:
+                raise ConfigError(f'{where} has the range {item!r}, which runs backwards; write "{last}-{first}"')
+            return range(first, last + 1)
+        if match := _NUMBER.fullmatch(item):
+            return (_within(int(match.group(1)), item, where),)
+    raise ConfigError(f'{where} has the element {item!r}; allowed are integers from 0, "n" and "a-b"')
+
+
+def _within(number: int, item: object, where: str) -> int:
+    if not 0 <= number <= LARGEST:
+        raise ConfigError(f"{where} has the element {item!r}; numbers count from 0 and end at {LARGEST}")
+    return number

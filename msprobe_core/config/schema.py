@@ -1,0 +1,146 @@
+"""What a configuration holds, and what each field may be.
+
+The structs describe the file as users write it, field by field; `Config` is what the rest of the program reads.
+``docs/configuration.md`` says what each field does.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe_core.model import Level, Task
+
+
+class RiskLevel(str, Enum):
+    """Which APIs are recorded: the numerically heavy ones, those that compute, or all."""
+
+    CORE = "CORE"
+    FOCUS = "FOCUS"
+    ALL = "ALL"
+
+
+class DataMode(str, Enum):
+    """Which directions and which sides of a call are recorded."""
+
+    ALL = "all"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+class Precision(str, Enum):
+    """Accepted for files written for other tools: statistics are accumulated in float32 or wider at both."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class ReduceDevice(str, Enum):
+    """Where MindSpore computes statistics of kernels."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
+class SliceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Keep ``[begin, end)`` of dimension ``dim`` of tensors whose size there is ``size``."""
+
+    dim: int = 0
+    size: int | None = None
+    begin: int = 0
+    end: int | None = None
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The block of one task; each task reads the fields that its row in ``TASK_FIELDS`` names."""
+
+    scope: tuple[str, ...] = ()
+    list: tuple[str, ...] = ()
+    tensor_list: tuple[str, ...] = ()
+    data_mode: tuple[DataMode, ...] = (DataMode.ALL,)
+    summary_mode: str | tuple[str, ...] = "statistics"
+    device: ReduceDevice = ReduceDevice.HOST
+    precision: Precision = Precision.HIGH
+    slice: tuple[SliceRule, ...] = ()
+    request_id: str | None = None
+    bench_path: str | None = None
+    diff_nums: int = 1
+    white_list: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    error_data_path: str | None = None
+
+
+_SELECTION = ("scope", "list", "data_mode")
+
+TASK_FIELDS: dict[Task, tuple[str, ...]] = {
+    Task.STATISTICS: (
+        *_SELECTION, "tensor_list", "summary_mode", "device", "precision", "slice", "request_id",
+    ),
+    Task.TENSOR: (*_SELECTION, "summary_mode", "slice", "request_id", "bench_path", "diff_nums"),
+    Task.STRUCTURE: (),
+    Task.ACC_CHECK: ("white_list", "black_list", "error_data_path"),
+    Task.DIFF_CHECK: (*_SELECTION, "summary_mode"),
+    Task.NAN_CHECK: (*_SELECTION, "tensor_list"),
+    Task.EXCEPTION_DUMP: (),
+}  # fmt: skip
+"""The fields that the block of each task may have."""
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Replace the inputs of named modules by recorded ones."""
+
+    path: str
+    modules: tuple[str, ...]
+    step: tuple[int, ...] = ()
+    rank: tuple[int, ...] = ()
+    dump_after_load: bool = False
+
+
+class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields outside of any task's block."""
+
+    task: Task = Task.STATISTICS
+    dump_path: str = "./dump_path"
+    rank: tuple[int, ...] = ()
+    step: tuple[int, ...] = ()
+    level: Level = Level.L1
+    dump_enable: bool = True
+    extra_info: bool = True
+    async_dump: bool = False
+    precision: Precision = Precision.LOW
+    risk_level: RiskLevel = RiskLevel.FOCUS
+    custom_op_namespaces: tuple[str, ...] = ("_C_ascend",)
+    load: LoadOptions | None = None
+    writer: str = "json"
+
+
+class Config(CommonFields, frozen=True, kw_only=True):
+    """A whole configuration: the common fields, and the block of the chosen task as ``options``."""
+
+    options: TaskOptions = TaskOptions()
+
+    @property
+    def directory(self) -> Path:
+        """Absolute directory that holds all steps of the run."""
+        return Path(self.dump_path).expanduser().absolute()
+
+    def selects_step(self, step: int) -> bool:
+        """Whether step ``step`` is to be recorded."""
+        return not self.step or step in self.step
+
+    def selects_rank(self, rank: int) -> bool:
+        """Whether rank ``rank`` is to be recorded."""
+        return not self.rank or rank in self.rank
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step to record; ``None`` without such a step."""
+        return self.step[-1] if self.step else None
+
+
+JsonObject = dict[str, Any]
