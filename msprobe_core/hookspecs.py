@@ -1,0 +1,408 @@
+"""Every hook of the project and the protocols of the objects that hooks return.
+
+A hook is called once, when a session or a command starts, and offers objects; the objects then do the work.
+Nothing that happens once per tensor or once per step goes through pluggy. ``docs/hooks.md`` has an example of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+
+from msprobe_core.model import Argument, Batch, Digest, GradientSlot, Level, RunHeader, TensorMeta
+
+if TYPE_CHECKING:
+    import click
+    import polars as pl
+
+PROJECT = "msprobe"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# --- What a framework plugin offers -----------------------------------------------------------------------------
+
+
+class Reducer(Protocol):
+    """Does the arithmetic on tensors, where they live.
+
+    Both reductions take the tensor's value now, before anybody overwrites it, and never wait for a device: they
+    fill in the digest at once where the tensor is on the host, and otherwise enqueue work whose result ``collect``
+    fetches. A tensor that cannot be read (meta, fake, sparse, …) leaves its digest as it is.
+    """
+
+    def statistics(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.stats``, now or at the next ``collect``."""
+        ...
+
+    def checksum(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.checksum``, now or at the next ``collect``: 8 hex digits, CRC-32 of the contiguous bytes."""
+        ...
+
+    def identity(self, tensor: Any) -> tuple[int, int] | None:
+        """Return a key that tells this tensor, with the values it has now, from every other until ``collect``.
+
+        ``None`` where the framework cannot promise that: the tensor is then read each time it is seen.
+        """
+        ...
+
+    def collect(self) -> None:
+        """Fetch all results in one transfer per device, fill in their digests, and forget all identities."""
+        ...
+
+
+class Call(Protocol):
+    """One call that is being recorded; made by `CallRecorder`, kept by the interception until it ends."""
+
+    @property
+    def wants_forward(self) -> bool:
+        """Whether inputs or outputs of the forward are to be recorded."""
+        ...
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether gradients of this call are to be recorded."""
+        ...
+
+
+class CallRecorder(Protocol):
+    """What an interception reports to. Each method returns fast and raises nothing.
+
+    For every call: ``open_api`` or ``open_module``, ``record_inputs``, then the call itself, then either
+    ``record_outputs`` and ``close`` or, when the call raised, only ``close``. The object that opened the call is
+    handed back as it came.
+    """
+
+    def open_api(self, prefix: str, name: str) -> Call:
+        """Begin a call of an API: ``prefix`` as ``Functional``, ``name`` as ``linear``."""
+        ...
+
+    def open_module(self, prefix: str, path: str, type_name: str) -> Call:
+        """Begin a call of a module; calls that open before it closes become its children."""
+        ...
+
+    def record_inputs(self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take the arguments as they are now, before the call can overwrite them."""
+        ...
+
+    def record_parameters(self, call: Any, parameters: Mapping[str, Any]) -> None:
+        """Take a module's own parameters."""
+        ...
+
+    def record_outputs(self, call: Any, output: Any) -> None:
+        """Take the result of the call."""
+        ...
+
+    def close(self, call: Any, *, keep: bool = True) -> None:
+        """End the call; with ``keep=False`` as though it had never been counted."""
+        ...
+
+    def input_gradients(
+        self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[GradientSlot, Any]]:
+        """Return a slot for each tensor among the arguments that takes a gradient."""
+        ...
+
+    def output_gradients(self, call: Any, output: Any) -> list[tuple[GradientSlot, Any]]:
+        """Return a slot for each tensor in the result that takes a gradient."""
+        ...
+
+    def expect_gradients(self, call: Any, num_outputs: int, num_inputs: int) -> None:
+        """Say how many slots of either kind will be filled if the whole graph is run."""
+        ...
+
+    def record_gradient(self, call: Any, slot: GradientSlot, gradient: Any) -> None:
+        """Fill in one slot. A second gradient for the same slot is counted and dropped."""
+        ...
+
+    def distrust(self, tensor: Any) -> None:
+        """Read this tensor anew whenever it is seen: somebody holds its memory and can write to it unnoticed."""
+        ...
+
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
+        """Take the gradient of the parameter ``name`` of the module with the given name stem."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Whether values are still taken: false once the step that a hook was set in is over."""
+        ...
+
+
+class Attachment(Protocol):
+    """What ``Framework.attach`` put in place."""
+
+    def detach(self) -> None:
+        """Take everything out again; called once, also after an error. New calls are no longer seen."""
+        ...
+
+    def settle(self) -> None:
+        """Hand over what is still being added up, for example a gradient whose last part never came."""
+        ...
+
+
+class NamedModel(Protocol):
+    """One model given to ``start``. ``name`` is empty, or its position where several were given."""
+
+    @property
+    def name(self) -> str:
+        """First part of the path of all its modules."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The framework's own object."""
+        ...
+
+
+class AttachOptions(Protocol):
+    """How to intercept."""
+
+    @property
+    def level(self) -> Level:
+        """Modules, APIs or both."""
+        ...
+
+    @property
+    def risk_level(self) -> str:
+        """Which APIs: ``CORE``, ``FOCUS`` or ``ALL``."""
+        ...
+
+
+class Framework(Protocol):
+    """A training framework: everything of it that the core needs."""
+
+    @property
+    def name(self) -> str:
+        """Name in dumps and on the command line, for example ``pytorch``."""
+        ...
+
+    @property
+    def tensor_suffix(self) -> str:
+        """Suffix of the files that ``save`` writes, for example ``.pt``."""
+        ...
+
+    @property
+    def hidden_frames(self) -> Sequence[str]:
+        """Starts of file paths whose frames are left out of call stacks: the interception's own."""
+        ...
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether ``value`` is a tensor of this framework."""
+        ...
+
+    def is_model(self, value: object) -> bool:
+        """Whether ``value`` can be given to ``start``."""
+        ...
+
+    def rank(self) -> int | None:
+        """This process's rank in the job; ``None`` outside of a job."""
+        ...
+
+    def describe(self, tensor: Any) -> TensorMeta:
+        """Describe a tensor without reading it."""
+        ...
+
+    def takes_gradient(self, tensor: Any) -> bool:
+        """Whether a backward pass will compute a gradient with respect to this tensor."""
+        ...
+
+    def describe_argument(self, value: Any) -> Argument | None:
+        """Describe a value of one of the framework's own types (dtype, device, …); ``None`` for any other."""
+        ...
+
+    def reducer(self) -> Reducer:
+        """Return a new reducer, for one session."""
+        ...
+
+    def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
+        """Begin to report calls to ``recorder``. Leaves nothing behind when it raises."""
+        ...
+
+    def snapshot(self, tensor: Any) -> Any:
+        """Return a copy that later writes to ``tensor`` do not change; enqueued, not waited for."""
+        ...
+
+    def save(self, snapshot: Any, path: Path) -> None:
+        """Write a snapshot to a new file, readable by its owner only. Runs on the writer's thread."""
+        ...
+
+
+# --- What other plugins offer -----------------------------------------------------------------------------------
+
+
+class Processor(Protocol):
+    """A way to reduce a tensor to what is kept of it."""
+
+    @property
+    def name(self) -> str:
+        """Value of ``summary_mode`` that selects it."""
+        ...
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Fill in ``digest``, through ``reducer``; called once per distinct tensor of a step."""
+        ...
+
+
+class Writer(Protocol):
+    """Stores the entries of one step of one rank."""
+
+    def write(self, batch: Batch) -> None:
+        """Append entries, in execution order. When it returns, the files are valid and hold them."""
+        ...
+
+    def close(self) -> None:
+        """Finish the files; called once."""
+        ...
+
+
+class WriterFactory(Protocol):
+    """A format that runs can be stored in."""
+
+    @property
+    def name(self) -> str:
+        """Value of the setting ``writer`` that selects it."""
+        ...
+
+    def open(self, directory: Path, header: RunHeader) -> Writer:
+        """Begin a dump in ``directory``, which exists; replaces one that is already there.
+
+        Raises:
+            StoreError: a file cannot be created.
+        """
+        ...
+
+
+class Dump(Protocol):
+    """A dump that has been read: the columns that compare works on, and what belongs to them.
+
+    ``frame`` has one row per value, in execution order, with the columns of `msprobe_core.store.frame.COLUMNS`.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The file or directory that was read."""
+        ...
+
+    @property
+    def header(self) -> RunHeader:
+        """Task, level and framework."""
+        ...
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Frames by entry name, innermost first; empty if none were kept."""
+        ...
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """Enclosing call by entry name; empty if the nesting was not kept."""
+        ...
+
+    def tensor_path(self, file_name: str) -> Path:
+        """Return the path of a stored tensor.
+
+        Raises:
+            DumpError: ``file_name`` would lead out of the dump.
+        """
+        ...
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One row per value."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the reader had to do to read it, for people: for example how much it recovered."""
+        ...
+
+
+class Reader(Protocol):
+    """A format that dumps can be read from."""
+
+    @property
+    def name(self) -> str:
+        """Name of the format."""
+        ...
+
+    def recognises(self, path: Path) -> bool:
+        """Whether ``path``, a file or a rank's directory, looks like this format; must not raise."""
+        ...
+
+    def read(self, path: Path) -> Dump:
+        """Read it.
+
+        Raises:
+            DumpError: the file is missing, truncated beyond recovery, or something else.
+        """
+        ...
+
+
+class HookSpecs:
+    """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
+
+    @hookspec
+    def msprobe_register_frameworks(self) -> Sequence[Framework]:  # pyright: ignore[reportReturnType]
+        """Offer training frameworks.
+
+        Called: once, when a debugger is constructed or a command needs a framework, on the calling thread.
+        Cost: start-up. The hook may import the framework; the module that holds the hook must not.
+        Returns: `Framework` objects; each ``name`` appears in dumps as the field ``framework``.
+        Order: none. A name that two plugins offer is an error that names both.
+        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_processors(self) -> Sequence[Processor]:  # pyright: ignore[reportReturnType]
+        """Offer ways to reduce a tensor to what is kept of it.
+
+        Called: once, when a session opens, on the thread that called ``start``.
+        Cost: start-up; the returned objects are then called for every selected tensor, so they
+            enqueue work on the tensor's device and never wait for it.
+        Returns: `Processor` objects; each ``name`` is a value of ``summary_mode``.
+        Order: none. A name that two plugins offer is an error that names both.
+        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_writers(self) -> Sequence[WriterFactory]:  # pyright: ignore[reportReturnType]
+        """Offer formats that runs can be stored in.
+
+        Called: once, when a session opens, on the thread that called ``start``.
+        Cost: start-up; writers then work on the session's background thread.
+        Returns: `WriterFactory` objects; each ``name`` is a value of the setting ``writer``.
+        Order: none. A name that two plugins offer is an error that names both.
+        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_readers(self) -> Sequence[Reader]:  # pyright: ignore[reportReturnType]
+        """Offer formats that dumps can be read from.
+
+        Called: once, when a command opens its first dump, on the main thread.
+        Cost: start-up; must not import a framework, because dumps are read where none is installed.
+        Returns: `Reader` objects. The first that recognises a path reads it.
+        Order: plugins of third parties before the core's own.
+        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_commands(self) -> Sequence[click.Command]:  # pyright: ignore[reportReturnType]
+        """Offer subcommands of ``msprobe``.
+
+        Called: once, when the command line starts, on the main thread.
+        Cost: start-up of every command; import what a command needs inside it.
+        Returns: `click.Command` objects; each ``name`` is what the user types.
+        Order: as listed by ``msprobe --help``: sorted by name. A name that two plugins offer is an error.
+        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
