@@ -1,0 +1,6 @@
+"""Run directories: written while training runs, read by everything that comes after."""
+
+from msprobe_core.store.json_reader import JsonDump, read_json_dump
+from msprobe_core.store.layout import Unit, find_units
+
+__all__ = ["JsonDump", "Unit", "find_units", "read_json_dump"]

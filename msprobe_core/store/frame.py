@@ -1,0 +1,207 @@
+"""Many records as columns: what readers make and compare works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any, cast
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.model import Phase, Role
+
+
+class RowKind(str, Enum):
+    """What a row holds."""
+
+    TENSOR = "tensor"
+    SCALAR = "scalar"
+    NONE = "none"
+
+
+COLUMNS: dict[str, Any] = {
+    "name": pl.String,  # what reports call the row
+    "key": pl.String,  # what rows are matched by
+    "entry": pl.String,
+    "role": pl.Enum([role.value for role in Role]),
+    "phase": pl.Enum([phase.value for phase in Phase]),
+    "kind": pl.Enum([kind.value for kind in RowKind]),
+    "type": pl.String,  # as the dump has it
+    "dtype": pl.String,  # as reports show it
+    "shape": pl.String,
+    "numel": pl.Int64,
+    "requires_grad": pl.Boolean,
+    "max": pl.Float64,
+    "min": pl.Float64,
+    "mean": pl.Float64,
+    "norm": pl.Float64,
+    "num_nan": pl.Int64,
+    "num_inf": pl.Int64,
+    "text": pl.String,  # a scalar as it was written; null for tensors
+    "checksum": pl.String,
+    "file_name": pl.String,
+}
+"""Columns of a dump's frame, one row per value, in execution order. Statistics are null where there are none."""
+
+_PARTS: tuple[tuple[str, Role], ...] = (
+    ("input_args", Role.INPUT),
+    ("input", Role.INPUT),
+    ("input_kwargs", Role.INPUT),
+    ("parameters", Role.PARAMETERS),
+    ("output", Role.OUTPUT),
+    ("output_kwargs", Role.OUTPUT),
+)
+"""Parts of a forward or backward record, in the order of their rows."""
+
+_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class FrameBuilder:
+    """Collects rows; the only place that knows the shape of a record in ``dump.json``."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+
+    def add_entry(self, entry: str, record: Mapping[str, Any]) -> None:
+        """Append the rows of one entry.
+
+        Raises:
+            TypeError, ValueError, KeyError, AttributeError: the record does not have the shape of a record.
+        """
+        phase = _phase_of(entry)
+        if phase is Phase.PARAMETERS_GRAD:
+            for name, values in record.items():
+                if name != "execution" or isinstance(values, list):
+                    self._add_gradient(entry, name, values)
+            return
+        for part, role in _PARTS:
+            values = record.get(part)
+            if values:
+                for path, leaf in _leaves(values, ""):
+                    self._add(entry, phase, role, path, leaf)
+
+    def build(self) -> pl.DataFrame:
+        """Return the frame."""
+        # Series by Series: polars takes several times as long when it is handed all of them at once.
+        columns = zip(*self._rows, strict=True) if self._rows else [() for _ in COLUMNS]
+        return pl.DataFrame(
+            [
+                pl.Series(name, column, dtype=dtype, strict=False)
+                for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)
+            ]
+        )
+
+    def _add_gradient(self, entry: str, name: str, values: Any) -> None:
+        # The list has one element; if a tool ever writes more, they get a number of their own.
+        numbered = names.numbered_gradients(entry)
+        for path, leaf in _leaves(values, ""):
+            place = name + path.removeprefix("0")
+            key = names.row_name(numbered, Role.PARAMETERS_GRAD, place)
+            self._add(entry, Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD, place, leaf, key)
+
+    def _add(self, entry: str, phase: Phase, role: Role, path: str, leaf: Any, key: str | None = None) -> None:
+        name = names.row_name(entry, role, path)
+        cells = _leaf_cells(leaf)
+        file_name = cells[-1]
+        shown = name if file_name is None else names.row_of_file(file_name)
+        # Enum members are strings; their .value is a slow property.
+        self._rows.append((shown, key or name, entry, role, phase, *cells))
+
+
+def _phase_of(entry: str) -> Phase:
+    # Not parse_entry: dumps of other tools may hold names outside of the grammar, and they are shown all the same.
+    parts = entry.rsplit(".", 2)
+    if len(parts) == 3 and parts[1] in _PHASES:
+        return _PHASES[parts[1]]
+    if parts[-1] == Phase.PARAMETERS_GRAD.value:  # older tools give it no number
+        return Phase.PARAMETERS_GRAD
+    return Phase.BACKWARD if parts[-1] == Phase.BACKWARD.value else Phase.FORWARD
+
+
+_PHASES = {phase.value: phase for phase in Phase}
+
+
+def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield every leaf of a tree with its dotted path. A leaf is null, or an object that says its type."""
+    if isinstance(values, dict):
+        tree = cast("dict[str, Any]", values)
+        if isinstance(tree.get("type"), str):
+            yield path, tree
+            return
+        for key, value in tree.items():
+            yield from _leaves(value, f"{path}.{key}" if path else key)
+    elif isinstance(values, list):
+        for i, value in enumerate(cast("list[Any]", values)):
+            yield from _leaves(value, f"{path}.{i}" if path else str(i))
+    else:
+        yield path, values
+
+
+_NONE_CELLS = (RowKind.NONE, *[None] * 14)
+
+
+def _leaf_cells(leaf: Any) -> tuple[Any, ...]:
+    """Return kind, type, dtype, shape, numel, requires_grad, four statistics, two counts, text, checksum, file name."""
+    if leaf is None:
+        return _NONE_CELLS
+    if not isinstance(leaf, dict):
+        return _scalar_cells(type(leaf).__name__, leaf)
+    fields = cast("dict[str, Any]", leaf)
+    if "shape" in fields and "dtype" in fields:
+        return _tensor_cells(fields)
+    return _scalar_cells(fields["type"], _scalar_value(fields))
+
+
+def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
+    numel = 1
+    shape = fields["shape"]
+    if not isinstance(shape, list):
+        raise ValueError(f"its shape is {shape!r}")  # noqa: TRY004  # a value in a file, not an argument
+    for size in cast("list[int]", shape):
+        numel *= size
+    get = fields.get
+    return (
+        RowKind.TENSOR,
+        get("type"),
+        str(fields["dtype"]),
+        str(cast("list[int]", shape)),
+        numel,
+        get("requires_grad"),
+        _number(get("Max")),
+        _number(get("Min")),
+        _number(get("Mean")),
+        _number(get("Norm")),
+        get("num_nan"),
+        get("num_inf"),
+        None,
+        get("md5"),
+        get("data_name"),
+    )
+
+
+def _scalar_value(fields: dict[str, Any]) -> Any:
+    if "value" in fields:
+        return fields["value"]
+    if "group_ranks" in fields:
+        return fields["group_ranks"]
+    return {key: value for key, value in fields.items() if key != "type"}
+
+
+def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
+    number = _number(value) if kind in _NUMERIC or isinstance(value, int | float) else None
+    dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
+    return (
+        RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None,
+        str(value), None, None,
+    )  # fmt: skip
+
+
+_NUMERIC = frozenset({"int", "float", "bool"})
+_PYTHON = _NUMERIC | {"str", "slice"}
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    return _NOT_FINITE.get(value) if isinstance(value, str) else None

@@ -1,0 +1,235 @@
+"""Read dumps in ``dump.json`` form: ours, and those that ``mindstudio-probe`` 8.x and 26.x wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Dump, Reader, hookimpl
+from msprobe_core.model import RunHeader
+from msprobe_core.store import layout
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_BYTES = 10 << 30
+"""Largest file that is read, in bytes."""
+
+
+class JsonDump:
+    """A dump read from ``dump.json`` and the files beside it; see `msprobe_core.hookspecs.Dump`."""
+
+    def __init__(self, path: Path, header: RunHeader, frame: pl.DataFrame, notes: Sequence[str]) -> None:
+        self.path = path
+        self.header = header
+        self.frame = frame
+        self.notes = notes
+        self._stacks: Mapping[str, Sequence[str]] | None = None
+        self._parents: Mapping[str, str | None] | None = None
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Frames by entry name, innermost first; empty if there is no ``stack.json``."""
+        if self._stacks is None:
+            path = self.path.parent / layout.STACK_FILE
+            self._stacks = read_stacks(path) if path.exists() else {}
+        return self._stacks
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """Enclosing call by entry name; empty if there is no ``construct.json``."""
+        if self._parents is None:
+            path = self.path.parent / layout.CONSTRUCT_FILE
+            self._parents = read_parents(path) if path.exists() else {}
+        return self._parents
+
+    def tensor_path(self, file_name: str) -> Path:
+        """Return the path of a tensor's file.
+
+        Raises:
+            DumpError: ``file_name`` would lead out of the dump's directory.
+        """
+        if Path(file_name).name != file_name:
+            raise DumpError(f"{self.path}: the tensor file name {file_name!r} leads out of {layout.TENSOR_DIRECTORY}")
+        return self.path.parent / layout.TENSOR_DIRECTORY / file_name
+
+
+class JsonReader:
+    """Reads ``dump.json``."""
+
+    name = "json"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether ``path`` is a JSON file or a directory with a ``dump.json``."""
+        return path.suffix == ".json" if path.is_file() else (path / layout.DUMP_FILE).is_file()
+
+    def read(self, path: Path) -> Dump:
+        """Read the dump at ``path``, a file or a rank's directory."""
+        return read_json_dump(path / layout.DUMP_FILE if path.is_dir() else path)
+
+
+def read_stacks(path: Path) -> Mapping[str, Sequence[str]]:
+    """Return the frames of each entry in a ``stack.json`` of either layout.
+
+    Raises:
+        DumpError: the file is missing or is no such file.
+    """
+    content = _read_object(path)
+    groups = content.values() if _is_grouped(content) else [[[entry], frames] for entry, frames in content.items()]
+    stacks: dict[str, Sequence[str]] = {}
+    for group in groups:
+        try:
+            entries, frames = msgspec.convert(group, tuple[list[str], list[str]])
+        except msgspec.ValidationError as error:
+            raise DumpError(f"{path}: is not a {layout.STACK_FILE} ({error})") from error
+        stacks.update(dict.fromkeys(entries, frames))
+    return stacks
+
+
+def _is_grouped(content: Mapping[str, Any]) -> bool:
+    """Whether entries with one stack are listed together; older releases write one list per entry."""
+    first = cast("Any", content.get("0"))
+    return isinstance(first, list) and len(cast("list[Any]", first)) == 2
+
+
+def read_parents(path: Path) -> Mapping[str, str | None]:
+    """Return the enclosing call of each entry in a ``construct.json``.
+
+    Raises:
+        DumpError: the file is missing or is no such file.
+    """
+    parents: dict[str, str | None] = {}
+    for entry, value in _read_object(path).items():
+        # Under Megatron a value is [parent, micro step], and one key holds their number.
+        parent = cast("Any", value[0] if isinstance(value, list) and value else value)
+        if isinstance(parent, str | None):
+            parents[entry] = parent
+    return parents
+
+
+def read_json_dump(path: Path) -> JsonDump:
+    """Return the dump in the file ``path``.
+
+    Args:
+        path: A ``dump.json``.
+
+    Raises:
+        DumpError: the file is missing, not a dump, or damaged before its first record.
+    """
+    from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
+
+    notes: list[str] = []
+    content = _read_object(path, notes)
+    data = content.get("data")
+    if not isinstance(data, dict) or not isinstance(content.get("task"), str):
+        raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
+    builder = FrameBuilder()
+    records = cast("dict[str, Any]", data)
+    for entry in list(records):
+        # Taken out one by one: the columns grow while the records go, so that memory holds one of the two.
+        record = records.pop(entry)
+        try:
+            builder.add_entry(entry, record)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise DumpError(f"{path}: the record {entry!r} is malformed ({error})") from error
+    frame = builder.build()
+    header = RunHeader(
+        task=content["task"],
+        level=str(content.get("level", "")),
+        framework=str(content.get("framework", "")),
+        summary_mode="md5" if frame["checksum"].null_count() < frame.height else "statistics",
+    )
+    return JsonDump(path=path, header=header, frame=frame, notes=notes)
+
+
+def _read_object(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
+    """Return the JSON object in ``path``; what is left of it if the file is cut off and ``notes`` may say so."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DumpError(f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time")
+        content = path.read_bytes()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    decoded = _decode(path, content, notes)
+    if not isinstance(decoded, dict):
+        raise DumpError(f"{path}: holds {type(decoded).__name__}, not an object; give the path of a {layout.DUMP_FILE}")
+    return cast("dict[str, Any]", decoded)
+
+
+def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    # Other tools write NaN and Infinity as bare words, which strict JSON does not have.
+    text = content.decode("utf-8", "replace")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        recovered = _recover(text)
+        if notes is None or not recovered.get("data"):
+            raise DumpError(f"{path}: is not valid JSON ({error}); the file is damaged or of another kind") from error
+        notes.append(
+            f"{path}: the file is cut off or damaged after {len(recovered['data'])} whole records, which were "
+            "recovered; rows behind them are missing"
+        )
+        return recovered
+
+
+def _recover(text: str) -> dict[str, Any]:
+    """Return the members of a damaged dump up to the first that is not whole."""
+    found: dict[str, Any] = {}
+    for key, start in _members(text, _skip(text, 0) + 1):
+        if key == "data":
+            found[key] = dict(_whole_members(text, start + 1))
+            break
+        found[key] = _value_at(text, start)[0]
+    return found
+
+
+def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
+    """Yield key and position of the value for each member of the object whose brace is before ``position``.
+
+    Ends at the first member that is not whole, but still yields a last ``data``, whose own members may be.
+    """
+    while (position := _skip(text, position, ",")) < len(text) and text[position] == '"':
+        key, start = "", position
+        try:
+            key, start = cast("tuple[str, int]", scanstring(text, position + 1))
+            start = _skip(text, start, ":")
+            _, position = _value_at(text, start)
+        except (ValueError, StopIteration, RecursionError):
+            if key == "data" and text[start : start + 1] == "{":
+                yield key, start
+            return
+        yield key, start
+
+
+def _whole_members(text: str, position: int) -> Iterator[tuple[str, Any]]:
+    for key, start in _members(text, position):
+        yield key, _value_at(text, start)[0]
+
+
+_scan = json.JSONDecoder().raw_decode
+
+
+def _value_at(text: str, position: int) -> tuple[Any, int]:
+    return _scan(text, position)
+
+
+def _skip(text: str, position: int, separator: str = "") -> int:
+    while position < len(text) and (text[position].isspace() or text[position] in separator):
+        position += 1
+    return position
+
+
+@hookimpl
+def msprobe_register_readers() -> Sequence[Reader]:
+    """Offer the reader of this module."""
+    return [JsonReader()]

@@ -1,0 +1,241 @@
+"""Write ``dump.json``, ``stack.json`` and ``construct.json`` as streams: one record a line, valid after each batch."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe_core.errors import StoreError
+from msprobe_core.hookspecs import Writer, WriterFactory, hookimpl
+from msprobe_core.model import (
+    Argument,
+    Batch,
+    Entry,
+    GradientSlot,
+    Phase,
+    RunHeader,
+    Stats,
+    Task,
+    TensorValue,
+    Value,
+)
+from msprobe_core.store import layout
+
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonObjectStream:
+    """A JSON object that grows at its end and is valid after every append.
+
+    The closing text is written behind the last member and overwritten by the next append, so a reader always finds
+    a whole object, and a process killed in the middle of an append loses that append only.
+    """
+
+    def __init__(self, path: Path, head: bytes, tail: bytes) -> None:
+        """Create the file with no members.
+
+        Args:
+            path: Replaced if it is there.
+            head: Everything before the first member.
+            tail: Everything behind the last.
+
+        Raises:
+            StoreError: the file cannot be created or written.
+        """
+        self._path = path
+        self._tail = tail
+        self._file = layout.create_file(path)
+        self._end = 0
+        self._is_empty = True
+        self._write(head)
+
+    def append(self, members: Sequence[tuple[str, bytes]]) -> None:
+        """Add members, each a key and its encoded value.
+
+        Raises:
+            StoreError: they cannot be written; the file then holds all earlier ones and is valid.
+        """
+        if not members:
+            return
+        lines = b",\n".join(_encode(key) + b":" + value for key, value in members)
+        self._write(lines if self._is_empty else b",\n" + lines)
+        self._is_empty = False
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, content: bytes) -> None:
+        try:
+            self._file.seek(self._end)
+            self._file.write(content + self._tail)
+            self._file.flush()
+        except OSError as error:
+            self._restore()
+            raise StoreError(
+                f"{self._path}: cannot be written ({error.strerror}); what was recorded before is kept"
+            ) from error
+        self._end += len(content)
+
+    def _restore(self) -> None:
+        """Cut off a half-written append; the few bytes of the tail fit where they were before."""
+        try:
+            os.ftruncate(self._file.fileno(), self._end)
+            os.pwrite(self._file.fileno(), self._tail, self._end)
+        except OSError:
+            # The reader recovers whole records from a file without its tail.
+            return
+
+
+class JsonWriter:
+    """The writer of one step of one rank."""
+
+    def __init__(self, directory: Path, header: RunHeader) -> None:
+        self._dump = JsonObjectStream(directory / layout.DUMP_FILE, _head(directory, header), b"\n}}\n")
+        self._stacks: JsonObjectStream | None = None
+        self._construct: JsonObjectStream | None = None
+        if header.has_extra_info:
+            self._stacks = JsonObjectStream(directory / layout.STACK_FILE, b"{\n", b"\n}\n")
+            self._construct = JsonObjectStream(directory / layout.CONSTRUCT_FILE, b"{\n", b"\n}\n")
+        self._num_stacks = 0
+
+    def write(self, batch: Batch) -> None:
+        """Append a batch to all files."""
+        self._dump.append([(entry.name, _encode(entry_json(entry))) for entry in batch.entries])
+        if self._stacks is not None:
+            self._stacks.append(self._grouped_by_stack(batch.entries))
+        if self._construct is not None:
+            self._construct.append([(name, _encode(parent)) for name, parent in batch.parents.items()])
+
+    def close(self) -> None:
+        """Close all files."""
+        for stream in (self._dump, self._stacks, self._construct):
+            if stream is not None:
+                stream.close()
+
+    def _grouped_by_stack(self, entries: Iterable[Entry]) -> list[tuple[str, bytes]]:
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for entry in entries:
+            if entry.stack is not None:
+                groups.setdefault(entry.stack, []).append(entry.name)
+        members: list[tuple[str, bytes]] = []
+        for frames, entry_names in groups.items():
+            members.append((str(self._num_stacks), _encode([entry_names, frames])))
+            self._num_stacks += 1
+        return members
+
+
+def _head(directory: Path, header: RunHeader) -> bytes:
+    keeps_tensors = header.task == Task.TENSOR.value
+    fields = {
+        "task": header.task,
+        "level": header.level,
+        "framework": header.framework,
+        "dump_data_dir": str((directory / layout.TENSOR_DIRECTORY).absolute()) if keeps_tensors else None,
+    }
+    return _encode(fields)[:-1] + b',\n"data":{\n'
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """Return an entry in the shape that it has in ``dump.json``."""
+    if entry.phase is Phase.PARAMETERS_GRAD:
+        record: dict[str, Any] = {name: [value_json(v)] for name, v in (entry.parameters or {}).items()}
+    elif entry.phase is Phase.BACKWARD:
+        record = _parts({"input": entry.inputs, "output": entry.outputs, "output_kwargs": entry.output_kwargs})
+    else:
+        record = _parts(
+            {
+                "input_args": entry.inputs,
+                "input_kwargs": entry.input_kwargs,
+                "output": entry.outputs,
+                "parameters": entry.parameters,
+            }
+        )
+    # A parameter may be called anything, so it keeps the name for itself.
+    record.setdefault("execution", {"sequence": entry.sequence})
+    return record
+
+
+def _parts(parts: Mapping[str, list[Value] | dict[str, Value] | None]) -> dict[str, Any]:
+    return {name: value_json(part) for name, part in parts.items() if part is not None}
+
+
+def value_json(value: Value) -> Any:
+    """Return a value in the shape that it has in ``dump.json``."""
+    if isinstance(value, TensorValue):
+        return _tensor_json(value)
+    if isinstance(value, list):
+        return [value_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: value_json(item) for key, item in value.items()}
+    if isinstance(value, GradientSlot):
+        return value_json(value.value)
+    if isinstance(value, Argument):
+        return _argument_json(value)
+    return None
+
+
+def _tensor_json(value: TensorValue) -> dict[str, Any]:
+    meta, stats = value.meta, value.digest.stats or _NO_STATS
+    fields: dict[str, Any] = {
+        "type": meta.type,
+        "dtype": meta.dtype,
+        "shape": meta.shape,
+        "Max": _number_json(stats.max),
+        "Min": _number_json(stats.min),
+        "Mean": _number_json(stats.mean),
+        "Norm": _number_json(stats.l2_norm),
+    }
+    if meta.requires_grad is not None:
+        fields["requires_grad"] = meta.requires_grad
+    if stats.num_nan is not None:
+        fields["num_nan"] = stats.num_nan
+        fields["num_inf"] = stats.num_inf
+    if value.digest.checksum is not None:
+        fields["md5"] = value.digest.checksum
+    if value.file_name is not None:
+        fields["data_name"] = value.file_name
+    return fields
+
+
+_NO_STATS = Stats()
+
+
+def _argument_json(argument: Argument) -> dict[str, Any]:
+    if argument.fields is not None:
+        return {"type": argument.type, **{key: _number_json(part) for key, part in argument.fields.items()}}
+    value = argument.value
+    if isinstance(value, str):
+        # A string that came out of a tokenizer's bytes may hold lone surrogates, which JSON in UTF-8 cannot.
+        value = value.encode("utf-8", "backslashreplace").decode("utf-8")
+    return {"type": argument.type, "value": _number_json(value)}
+
+
+def _number_json(number: Any) -> Any:
+    """Return ``number`` as strict JSON has it: NaN and infinities as strings, integers beyond 64 bits as floats."""
+    if isinstance(number, float) and not math.isfinite(number):
+        return "NaN" if math.isnan(number) else ("Infinity" if number > 0 else "-Infinity")
+    if isinstance(number, int) and not -(2**63) <= number < 2**64:
+        return str(number)
+    return number
+
+
+class JsonWriterFactory:
+    """Stores runs as ``dump.json``, ``stack.json`` and ``construct.json``."""
+
+    name = "json"
+
+    def open(self, directory: Path, header: RunHeader) -> Writer:
+        """Begin a dump in ``directory``."""
+        return JsonWriter(directory, header)
+
+
+@hookimpl
+def msprobe_register_writers() -> Sequence[WriterFactory]:
+    """Offer the writer of this module."""
+    return [JsonWriterFactory()]

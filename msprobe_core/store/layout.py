@@ -1,0 +1,123 @@
+"""Where things lie on disk, and how files are made: for their owner only, never through a symbolic link.
+
+::
+
+    {dump_path}/step{K}/rank{R}/      in a job of several processes
+    {dump_path}/step{K}/proc{PID}/    otherwise
+        dump.json  stack.json  construct.json  dump_tensor_data/
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from msprobe_core.errors import DumpError, StoreError
+
+DUMP_FILE = "dump.json"
+STACK_FILE = "stack.json"
+CONSTRUCT_FILE = "construct.json"
+TENSOR_DIRECTORY = "dump_tensor_data"
+
+_RANK = re.compile(r"rank(0|[1-9]\d*)", re.ASCII)
+_PROCESS = re.compile(r"proc(\d+)|rank()", re.ASCII)  # older tools write "rank" without a number
+_STEP = re.compile(r"step(0|[1-9]\d*)", re.ASCII)
+
+_MAX_FILE_NAME_BYTES = 255
+_UNSAFE = re.compile(r"[^\w.+\-=@]", re.ASCII)
+
+
+def unit_directory(root: Path, step: int, rank: int | None) -> Path:
+    """Return the directory of one step of this process; ``rank`` is ``None`` outside of a job."""
+    return root / f"step{step}" / (f"proc{os.getpid()}" if rank is None else f"rank{rank}")
+
+
+def make_directory(path: Path) -> None:
+    """Create ``path`` and what is missing above it, for the owner only.
+
+    Raises:
+        StoreError: it cannot be created, or something else has that name.
+    """
+    missing = [path]
+    while not missing[-1].exists() and missing[-1].parent != missing[-1]:
+        missing.append(missing[-1].parent)
+    try:
+        # `mkdir(parents=True)` would give the parents the default mode.
+        for directory in reversed(missing):
+            directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be created ({error.strerror}); choose another 'dump_path'") from error
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Open a new file for writing, for the owner only; a file that is already there is replaced.
+
+    Raises:
+        StoreError: it cannot be created.
+    """
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be created ({error.strerror}); check the directory's permissions") from error
+    return os.fdopen(descriptor, "wb")
+
+
+def tensor_file_name(stem: str, suffix: str) -> str:
+    """Return a file name for a tensor: ``stem`` with what file systems dislike replaced, and cut to 255 bytes.
+
+    A name that had to be changed ends in a hash of the original, so that two names never share a file.
+    """
+    safe = _UNSAFE.sub("_", stem)
+    room = _MAX_FILE_NAME_BYTES - len(suffix)
+    if safe != stem or len(safe) > room:
+        mark = "-" + hashlib.blake2b(stem.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
+        safe = safe[: room - len(mark)] + mark
+    return safe + suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One rank's directory of one step.
+
+    ``rank`` is ``None`` for a process outside of a job.
+    """
+
+    directory: Path
+    rank: int | None
+
+    @property
+    def label(self) -> str:
+        """What the unit is called in reports: the directory's name."""
+        return self.directory.name
+
+
+def find_units(step_directory: Path) -> list[Unit]:
+    """Return the ranks of a step directory by number, or else its processes.
+
+    Raises:
+        DumpError: ``step_directory`` is no directory or holds neither.
+    """
+    try:
+        children = sorted(step_directory.iterdir())
+    except OSError as error:
+        raise DumpError(f"{step_directory}: cannot be read ({error.strerror})") from error
+    ranks = [(int(m.group(1)), path) for path in children if (m := _RANK.fullmatch(path.name)) and path.is_dir()]
+    if ranks:
+        return [Unit(path, rank) for rank, path in sorted(ranks)]
+    processes = [path for path in children if _PROCESS.fullmatch(path.name) and path.is_dir()]
+    if processes:
+        return [Unit(path, None) for path in processes]
+    steps = [path.name for path in children if _STEP.fullmatch(path.name)]
+    if steps:
+        raise DumpError(
+            f"{step_directory}: holds whole steps ({', '.join(steps[:5])}{', …' if len(steps) > 5 else ''}); "
+            f"give one of them, for example {step_directory / steps[0]}"
+        )
+    raise DumpError(
+        f"{step_directory}: holds no dump; expected {DUMP_FILE}, or directories named rank0, rank1, … or proc1234"
+    )

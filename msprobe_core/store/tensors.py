@@ -1,0 +1,224 @@
+"""Read stored tensors as NumPy arrays, without any framework and without running code from the file.
+
+A ``.pt`` file is a zip archive: ``*/data.pkl`` is a pickle that describes the tensor, ``*/data/{key}`` its bytes.
+The pickle is read by an unpickler that knows the handful of names such a description needs and refuses all
+others, so a file made to run code is an error instead. ``.npy`` is read with pickling switched off.
+Source: the format that ``torch.save`` of PyTorch 1.6 and later writes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.errors import DumpError
+
+Array: TypeAlias = NDArray[Any]
+
+_MAX_PICKLE_BYTES = 1 << 20
+
+
+def read_tensor(path: Path) -> Array:
+    """Return the tensor in ``path``; bfloat16 and float8 are widened to float32, which holds them exactly.
+
+    Args:
+        path: A ``.pt`` or ``.npy`` file that holds one tensor.
+
+    Raises:
+        DumpError: the file is missing, damaged, holds something else than one tensor, or would run code.
+    """
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, allow_pickle=False)
+        if path.suffix == ".pt":
+            return _read_pt(path)
+    except DumpError:
+        raise
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DumpError(f"{path}: is not a whole tensor file ({error})") from error
+    raise DumpError(f"{path}: unknown kind of tensor file; expected .pt or .npy")
+
+
+def _read_pt(path: Path) -> Array:
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise DumpError(f"{path}: is not a tensor file of PyTorch 1.6 or later; load it there and save it again")
+        with zipfile.ZipFile(file) as archive:
+            return _Archive(archive, path).read()
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """Bytes of a tensor, and the dtype they were declared with; ``None`` for an untyped storage."""
+
+    content: bytes
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class _Global:
+    """A name in the pickle that stands for a type."""
+
+    name: str
+
+
+class _Archive:
+    """One opened ``.pt`` file."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self._archive = archive
+        self._path = path
+        self._members = {name.partition("/")[2]: name for name in archive.namelist()}
+
+    def read(self) -> Array:
+        """Return the tensor."""
+        if "byteorder" in self._members and self._content("byteorder", 16) != b"little":
+            raise DumpError(f"{self._path}: was written on a big-endian machine, which is not supported")
+        description = self._content("data.pkl", _MAX_PICKLE_BYTES)
+        unpickler = _Unpickler(io.BytesIO(description), self._load_storage)
+        try:
+            value = unpickler.load()
+        except DumpError as error:
+            raise DumpError(f"{self._path}: {error}") from error
+        except Exception as error:  # a pickle is a program: there is no list of the ways in which it can fail
+            raise DumpError(f"{self._path}: does not describe a tensor ({type(error).__name__}: {error})") from error
+        if not isinstance(value, np.ndarray):
+            raise DumpError(f"{self._path}: holds {type(value).__name__}, not one tensor")
+        return cast("Array", value)
+
+    def _load_storage(self, key: object) -> bytes:
+        return self._content(f"data/{key}", None)
+
+    def _content(self, member: str, max_bytes: int | None) -> bytes:
+        name = self._members.get(member)
+        if name is None:
+            raise DumpError(f"{self._path}: lacks the part {member!r}; it does not hold a tensor or is damaged")
+        info = self._archive.getinfo(name)
+        # torch.save never compresses; a compressed member could unfold to any size.
+        if info.compress_type != zipfile.ZIP_STORED or (max_bytes is not None and info.file_size > max_bytes):
+            raise DumpError(
+                f"{self._path}: the part {member!r} is compressed or too large; torch.save writes none such"
+            )
+        return self._archive.read(name)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Rebuilds one tensor; every global that a tensor's description does not need is refused."""
+
+    def __init__(self, file: io.BytesIO, load_storage: Any) -> None:
+        super().__init__(file)
+        self._load_storage = load_storage
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return the stand-in for a global."""
+        known = _GLOBALS.get((module, name))
+        if known is not None:
+            return known
+        if module == "torch" and (name.removesuffix("Storage") in _STORAGES or name in _DTYPES):
+            return _Global(name)
+        raise DumpError(f"refers to {module}.{name}, which no tensor needs; it was not run")
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        """Return the storage that ``pid`` names: ``("storage", type, key, location, number of elements)``."""
+        kind, storage_type, key, *_ = pid
+        if kind != "storage":
+            raise DumpError(f"refers to a {kind!r} outside of the pickle")
+        dtype = _STORAGES.get(storage_type.name.removesuffix("Storage")) if isinstance(storage_type, _Global) else None
+        return _Storage(self._load_storage(key), dtype)
+
+
+def _rebuild(storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any) -> Array:
+    dtype = storage.dtype
+    if dtype is None:
+        last = rest[-1] if rest else None
+        if not isinstance(last, _Global) or last.name not in _DTYPES:
+            raise DumpError("describes a tensor of an unknown dtype")
+        dtype = last.name
+    flat = np.frombuffer(storage.content, dtype=_DTYPES[dtype])
+    if len(size) != len(stride) or min((*size, *stride, offset), default=0) < 0:
+        raise DumpError("describes a tensor with impossible sizes or strides")
+    last_element = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if 0 not in size and last_element >= flat.size:
+        raise DumpError(f"describes a tensor larger than its {len(storage.content)} bytes; the file is damaged")
+    strides = tuple(step * flat.itemsize for step in stride)
+    view = np.lib.stride_tricks.as_strided(flat[offset:], size, strides, writeable=False)
+    return _widen(view, dtype)
+
+
+def _rebuild_parameter(data: Array, *_: Any) -> Array:
+    return data
+
+
+def _rebuild_from_type(function: Any, _type: Any, args: tuple[Any, ...], _state: Any) -> Array:
+    if function not in (_rebuild, _rebuild_parameter):
+        raise DumpError("describes a tensor subclass with a constructor of its own")
+    return function(*args)
+
+
+def _widen(values: Array, dtype: str) -> Array:
+    if dtype == "bfloat16":
+        # asarray: NumPy turns a 0-d array into a scalar under way.
+        bits: Any = np.asarray(values.astype(np.uint32) << np.uint32(16))
+        return bits.view(np.float32)
+    if dtype in _FLOAT8:
+        return np.asarray(_float8_table(*_FLOAT8[dtype])[values])
+    return values
+
+
+@cache
+def _float8_table(num_exponent_bits: int, num_mantissa_bits: int, has_infinity: bool) -> NDArray[np.float32]:
+    """Return the value of each code. Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022, table 1."""
+    codes = np.arange(256)
+    exponent = (codes >> num_mantissa_bits) & (2**num_exponent_bits - 1)
+    mantissa = codes & (2**num_mantissa_bits - 1)
+    bias = 2 ** (num_exponent_bits - 1) - 1
+    is_normal = exponent > 0
+    fraction = mantissa / 2.0**num_mantissa_bits + is_normal
+    value = fraction * 2.0 ** (np.maximum(exponent, 1) - bias)
+    is_top = exponent == 2**num_exponent_bits - 1
+    if has_infinity:
+        value[is_top] = np.where(mantissa[is_top] == 0, np.inf, np.nan)
+    else:
+        value[is_top & (mantissa == 2**num_mantissa_bits - 1)] = np.nan
+    value[codes >= 128] *= -1
+    return value.astype(np.float32)
+
+
+_FLOAT8 = {"float8_e4m3fn": (4, 3, False), "float8_e5m2": (5, 2, True)}
+
+_DTYPES: dict[str, str] = {
+    "float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "complex128": "<c16",
+    "complex64": "<c8", "int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "|i1", "uint64": "<u8",
+    "uint32": "<u4", "uint16": "<u2", "uint8": "|u1", "bool": "|b1", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1",
+}  # fmt: skip
+"""How NumPy reads the bytes of each dtype."""
+
+_STORAGES = {
+    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexDouble": "complex128",
+    "ComplexFloat": "complex64", "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool",
+}  # fmt: skip
+"""Dtype of each typed storage class of PyTorch, without its ending ``Storage``."""
+
+_GLOBALS: dict[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
+    ("torch._utils", "_rebuild_tensor_v3"): _rebuild,
+    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
+    ("torch.nn.parameter", "Parameter"): _Global("Parameter"),
+    ("torch", "Tensor"): _Global("Tensor"),
+    ("torch.storage", "UntypedStorage"): _Global("UntypedStorage"),
+    ("collections", "OrderedDict"): OrderedDict,
+}
+"""What stands in for each global that the description of a tensor may name."""

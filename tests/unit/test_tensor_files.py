@@ -1,0 +1,179 @@
+"""``.pt`` and ``.npy`` are read without a framework, and nothing in them is run."""
+
+import io
+import os
+import pickle
+import tempfile
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msprobe_core.errors import DumpError
+from msprobe_core.store.tensors import read_tensor
+
+
+class Global:
+    """Pickles as a bare name, as torch's own functions and types do."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+
+class Storage:
+    def __init__(self, kind, key, numel):
+        self.kind, self.key, self.numel = kind, key, numel
+
+
+class Call:
+    def __init__(self, function, *args):
+        self.function, self.args = function, args
+
+
+class Pickler(pickle._Pickler):
+    """Writes the pickles that ``torch.save`` writes, or would if somebody meant harm."""
+
+    def save(self, value, save_persistent_id=True):
+        if isinstance(value, Global):
+            self.write(b"c" + value.module.encode() + b"\n" + value.name.encode() + b"\n")
+        elif isinstance(value, Call):
+            self.save(value.function)
+            self.save(value.args)
+            self.write(b"R")
+        else:
+            super().save(value, save_persistent_id)
+
+    def persistent_id(self, value):
+        if isinstance(value, Storage):
+            return ("storage", value.kind, value.key, "cpu", value.numel)
+        return None
+
+
+def write_pt(path, value, storages=None, *, compression=zipfile.ZIP_STORED, byteorder=b"little"):
+    buffer = io.BytesIO()
+    Pickler(buffer, 2).dump(value)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", buffer.getvalue())
+        archive.writestr("archive/byteorder", byteorder)
+        for key, content in (storages or {}).items():
+            archive.writestr(f"archive/data/{key}", content)
+    return path
+
+
+V2 = Global("torch._utils", "_rebuild_tensor_v2")
+FLOAT = Global("torch", "FloatStorage")
+
+
+def tensor(kind=FLOAT, numel=6, offset=0, size=(2, 3), stride=(3, 1)):
+    return Call(V2, Storage(kind, "0", numel), offset, size, stride, False, OrderedDict())
+
+
+def test_a_tensor(tmp_path):
+    values = np.arange(6, dtype=np.float32)
+    path = write_pt(tmp_path / "x.pt", tensor(), {"0": values.tobytes()})
+    np.testing.assert_array_equal(read_tensor(path), values.reshape(2, 3))
+
+
+def test_views_and_parameters(tmp_path):
+    values = np.arange(6, dtype=np.float32)
+    transposed = write_pt(tmp_path / "t.pt", tensor(size=(3, 2), stride=(1, 3)), {"0": values.tobytes()})
+    np.testing.assert_array_equal(read_tensor(transposed), values.reshape(2, 3).T)
+    sliced = write_pt(tmp_path / "s.pt", tensor(offset=4, size=(2,), stride=(1,)), {"0": values.tobytes()})
+    assert read_tensor(sliced).tolist() == [4.0, 5.0]
+    scalar = write_pt(tmp_path / "0.pt", tensor(offset=5, size=(), stride=()), {"0": values.tobytes()})
+    assert read_tensor(scalar).tolist() == 5.0
+    empty = write_pt(tmp_path / "e.pt", tensor(size=(0, 3)), {"0": b""})
+    assert read_tensor(empty).shape == (0, 3)
+    wrapped = Call(Global("torch._utils", "_rebuild_parameter"), tensor(), True, OrderedDict())
+    parameter = write_pt(tmp_path / "p.pt", wrapped, {"0": values.tobytes()})
+    np.testing.assert_array_equal(read_tensor(parameter), values.reshape(2, 3))
+
+
+MARK = Path(tempfile.gettempdir()) / "msprobe_exploit_ran"
+
+
+class Exploit:
+    def __reduce__(self):
+        return os.system, (f"touch {MARK}",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Call(Global("os", "system"), "true"),
+        Call(Global("builtins", "eval"), "1"),
+        Call(Global("torch", "load"), "x"),
+        Call(Global("torch.storage", "_load_from_bytes"), b""),
+        Call(Global("numpy", "frombuffer"), b""),
+        Global("collections", "deque"),
+        Exploit(),
+    ],
+    ids=["os.system", "eval", "torch.load", "nested pickle", "numpy", "other type", "reduce"],
+)
+def test_code_is_refused_and_not_run(tmp_path, value):
+    path = write_pt(tmp_path / "x.pt", value)
+    with pytest.raises(DumpError, match=r"which no tensor needs; it was not run"):
+        read_tensor(path)
+    assert not MARK.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "storages", "expected"),
+    [
+        (tensor(), {"0": b"\0" * 8}, "larger than its 8 bytes"),
+        (tensor(offset=-1), {"0": b"\0" * 24}, "impossible sizes or strides"),
+        (tensor(stride=(-3, 1)), {"0": b"\0" * 24}, "impossible sizes or strides"),
+        (tensor(size=(2**40, 2**40), stride=(0, 10**9)), {"0": b"\0" * 24}, "larger than its 24 bytes"),
+        (tensor(stride=(3,)), {"0": b"\0" * 24}, "impossible sizes or strides"),
+        (tensor(), {}, "lacks the part 'data/0'"),
+        ([1, 2], {}, "holds list, not one tensor"),
+        (tensor(size="ab"), {"0": b"\0" * 24}, "does not describe a tensor"),
+    ],
+)
+def test_impossible_descriptions_are_refused(tmp_path, value, storages, expected):
+    path = write_pt(tmp_path / "x.pt", value, storages)
+    with pytest.raises(DumpError, match=expected) as raised:
+        read_tensor(path)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_damaged_files_are_refused(tmp_path):
+    whole = write_pt(tmp_path / "x.pt", tensor(), {"0": b"\0" * 24}).read_bytes()
+    for cut in (0, 3, 10, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "x.pt").write_bytes(whole[:cut])
+        with pytest.raises(DumpError, match=r"x\.pt: "):
+            read_tensor(tmp_path / "x.pt")
+    (tmp_path / "old.pt").write_bytes(pickle.dumps({"legacy": 1}, 2))
+    with pytest.raises(DumpError, match=r"PyTorch 1\.6 or later"):
+        read_tensor(tmp_path / "old.pt")
+    with pytest.raises(DumpError, match="cannot be read"):
+        read_tensor(tmp_path / "missing.pt")
+    with pytest.raises(DumpError, match="unknown kind of tensor file"):
+        read_tensor(tmp_path / "x.bin")
+
+
+def test_compressed_parts_are_refused(tmp_path):
+    path = write_pt(tmp_path / "x.pt", tensor(), {"0": b"\0" * 24}, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(DumpError, match="compressed or too large"):
+        read_tensor(path)
+
+
+def test_big_endian_files_are_refused(tmp_path):
+    path = write_pt(tmp_path / "x.pt", tensor(), {"0": b"\0" * 24}, byteorder=b"big")
+    with pytest.raises(DumpError, match="big-endian"):
+        read_tensor(path)
+
+
+def test_npy(tmp_path):
+    values = np.arange(4.0).reshape(2, 2)
+    np.save(tmp_path / "x.npy", values)
+    np.testing.assert_array_equal(read_tensor(tmp_path / "x.npy"), values)
+    np.save(tmp_path / "o.npy", np.array([Exploit()], dtype=object), allow_pickle=True)
+    with pytest.raises(DumpError, match="not a whole tensor file"):
+        read_tensor(tmp_path / "o.npy")
+    assert not MARK.exists()
+    (tmp_path / "t.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:90])
+    with pytest.raises(DumpError, match="not a whole tensor file"):
+        read_tensor(tmp_path / "t.npy")
