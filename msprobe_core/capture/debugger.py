@@ -1,0 +1,228 @@
+"""`PrecisionDebugger`: what users put into their training script."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from msprobe_core.capture.session import Session
+from msprobe_core.config import Config, load_config
+from msprobe_core.errors import PluginError, SessionError
+from msprobe_core.hookspecs import Framework
+from msprobe_core.plugins import registry, shadowing_advice, shadowing_package
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class PrecisionDebugger:
+    """Records what flows through modules and APIs between ``start`` and ``stop``.
+
+    There is one per process. ``start``, ``stop`` and ``step`` may be called on the object or on the class, so that
+    other files of a training program reach it without passing it around::
+
+        debugger = PrecisionDebugger(dump_path="run", level="mix", step=[0])
+        for batch in loader:
+            debugger.start(model)
+            train_step(batch)
+            debugger.stop()
+            debugger.step()
+
+    As a context manager it stops at the end of the block, also when an exception leaves it::
+
+        with debugger.start(model):
+            train_step(batch)
+    """
+
+    framework_name: ClassVar[str | None] = None
+    """The framework of a plugin's subclass; ``None`` here, where it is found out."""
+
+    _instance: ClassVar[PrecisionDebugger | None] = None
+    _config: Config
+    _session: Session | None
+
+    def __new__(
+        cls,
+        config_path: str | os.PathLike[str] | None = None,
+        task: str | None = None,
+        dump_path: str | os.PathLike[str] | None = None,
+        level: str | None = None,
+        step: list[int | str] | None = None,
+        **others: Any,
+    ) -> Self:
+        """Return the debugger of this process, made by the first call.
+
+        Args:
+            config_path: JSON or YAML file; ``None`` takes the defaults (statistics at level L1 to ``./dump_path``).
+            task: Wins over the file: ``statistics`` or ``tensor``.
+            dump_path: Wins over the file: directory that the steps are written under.
+            level: Wins over the file: ``L0``, ``L1`` or ``mix``.
+            step: Wins over the file: steps to record, for example ``[0, "2-5"]``; empty records all.
+            others: Any other common field of the configuration, for example ``rank=[0]``; each wins over the file.
+
+        Raises:
+            ConfigError: the configuration is wrong.
+            SessionError: there is a debugger already, with another configuration.
+        """
+        given = {"task": task, "dump_path": dump_path, "level": level, "step": step, **others}
+        if PrecisionDebugger._instance is not None:
+            return cls._existing(config_path, given)
+        config = load_config(config_path, **given)
+        debugger = object.__new__(cls)
+        debugger._config = config
+        debugger._session = None
+        PrecisionDebugger._instance = debugger
+        atexit.register(debugger.close)
+        if cls.framework_name is not None:
+            try:
+                debugger._open(debugger._framework(None))
+            except Exception:
+                debugger.close()
+                raise
+        return debugger
+
+    @classmethod
+    def _existing(cls, config_path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Self:
+        existing = PrecisionDebugger._instance
+        if not isinstance(existing, cls):
+            raise SessionError(
+                f"this process already has a {type(existing).__module__}.{type(existing).__name__}; close() it first"
+            )
+        has_arguments = config_path is not None or any(value is not None for value in given.values())
+        if has_arguments and load_config(config_path, **given) != existing._config:
+            raise SessionError(
+                "this process already has a PrecisionDebugger with another configuration; "
+                "use that one, or close() it before making another"
+            )
+        return existing
+
+    @classmethod
+    def start(cls, model: Any = None) -> Self:
+        """Begin to record, if this step and this rank are selected.
+
+        Args:
+            model: A model or a list of models; needed at the levels L0 and mix.
+
+        Returns: the debugger, so that it can be used in a ``with`` statement.
+
+        Raises:
+            SessionError: no debugger has been made, or ``model`` is missing or is none.
+            StoreError: the dump cannot be created.
+        """
+        debugger = cls._current()
+        models = _listed(model)
+        if debugger._session is None:
+            debugger._open(debugger._framework(models[0] if models else None))
+        assert debugger._session is not None
+        debugger._session.start(models)
+        return debugger
+
+    @classmethod
+    def stop(cls) -> None:
+        """Stop recording. When it returns, everything recorded is on disk and nothing of ours is in the model.
+
+        Raises:
+            SessionError: no debugger has been made.
+        """
+        session = cls._current()._session
+        if session is not None:
+            session.stop()
+
+    @classmethod
+    def step(cls) -> None:
+        """End the step: the next ``start`` records the next one. A debugger that is recording goes on recording.
+
+        Raises:
+            SessionError: no debugger has been made.
+        """
+        debugger = cls._current()
+        if debugger._session is None:
+            debugger._open(debugger._framework(None))
+        assert debugger._session is not None
+        debugger._session.step()
+
+    def close(self) -> None:
+        """Stop for good and let another debugger be made; also called when the process ends."""
+        if PrecisionDebugger._instance is self:
+            PrecisionDebugger._instance = None
+            atexit.unregister(self.close)
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def __enter__(self) -> Self:
+        session = self._session
+        if session is None or not session.is_running:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @classmethod
+    def _current(cls) -> Self:
+        existing = PrecisionDebugger._instance
+        if existing is None:
+            raise SessionError(f"no {cls.__name__} has been made yet; construct one before start(), stop() or step()")
+        if not isinstance(existing, cls):
+            raise SessionError(
+                f"the debugger of this process is a {type(existing).__module__}.{type(existing).__name__}"
+            )
+        return existing
+
+    def _open(self, framework: Framework) -> None:
+        self._session = Session(self._config, framework, registry().processors(), registry().writers())
+        _let_forked_children_be(self)
+
+    def _framework(self, model: Any) -> Framework:
+        frameworks = registry().frameworks()
+        if self.framework_name is not None:
+            return _named(self.framework_name, frameworks)
+        if model is not None:
+            for framework in frameworks.values():
+                if framework.is_model(model):
+                    return framework
+            raise SessionError(
+                f"start() got {type(model).__name__}, which is a model of none of the installed frameworks "
+                f"({', '.join(frameworks) or 'none'})"
+            )
+        if len(frameworks) == 1:
+            return next(iter(frameworks.values()))
+        raise PluginError(
+            f"cannot tell the framework ({', '.join(frameworks) or 'none installed'}); call start(model), or import "
+            "PrecisionDebugger from the framework's own package"
+        )
+
+
+def _named(name: str, frameworks: dict[str, Framework]) -> Framework:
+    if name in frameworks:
+        return frameworks[name]
+    package = shadowing_package()
+    raise PluginError(
+        shadowing_advice(package)
+        if package
+        else f"the framework '{name}' is not available; `msprobe plugins` says which plugins work and why others do not"
+    )
+
+
+def _listed(model: Any) -> list[Any]:
+    if model is None:
+        return []
+    return list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
+
+
+def _let_forked_children_be(debugger: PrecisionDebugger) -> None:
+    """Keep a child of ``fork`` (a data-loader worker) from recording into its parent's dump."""
+
+    def abandon() -> None:
+        session = debugger._session  # pyright: ignore[reportPrivateUsage]
+        if session is not None:
+            session.abandon()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=abandon)

@@ -1,0 +1,61 @@
+"""The order of entries, and their final shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msprobe_core.model import Entry, GradientSlot, Phase, TensorValue, Value
+
+
+def in_execution_order(timed: list[tuple[int, Entry]], calls: Mapping[str, str | None]) -> list[Entry]:
+    """Sort entries by the time at which they were complete, a module's backward after everything inside it.
+
+    Args:
+        timed: Entries with their times.
+        calls: Parents of calls, also of those that have no entry.
+
+    A module whose inputs take no gradient is complete as soon as its outputs' gradient is there, before anything
+    inside it has run; its entry still belongs behind its children's, as in the forward direction.
+    """
+    times = {entry.name: time for time, entry in timed}
+    parents = {**calls, **{entry.name: entry.parent for _, entry in timed}}
+    depths: dict[str, int] = {}
+    for name in sorted(times, key=times.__getitem__):
+        ancestor = parents[name]
+        while ancestor is not None:
+            if ancestor in times:
+                times[ancestor] = max(times[ancestor], times[name])
+            ancestor = parents.get(ancestor)
+        depths[name] = _depth(name, parents)
+    return [entry for _, entry in sorted(timed, key=lambda item: (times[item[1].name], -depths[item[1].name]))]
+
+
+def _depth(name: str, parents: Mapping[str, str | None]) -> int:
+    depth = 0
+    parent = parents.get(name)
+    while parent is not None:
+        depth += 1
+        parent = parents.get(parent)
+    return depth
+
+
+def drop_empty_places(entry: Entry) -> None:
+    """Drop what says nothing: trailing places without a gradient, keywords without one."""
+    if entry.phase is not Phase.BACKWARD:
+        return
+    for values in (entry.inputs, entry.outputs):
+        while values and _is_empty(values[-1]):
+            values.pop()
+    if entry.output_kwargs is not None:
+        entry.output_kwargs = {k: v for k, v in entry.output_kwargs.items() if not _is_empty(v)} or None
+
+
+def _is_empty(value: Value) -> bool:
+    """Whether a tree holds no gradient."""
+    if isinstance(value, GradientSlot):
+        return value.value is None
+    if isinstance(value, list):
+        return all(_is_empty(item) for item in value)
+    if isinstance(value, dict):
+        return all(_is_empty(item) for item in value.values())
+    return not isinstance(value, TensorValue)

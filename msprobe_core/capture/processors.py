@@ -1,0 +1,36 @@
+"""The core's own processors: what is kept of each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msprobe_core.hookspecs import Processor, Reducer, hookimpl
+from msprobe_core.model import Digest
+
+
+class StatisticsProcessor:
+    """Keep maximum, minimum, mean, norm and the counts of NaN and Inf."""
+
+    name = "statistics"
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Fill in ``digest.stats``."""
+        reducer.statistics(tensor, digest)
+
+
+class ChecksumProcessor:
+    """Keep a CRC-32 of the bytes beside the statistics; ``md5`` is what users call it."""
+
+    name = "md5"
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Fill in ``digest.stats`` and ``digest.checksum``."""
+        reducer.statistics(tensor, digest)
+        reducer.checksum(tensor, digest)
+
+
+@hookimpl
+def msprobe_register_processors() -> Sequence[Processor]:
+    """Offer the processors of this module."""
+    return [StatisticsProcessor(), ChecksumProcessor()]

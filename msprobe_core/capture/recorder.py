@@ -1,0 +1,435 @@
+"""From reported calls to entries: names, parents, order, gradients; what a framework's interception talks to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msprobe_core import names
+from msprobe_core.capture.order import drop_empty_places, in_execution_order
+from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.stacks import StackCache
+from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.hookspecs import Framework, Processor
+from msprobe_core.model import (
+    Batch,
+    Digest,
+    Entry,
+    GradientSlot,
+    Phase,
+    Role,
+    TensorValue,
+    Value,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+TensorSink = Callable[[Any, str], str]
+"""Keeps a whole tensor under a file stem, in the background, and returns the file's name."""
+
+
+class _Slot(GradientSlot):
+    """A gradient slot that knows its place in the entry."""
+
+    category: str = ""
+    path: str = ""
+
+
+class _Call:
+    """A call being recorded: implements `msprobe_core.hookspecs.Call`."""
+
+    __slots__ = (
+        "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "key", "name", "parent",
+        "stem", "step", "wants_forward", "wants_gradients",
+    )  # fmt: skip
+
+    def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
+        self.name = name
+        self.key = key
+        self.index = index
+        self.parent = parent
+        self.step = step
+        self.stem: str | None = None
+        self.entry: Entry | None = None
+        self.backward: _Backward | None = None
+        self.backward_name = ""
+        self.wants_forward = False
+        self.wants_gradients = False
+        self.covers_forward = False
+        self.covers_backward = False
+
+
+class _Backward:
+    """The backward entry of one call while its gradients arrive."""
+
+    __slots__ = ("begun", "entry", "last_tick", "num_expected", "num_filled", "written")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.num_expected = 0
+        self.num_filled = 0
+        self.last_tick = 0
+        self.begun = False
+        self.written = False
+
+
+class Recorder:
+    """Collects the entries of one step; implements `msprobe_core.hookspecs.CallRecorder`.
+
+    All methods may be called from any thread: the module stack is per thread, everything else is behind a lock.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        processor: Processor,
+        selection: Selection,
+        *,
+        stacks: StackCache | None,
+        tracks_parents: bool,
+        expands_modules: bool,
+        keep_tensor: TensorSink | None,
+    ) -> None:
+        """Begin with nothing recorded.
+
+        Args:
+            framework: Describes tensors and makes the reducer.
+            processor: What is kept of each tensor.
+            selection: Which calls are recorded.
+            stacks: Formats where a forward call came from; ``None`` leaves stacks out.
+            tracks_parents: Whether the nesting of calls is recorded.
+            expands_modules: Whether a module kept by ``list`` brings everything called inside it (level mix).
+            keep_tensor: Keeps whole tensors; ``None`` keeps digests only.
+        """
+        self._framework = framework
+        self._reducer = framework.reducer()
+        self._identity = self._reducer.identity
+        self._processor = processor
+        self._selection = selection
+        self._stacks = stacks
+        self._tracks_parents = tracks_parents
+        self._expands = expands_modules and selection.has_patterns
+        self._keep_tensor = keep_tensor
+        self._values = ValueBuilder(framework)
+        self._skeletons = ValueBuilder(framework, tensors_only=True)
+        self._has_failed = False
+        self._lock = threading.RLock()
+        self._local = threading.local()
+        self._step = 0
+        self._is_open = True
+        self._reset()
+
+    def _reset(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._digests: dict[tuple[int, int], Digest] = {}
+        self._distrusted: set[int] = set()
+        self._finished: list[tuple[int, Entry]] = []
+        self._backwards: list[_Backward] = []
+        self._gradients: dict[str, tuple[int, Entry]] = {}
+        self._gradient_counts: dict[tuple[str, str], int] = {}
+        self._gradients_written: dict[str, int] = {}
+        self._covered: set[str] = set()
+        self._parents: dict[str, str | None] = {}
+        self._tick = 0
+        self._num_written = 0
+        self._num_late = 0
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether values are still taken."""
+        return self._is_open
+
+    def open_api(self, prefix: str, name: str) -> _Call:
+        """Begin a call of an API."""
+        key = f"{prefix}.{name}"
+        parent = self._owner()
+        with self._lock:
+            index = self._counts.get(key, 0)
+            self._counts[key] = index + 1
+            call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
+            call.backward_name = f"{key}.{index}.backward"
+            self._select(call)
+        return call
+
+    def open_module(self, prefix: str, path: str, type_name: str) -> _Call:
+        """Begin a call of a module."""
+        stem = names.module_stem(prefix, path, type_name)
+        stack = self._stack()
+        parent = stack[-1] if stack else None
+        with self._lock:
+            index = self._counts.get(stem, 0)
+            self._counts[stem] = index + 1
+            call = _Call(f"{stem}.forward.{index}", stem, index, parent, self._step)
+            call.stem = stem
+            call.backward_name = f"{stem}.backward.{index}"
+            self._select(call)
+            if call.wants_gradients:
+                self._covered.add(stem)
+        stack.append(call)
+        return call
+
+    def _select(self, call: _Call) -> None:
+        selection = self._selection
+        selection.begin(call.name)
+        forward, backward = selection.matches(call.name), selection.matches(call.backward_name)
+        if self._expands:
+            # A module that `list` keeps brings everything inside it, for each direction by its own name.
+            parent = call.parent
+            forward = call.covers_forward = forward or (parent is not None and parent.covers_forward)
+            backward = call.covers_backward = backward or (parent is not None and parent.covers_backward)
+        call.wants_forward = forward and selection.is_inside and selection.takes_phase(Phase.FORWARD)
+        # Whether the window of `scope` is open is asked again when the gradient arrives.
+        call.wants_gradients = backward and selection.takes_phase(Phase.BACKWARD)
+        if call.wants_forward:
+            call.entry = Entry(name=call.name, phase=Phase.FORWARD, parent=_name_of(call.parent))
+            if self._stacks is not None:
+                call.entry.stack = self._stacks.capture()
+        if self._tracks_parents:
+            self._parents[call.name] = _name_of(call.parent)
+
+    def record_inputs(self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Take the arguments as they are now."""
+        entry = call.entry
+        if entry is None or not self._selection.takes(Phase.FORWARD, Role.INPUT):
+            return
+        entry.inputs = self._values.positional(args, self._taker(call.name, "input"))
+        entry.input_kwargs = self._values.named(kwargs, self._taker(call.name, "kwargs")) if kwargs else {}
+
+    def record_parameters(self, call: _Call, parameters: Mapping[str, Any]) -> None:
+        """Take a module's own parameters."""
+        if call.entry is not None and self._selection.takes(Phase.FORWARD, Role.PARAMETERS):
+            call.entry.parameters = self._values.named(parameters, self._taker(call.name, "parameters"))
+
+    def record_outputs(self, call: _Call, output: Any) -> None:
+        """Take the result of the call."""
+        if call.entry is not None and self._selection.takes(Phase.FORWARD, Role.OUTPUT):
+            call.entry.outputs = self._values.positional(_as_results(output), self._taker(call.name, "output"))
+
+    def close(self, call: _Call, *, keep: bool = True) -> None:
+        """End the call."""
+        if call.stem is not None:
+            self._leave(call)
+        with self._lock:
+            if call.step != self._step:
+                return
+            self._selection.end(call.name)
+            if not keep:
+                self._parents.pop(call.name, None)
+                if self._counts[call.key] == call.index + 1:  # not if another thread has called it since
+                    self._counts[call.key] = call.index
+            elif call.entry is not None:
+                self._finished.append((self._next_tick(), call.entry))
+                call.entry = None
+
+    def _stack(self) -> list[_Call]:
+        """Return the open module calls of this thread, outermost first."""
+        stack: list[_Call] | None = getattr(self._local, "stack", None)
+        if stack is None or self._local.step != self._step:
+            stack = self._local.stack = []
+            self._local.step = self._step
+        return stack
+
+    def _owner(self) -> _Call | None:
+        stack = self._stack()
+        return stack[-1] if stack else None
+
+    def _leave(self, call: _Call) -> None:
+        stack = self._stack()
+        if call in stack:
+            # An exception may have skipped the ends of calls inside this one.
+            while stack.pop() is not call:
+                pass
+
+    # --- gradients --------------------------------------------------------------------------------------------
+
+    def input_gradients(
+        self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[GradientSlot, Any]]:
+        """Return a slot for each tensor among the arguments that takes a gradient."""
+        if not self._selection.takes(Phase.BACKWARD, Role.OUTPUT):
+            return []
+        slots: list[tuple[GradientSlot, Any]] = []
+        entry = self._backward_entry(call)
+        entry.outputs = self._skeletons.positional(args, self._slot_maker("output", slots))
+        entry.output_kwargs = self._skeletons.named(kwargs, self._slot_maker("output", slots)) if kwargs else None
+        return slots
+
+    def output_gradients(self, call: _Call, output: Any) -> list[tuple[GradientSlot, Any]]:
+        """Return a slot for each tensor in the result that takes a gradient."""
+        if not self._selection.takes(Phase.BACKWARD, Role.INPUT):
+            return []
+        slots: list[tuple[GradientSlot, Any]] = []
+        entry = self._backward_entry(call)
+        entry.inputs = self._skeletons.positional(_as_results(output), self._slot_maker("input", slots))
+        return slots
+
+    def expect_gradients(self, call: _Call, num_outputs: int, num_inputs: int) -> None:
+        """Say how many slots will be filled if the whole graph is run."""
+        if call.backward is not None:
+            call.backward.num_expected = num_outputs + num_inputs
+            if self._tracks_parents and call.backward.num_expected:
+                with self._lock:
+                    self._parents[call.backward_name] = call.backward.entry.parent
+
+    def record_gradient(self, call: _Call, slot: GradientSlot, gradient: Any) -> None:
+        """Fill in one slot."""
+        assert isinstance(slot, _Slot)
+        backward = call.backward
+        assert backward is not None
+        with self._lock:
+            if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
+                self._note_late(call)
+                return
+            self._selection.begin(call.backward_name)
+            if self._selection.is_inside:
+                if not backward.begun:
+                    backward.begun = True
+                    self._backwards.append(backward)
+                slot.value = self._take(gradient, call.backward_name, slot.category, slot.path)
+            backward.last_tick = self._next_tick()
+            backward.num_filled += 1
+            if backward.num_filled == backward.num_expected:
+                self._selection.end(call.backward_name)
+
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
+        """Take the gradient of one parameter, as it has been accumulated so far."""
+        with self._lock:
+            if not self._is_open or not self._wants_parameter_gradient(stem):
+                return
+            index = max(self._gradient_counts.get((stem, name), 0), self._gradients_written.get(stem, 0))
+            self._gradient_counts[stem, name] = index + 1
+            entry_name = f"{stem}.{Phase.PARAMETERS_GRAD.value}.{index}"
+            _, entry = self._gradients.get(entry_name) or (0, None)
+            if entry is None:
+                entry = Entry(name=entry_name, phase=Phase.PARAMETERS_GRAD, parameters={})
+            assert entry.parameters is not None
+            entry.parameters[name] = self._take(gradient, entry_name, "", name)
+            self._gradients[entry_name] = (self._next_tick(), entry)
+
+    def _wants_parameter_gradient(self, stem: str) -> bool:
+        selection = self._selection
+        # A tied parameter may belong to a module that is never called, so being called is no condition.
+        selected = not selection.has_patterns or stem in self._covered
+        return selected and selection.is_inside and selection.takes(Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD)
+
+    def _backward_entry(self, call: _Call) -> Entry:
+        if call.backward is None:
+            parent = call.parent.backward_name if call.parent is not None else None
+            call.backward = _Backward(Entry(name=call.backward_name, phase=Phase.BACKWARD, parent=parent))
+        return call.backward.entry
+
+    def _slot_maker(self, category: str, slots: list[tuple[GradientSlot, Any]]) -> Callable[[Any, str], Value]:
+        takes_gradient = self._framework.takes_gradient
+
+        def make(tensor: Any, path: str) -> Value:
+            if not takes_gradient(tensor):
+                return None
+            slot = _Slot(category=category, path=path)
+            slots.append((slot, tensor))
+            return slot
+
+        return make
+
+    def _note_late(self, call: _Call) -> None:
+        self._num_late += 1
+        if self._num_late == 1:
+            _logger.warning(
+                "%s: a gradient came a second time or after its step was over, and is not recorded; this is said "
+                "once a step, whatever the number of such gradients",
+                call.backward_name,
+            )
+
+    # --- tensors ----------------------------------------------------------------------------------------------
+
+    def _taker(self, entry: str, category: str) -> Callable[[Any, str], Value]:
+        return lambda tensor, path: self._take(tensor, entry, category, path)
+
+    def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | None:
+        try:
+            value = TensorValue(self._framework.describe(tensor), self._digest(tensor))
+            if self._keep_tensor is not None:
+                value.file_name = self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path))
+        except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
+            self._note_failure(f"{entry} {category} {path}", error)
+            return None
+        return value
+
+    def _digest(self, tensor: Any) -> Digest:
+        key = self._identity(tensor)
+        if key is not None and key[0] in self._distrusted:
+            key = None
+        if key is not None and (known := self._digests.get(key)) is not None:
+            return known
+        digest = Digest()
+        self._processor.reduce(tensor, digest, self._reducer)
+        if key is not None:
+            self._digests[key] = digest
+        return digest
+
+    def distrust(self, tensor: Any) -> None:
+        """Read this tensor anew whenever it is seen."""
+        key = self._identity(tensor)
+        if key is not None:
+            self._distrusted.add(key[0])
+
+    def _note_failure(self, where: str, error: Exception) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _logger.warning(
+                "%s: not recorded (%s: %s); training goes on, and further failures are not reported",
+                where,
+                type(error).__name__,
+                error,
+            )
+
+    # --- flush ------------------------------------------------------------------------------------------------
+
+    def _next_tick(self) -> int:
+        self._tick += 1
+        return self._tick
+
+    def drain(self) -> Batch:
+        """Return what has been recorded since the last call, complete and in execution order, and forget it."""
+        with self._lock:
+            self._reducer.collect()
+            self._digests.clear()
+            self._distrusted.clear()
+            timed = [*self._finished, *self._gradients.values()]
+            timed += [(backward.last_tick, backward.entry) for backward in self._backwards]
+            for backward in self._backwards:
+                backward.written = True
+            for (stem, _), count in self._gradient_counts.items():
+                self._gradients_written[stem] = max(count, self._gradients_written.get(stem, 0))
+            entries = in_execution_order(timed, self._parents)
+            for entry in entries:
+                entry.sequence = self._num_written
+                self._num_written += 1
+                drop_empty_places(entry)
+            batch = Batch(entries, self._parents)
+            self._finished, self._backwards, self._gradients, self._parents = [], [], {}, {}
+            return batch
+
+    def next_step(self) -> None:
+        """Begin a new step: all indices begin at 0 again, and gradients of the old step are no longer taken."""
+        with self._lock:
+            self._step += 1
+            self._reset()
+            self._selection.restart()
+
+    def shut(self) -> None:
+        """Take nothing any more."""
+        self._is_open = False
+
+
+def _name_of(call: _Call | None) -> str | None:
+    return call.name if call is not None else None
+
+
+def _as_results(output: Any) -> Sequence[Any]:
+    """Return the results of a call as a sequence: a plain tuple or list is several, anything else one."""
+    return output if type(output) in (tuple, list) else (output,)

@@ -1,0 +1,80 @@
+"""Which calls are recorded: ``scope``, ``list`` and ``data_mode`` of the configuration."""
+
+from __future__ import annotations
+
+from msprobe_core.config import DataMode, TaskOptions
+from msprobe_core.model import Phase, Role
+
+_DIRECTIONS = {DataMode.FORWARD: Phase.FORWARD, DataMode.BACKWARD: Phase.BACKWARD}
+_SIDES = {DataMode.INPUT: Role.INPUT, DataMode.OUTPUT: Role.OUTPUT}
+
+
+class Selection:
+    """Decides by entry name, direction and side of the call.
+
+    ``scope`` is a window in time: it opens when the entry with its first name begins and closes when the entry with
+    its last name has ended, so both are inside. ``list`` keeps an entry whose name contains one of the strings.
+    """
+
+    def __init__(self, options: TaskOptions) -> None:
+        self._patterns = options.list
+        self._first, self._last = options.scope or (None, None)
+        self._modes = frozenset(options.data_mode) - {DataMode.ALL}
+        self._phases = _axis(self._modes, _DIRECTIONS)
+        self._sides = _axis(self._modes, _SIDES)
+        self._inside = self._first is None
+        self.has_opened = self._inside
+        self.has_closed = False
+
+    @property
+    def has_patterns(self) -> bool:
+        """Whether ``list`` narrows anything."""
+        return bool(self._patterns)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the window of ``scope`` is open; always, where there is no scope."""
+        return self._inside
+
+    def matches(self, entry: str) -> bool:
+        """Whether ``list`` keeps an entry of this name on its own account."""
+        return not self._patterns or any(pattern in entry for pattern in self._patterns)
+
+    def takes(self, phase: Phase, side: Role) -> bool:
+        """Whether ``data_mode`` has this direction and this side. Parameters count as inputs."""
+        if phase is Phase.PARAMETERS_GRAD:
+            return Phase.BACKWARD in self._phases and Role.OUTPUT in self._sides
+        return phase in self._phases and (Role.INPUT if side is Role.PARAMETERS else side) in self._sides
+
+    def takes_phase(self, phase: Phase) -> bool:
+        """Whether ``data_mode`` has anything of this direction."""
+        return phase in self._phases
+
+    def begin(self, entry: str) -> None:
+        """Note that an entry begins."""
+        if entry == self._first:
+            self._inside = self.has_opened = True
+
+    def end(self, entry: str) -> None:
+        """Note that an entry has ended."""
+        if self._inside and entry == self._last:
+            self._inside = False
+            self.has_closed = True
+
+    def restart(self) -> None:
+        """Begin a new step: call indices begin anew, and so does the window."""
+        self._inside = self.has_opened = self._first is None
+        self.has_closed = False
+
+    def complaint(self) -> str | None:
+        """Return what to tell the user about a window that never opened or never closed in this step."""
+        if self._first is None or self.has_closed:
+            return None
+        if not self.has_opened:
+            return f"'scope' never opened: no entry was named {self._first!r}, so nothing was recorded"
+        return f"'scope' never closed: no entry was named {self._last!r}, so recording went on to the end of the step"
+
+
+def _axis(modes: frozenset[DataMode], axis: dict[DataMode, Phase] | dict[DataMode, Role]) -> frozenset[Phase | Role]:
+    """Return the values of one axis that ``modes`` names; all of them if it names none."""
+    return frozenset(value for mode, value in axis.items() if mode in modes) or frozenset(axis.values())

@@ -1,0 +1,114 @@
+"""From the Python values of a call to the `Value` trees that entries hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from msprobe_core.hookspecs import Framework
+from msprobe_core.model import Argument, Value
+
+MAX_DEPTH = 64
+"""Containers nested deeper than this are recorded as null: real calls stay far below it, cycles do not."""
+
+Leaf: TypeAlias = Callable[[Any, str], Value]
+"""Turns one tensor, found at a dotted path, into a value."""
+
+
+class ValueBuilder:
+    """Builds `Value` trees; what becomes of a tensor is decided by the ``leaf`` of each call."""
+
+    def __init__(self, framework: Framework, *, tensors_only: bool = False) -> None:
+        """Make a builder.
+
+        Args:
+            framework: Knows its tensors and the other types of its own.
+            tensors_only: Put ``None`` in the place of everything that is not a tensor.
+        """
+        self._is_tensor = framework.is_tensor
+        self._describe_argument = framework.describe_argument
+        self._tensors_only = tensors_only
+
+    def positional(self, args: Sequence[Any], leaf: Leaf) -> list[Value]:
+        """Return the values of positional arguments or results."""
+        return [self.build(value, str(i), leaf) for i, value in enumerate(args)]
+
+    def named(self, kwargs: Mapping[str, Any], leaf: Leaf) -> dict[str, Value]:
+        """Return the values of keyword arguments or parameters."""
+        return {str(key): self.build(value, str(key), leaf) for key, value in kwargs.items()}
+
+    def build(self, value: Any, path: str, leaf: Leaf, depth: int = 0) -> Value:
+        """Return the tree for one value; ``None`` for ``None`` and for types nobody knows."""
+        if value is None:
+            return None
+        if self._is_tensor(value):
+            return leaf(value, path)
+        kind = cast("type[Any]", type(value))
+        if kind in _SCALARS:
+            return None if self._tensors_only else Argument(kind.__name__, value)
+        if depth == MAX_DEPTH:
+            return None
+        # The framework comes before the containers: torch.Size is a tuple, but one value.
+        if kind not in _PLAIN and (argument := self._describe_argument(value)) is not None:
+            return None if self._tensors_only else argument
+        children = _children(value)
+        if isinstance(children, Mapping):
+            return {str(key): self.build(item, f"{path}.{key}", leaf, depth + 1) for key, item in children.items()}
+        if children is not None:
+            return [self.build(item, f"{path}.{i}", leaf, depth + 1) for i, item in enumerate(children)]
+        return None if self._tensors_only else _describe_python(value)
+
+
+_PLAIN = frozenset({tuple, list, dict})
+_SCALARS = frozenset({bool, int, float, str})
+
+
+def _children(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
+    """Return what a container holds; ``None`` if ``value`` is none."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[Any, Any]", value)
+    if isinstance(value, tuple | list):
+        items = cast("Sequence[Any]", value)
+        fields = getattr(items, "_fields", None)
+        return items if fields is None else dict(zip(fields, items, strict=False))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return None
+
+
+def _describe_python(value: Any) -> Argument | None:
+    if isinstance(value, slice):
+        bounds = cast("slice[Any, Any, Any]", value)
+        parts = (bounds.start, bounds.stop, bounds.step)
+        return Argument("slice", [part if isinstance(part, int) else None for part in parts])
+    if value is Ellipsis:
+        return Argument("ellipsis", "...")
+    for kind in _SCALARS_BY_BASE:
+        if isinstance(value, kind):  # an IntEnum, a str subclass
+            return Argument(kind.__name__, kind(value))
+    if type(value).__module__ == "numpy":
+        return _describe_numpy(value)
+    return None
+
+
+_SCALARS_BY_BASE = (bool, int, float, str)
+
+
+def _describe_numpy(value: Any) -> Argument | None:
+    if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
+        return None
+    if value.ndim == 0 and value.dtype.kind in "biuf":
+        return Argument(str(value.dtype), value.item())
+    if value.dtype.kind in "biuf" and value.size:
+        reduced = value.astype("float64") if value.dtype.kind == "f" else value
+        fields = {
+            "dtype": str(value.dtype),
+            "shape": list(value.shape),
+            "Max": reduced.max().item(),
+            "Min": reduced.min().item(),
+            "Mean": reduced.mean(dtype="float64").item(),
+            "Norm": float((reduced.astype("float64") ** 2).sum() ** 0.5),
+        }
+        return Argument("numpy.ndarray", None, fields)
+    return None
