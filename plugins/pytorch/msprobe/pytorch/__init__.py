@@ -1,0 +1,32 @@
+"""PyTorch for msprobe: record what flows through a model's modules and APIs.
+
+::
+
+    from msprobe.pytorch import PrecisionDebugger, seed_all
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from msprobe.pytorch.hooks import __version__
+from msprobe_core.plugins import refuse_shadowing
+
+if TYPE_CHECKING:
+    from msprobe.pytorch._seed import seed_all
+    from msprobe.pytorch.debugger import PrecisionDebugger
+
+__all__ = ["PrecisionDebugger", "__version__", "seed_all"]
+
+refuse_shadowing()
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use: finding this plugin must not import torch.
+    if name == "PrecisionDebugger":
+        from msprobe.pytorch.debugger import PrecisionDebugger
+
+        return PrecisionDebugger
+    if name == "seed_all":
+        from msprobe.pytorch._seed import seed_all
+
+        return seed_all
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

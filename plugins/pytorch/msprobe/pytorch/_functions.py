@@ -1,0 +1,166 @@
+"""Interception of APIs: one function mode, which sees every ``torch``, ``functional`` and ``Tensor`` call."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.overrides import TorchFunctionMode
+
+from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call
+from msprobe.pytorch._gradients import CallGradients
+from msprobe.pytorch._quiet import Quiet
+from msprobe_core.hookspecs import CallRecorder
+
+
+class ApiMode(TorchFunctionMode):
+    """Reports the outermost API calls of the thread it is entered on."""
+
+    def __init__(self, recorder: CallRecorder, apis: ApiTable, unsettled: dict[int, Callable[[], None]]) -> None:
+        """Prepare; ``push`` begins.
+
+        Args:
+            recorder: Is told of every call.
+            apis: Names functions.
+            unsettled: See `CallGradients`.
+        """
+        super().__init__()
+        self._recorder = recorder
+        self._apis = apis
+        self._unsettled = unsettled
+        self._operators: dict[tuple[object, int], bool] = {}
+
+    def push(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # the inherited one is obsolete
+        """Begin to see calls of this thread."""
+        torch._C._push_on_torch_function_stack(self)
+
+    def remove(self) -> None:
+        """See nothing any more. Modes that the user has entered since, and left in place, stay."""
+        above: list[TorchFunctionMode] = []
+        while torch._C._len_torch_function_stack():
+            mode = torch._C._pop_torch_function_stack()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_function_stack(mode)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this thread's calls are seen; not while one of them is being handled."""
+        size = torch._C._len_torch_function_stack()
+        return any(torch._C._get_function_stack_at(i) is self for i in range(size))
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        api = self._apis.find(func)
+        recorder = self._recorder
+        if api is None or not recorder.is_open:
+            result = func(*args, **kwargs)
+            if args and exposes_memory(func) and recorder.is_open:
+                self._distrust(args[0], result)
+            return result
+        name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
+        call = recorder.open_api(api.prefix, name)
+        gradients: CallGradients | None = None
+        with Quiet():
+            recorder.record_inputs(call, args, kwargs)
+        if call.wants_gradients and torch.is_grad_enabled():
+            with Quiet():
+                gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
+        try:
+            result = func(*args, **kwargs)
+        except BaseException:
+            recorder.close(call)
+            raise
+        with Quiet():
+            output = _result_of(api, args, result)
+            is_computation = _has_tensor(output)
+            if is_computation:
+                recorder.record_outputs(call, output)
+                if gradients is not None:
+                    gradients.attach(output)
+            recorder.close(call, keep=is_computation)
+        return result
+
+    def _distrust(self, *values: Any) -> None:
+        with Quiet():
+            for value in values:
+                if isinstance(value, torch.Tensor):
+                    self._recorder.distrust(value)
+
+    def _is_operator(self, frame: FrameType) -> bool:
+        while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+            frame = frame.f_back  # of a mode or tensor class of the user, which has handed the call on
+        site = (frame.f_code, frame.f_lasti)
+        known = self._operators.get(site)
+        if known is None:
+            known = self._operators[site] = is_operator_call(frame)
+        return known
+
+
+def _result_of(api: Api, args: tuple[Any, ...], result: Any) -> Any:
+    """Return what a call computed: its result, or what it wrote to where it returns nothing."""
+    return args[0] if result is None and api.mutates and args else result
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, tuple | list):
+        return any(_has_tensor(item) for item in value)
+    return isinstance(value, dict) and any(_has_tensor(item) for item in value.values())
+
+
+class BackwardEngine:
+    """Stands in for autograd's engine while APIs are recorded, so that recomputation inside backward is seen.
+
+    ``loss.backward()`` is itself a call that the mode handles, and a mode is off while it handles a call; the
+    checkpointed layers that run again inside would go unseen. The engine's Python entry is the one place that all
+    ways into backward pass, so the mode is put back there.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, mode: ApiMode) -> None:
+        """Prepare; ``install`` begins."""
+        self._mode = mode
+        self._thread = threading.get_ident()
+        self._engine: Any = None
+
+    def install(self) -> None:
+        """Take the engine's place."""
+        with self._lock:
+            self._engine = Variable._execution_engine
+            Variable._execution_engine = self  # pyright: ignore[reportAttributeAccessIssue]
+
+    def remove(self) -> None:
+        """Give the place back."""
+        with self._lock:
+            if Variable._execution_engine is self:
+                Variable._execution_engine = self._engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the engine with the mode on."""
+        mode = self._mode
+        if threading.get_ident() != self._thread or mode.is_active:
+            return self._engine.run_backward(*args, **kwargs)
+        mode.push()
+        try:
+            return self._engine.run_backward(*args, **kwargs)
+        finally:
+            mode.remove()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

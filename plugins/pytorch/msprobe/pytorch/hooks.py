@@ -1,0 +1,17 @@
+"""PyTorch: modules, APIs and their gradients, on the CPU, CUDA and other devices of PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msprobe_core.hookspecs import Framework, hookimpl
+
+__version__ = "0.1.0"
+
+
+@hookimpl
+def msprobe_register_frameworks() -> Sequence[Framework]:
+    """Offer PyTorch."""
+    from msprobe.pytorch._framework import PyTorchFramework
+
+    return [PyTorchFramework()]
