@@ -1,0 +1,350 @@
+"""Compare two dumps, or the ranks of two steps, and hold the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import cast
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare import metrics
+from msprobe_core.compare.align import Match, align
+from msprobe_core.compare.tensors import Progress, compare_files
+from msprobe_core.compare.verdict import Verdict, differs, judge, judge_nodes
+from msprobe_core.errors import CompareError
+from msprobe_core.hookspecs import Dump, Reader
+from msprobe_core.model import Task
+from msprobe_core.plugins import registry
+from msprobe_core.store.json_reader import read_stacks
+from msprobe_core.store.layout import Unit, find_units
+
+
+class Mode(str, Enum):
+    """What a pair of dumps allows to compare."""
+
+    STATISTICS = "statistics"
+    CHECKSUM = "md5"
+    TENSOR = "tensor"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first place where two runs part.
+
+    Attributes:
+        entry: Name of the node.
+        parent: Entry name of the module that encloses it; ``None`` if unknown.
+        is_culprit: Whether the node's own inputs agree: the fault is in it. Otherwise what it got was already
+            wrong, and came from outside of what was recorded.
+        only_on: The side that has the node, where the other lacks it.
+        parts: What disagrees: ``outputs``, ``parameters``, ``arguments``, ``inputs``.
+        input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
+        output_error: The same of its outputs.
+        findings: Row name and message of each row of the node that failed.
+        stack: Where the call came from, innermost frame first; empty if unknown.
+    """
+
+    entry: str
+    parent: str | None
+    is_culprit: bool
+    only_on: str | None
+    parts: Sequence[str]
+    input_error: float | None
+    output_error: float | None
+    findings: Sequence[tuple[str, str]]
+    stack: Sequence[str]
+
+
+@dataclass(frozen=True)
+class UnitResult:
+    """The comparison of one pair of dumps.
+
+    Attributes:
+        label: The target directory's name, such as ``rank0``; empty for two single dumps.
+        target: Where the target dump is.
+        golden: Where the golden dump is.
+        mode: What was compared.
+        rows: One row per pair of values, judged.
+        nodes: One row per entry, judged.
+        counts: Number of rows by verdict, and by the side that has them alone.
+        fault: The first fault; ``None`` if every row is within its limit and matched.
+        first_difference: Row name of the first pair that differs at all, also within its limit.
+        notes: What there is to say about the dumps themselves.
+        stacks: Frames of the target by entry.
+    """
+
+    label: str
+    target: Path
+    golden: Path
+    mode: Mode
+    rows: pl.DataFrame
+    nodes: pl.DataFrame
+    counts: Mapping[str, int]
+    fault: Fault | None
+    first_difference: str | None
+    notes: Sequence[str]
+    stacks: Mapping[str, Sequence[str]]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every row is matched and within its limit; warnings do not count."""
+        return not self.counts[Verdict.ERROR.value] and not self.counts[Verdict.UNMATCHED.value]
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """The comparison of two dumps or of two steps with their ranks.
+
+    Attributes:
+        target: As given.
+        golden: As given.
+        units: One per pair, by rank.
+        missing: What has no partner: the rank directories that one side lacks.
+    """
+
+    target: Path
+    golden: Path
+    units: Sequence[UnitResult]
+    missing: Sequence[str] = field(default_factory=list[str])
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every pair agrees and none is missing."""
+        return not self.missing and all(unit.agrees for unit in self.units)
+
+
+def compare_dumps(
+    target: Path | str,
+    golden: Path | str,
+    *,
+    stack_path: Path | str | None = None,
+    progress: Progress | None = None,
+) -> ComparisonResult:
+    """Compare two dumps.
+
+    Args:
+        target: The run under test: a ``dump.json``, a rank's directory, or a step's directory.
+        golden: The trusted run, of the same kind.
+        stack_path: The target's ``stack.json`` if it is not beside the dump.
+        progress: Told how many tensors have been compared, and of how many.
+
+    Returns: the result; a numeric difference is not an error.
+
+    Raises:
+        CompareError: the two have nothing in common, or are not of the same kind.
+        DumpError: one of them cannot be read.
+    """
+    target, golden = Path(target), Path(golden)
+    pairs, missing = _pair_up(target, golden)
+    units: list[UnitResult] = []
+    for label, target_path, golden_path in pairs:
+        target_dump, golden_dump = read_dump(target_path), read_dump(golden_path)
+        units.append(_compare_unit(label, target_dump, golden_dump, stack_path, progress))
+    return ComparisonResult(target, golden, units, missing)
+
+
+def read_dump(path: Path) -> Dump:
+    """Return the dump at ``path``, read by the first reader that recognises it.
+
+    Raises:
+        DumpError: it cannot be read.
+        CompareError: no reader recognises it.
+    """
+    if not path.exists():
+        raise CompareError(f"{path}: does not exist")
+    readers: list[Reader] = registry().readers()
+    for reader in readers:
+        if reader.recognises(path):
+            return reader.read(path)
+    raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
+
+
+def _pair_up(target: Path, golden: Path) -> tuple[list[tuple[str, Path, Path]], list[str]]:
+    """Return the pairs to compare, each with a label, and the names of what has no partner."""
+    for path in (target, golden):
+        if not path.exists():
+            raise CompareError(f"{path}: does not exist")
+    if _is_dump(target) and _is_dump(golden):
+        return [("", target, golden)], []
+    if _is_dump(target) != _is_dump(golden):
+        single, step = (target, golden) if _is_dump(target) else (golden, target)
+        raise CompareError(f"{single} is one dump and {step} is not; give two dumps or two step directories")
+    return _pair_units(find_units(target), find_units(golden), target, golden)
+
+
+def _is_dump(path: Path) -> bool:
+    return path.is_file() or any(reader.recognises(path) for reader in registry().readers())
+
+
+def _pair_units(
+    targets: Sequence[Unit], goldens: Sequence[Unit], target: Path, golden: Path
+) -> tuple[list[tuple[str, Path, Path]], list[str]]:
+    if len(targets) == len(goldens) == 1:
+        # One process on either side: whatever the directories are called, they belong together.
+        return [(targets[0].label, targets[0].directory, goldens[0].directory)], []
+    for units, path in ((targets, target), (goldens, golden)):
+        if units[0].rank is None:
+            raise CompareError(
+                f"{path}: holds several processes without a rank ({', '.join(unit.label for unit in units[:4])}); "
+                "give the directories of the two to compare, or remove what earlier runs left"
+            )
+    by_rank = {unit.rank: unit for unit in goldens}
+    pairs = [(unit.label, unit.directory, by_rank[unit.rank].directory) for unit in targets if unit.rank in by_rank]
+    if not pairs:
+        raise CompareError(f"{target} and {golden} have no rank in common")
+    ranks = {unit.rank for unit in targets}
+    missing = [f"{unit.label} is in {target} only" for unit in targets if unit.rank not in by_rank]
+    missing += [f"{unit.label} is in {golden} only" for unit in goldens if unit.rank not in ranks]
+    return pairs, missing
+
+
+def _compare_unit(
+    label: str, target: Dump, golden: Dump, stack_path: Path | str | None, progress: Progress | None
+) -> UnitResult:
+    for dump in (target, golden):
+        if not dump.frame.height:
+            raise CompareError(f"{dump.path}: holds no values to compare (task '{dump.header.task}')")
+    rows = align(target.frame, golden.frame)
+    if not (rows["match"] == Match.BOTH.value).any():
+        raise CompareError(
+            f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
+        )
+    mode = _mode_of(target, golden)
+    rows = metrics.add_statistics(rows)
+    if mode is Mode.TENSOR:
+        rows = _add_tensor_metrics(rows, target, golden, progress)
+    rows = judge(rows)
+    if mode is Mode.CHECKSUM:
+        rows = _judge_checksums(rows)
+    nodes = judge_nodes(rows)
+    stacks = target.stacks if stack_path is None else read_stacks(Path(stack_path))
+    return UnitResult(
+        label=label,
+        target=target.path,
+        golden=golden.path,
+        mode=mode,
+        rows=rows,
+        nodes=nodes,
+        counts=_count(rows),
+        fault=_first_fault(rows, nodes, target, golden, stacks),
+        first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
+        notes=[*target.notes, *golden.notes],
+        stacks=stacks,
+    )
+
+
+def _mode_of(target: Dump, golden: Dump) -> Mode:
+    if target.header.task == golden.header.task == Task.TENSOR.value:
+        return Mode.TENSOR
+    sides = [dump.frame["checksum"].null_count() < dump.frame.height for dump in (target, golden)]
+    return Mode.CHECKSUM if all(sides) else Mode.STATISTICS
+
+
+def _add_tensor_metrics(rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None) -> pl.DataFrame:
+    """Compare the files of every pair of rows that has two; a tensor's error replaces that of its statistics."""
+    files = rows.select("file_name_target", "file_name_golden").rows()
+    pairs = [(target.tensor_path(t), golden.tensor_path(g)) if t and g else None for t, g in files]
+    results = pl.DataFrame(
+        [
+            (
+                m.cosine,
+                m.euclidean,
+                m.largest_abs,
+                m.largest_rel,
+                m.within_1e3,
+                m.within_5e3,
+                m.error,
+                m.status,
+                m.problem,
+            )
+            for m in compare_files(pairs, progress)
+        ],
+        schema=_TENSOR_COLUMNS,
+        orient="row",
+    )
+    return rows.hstack(results).with_columns(error=pl.coalesce("tensor_error", "error")).drop("tensor_error")
+
+
+_TENSOR_COLUMNS = {
+    "cosine": pl.Float64,
+    "euclidean": pl.Float64,
+    "largest_abs": pl.Float64,
+    "largest_rel": pl.Float64,
+    "within_1e3": pl.Float64,
+    "within_5e3": pl.Float64,
+    "tensor_error": pl.Float64,
+    "status": pl.String,
+    "problem": pl.String,
+}
+
+
+def _judge_checksums(rows: pl.DataFrame) -> pl.DataFrame:
+    """A differing checksum is an error whatever the statistics say: it is what this mode is asked for."""
+    has_both = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
+    differ = has_both & (pl.col("checksum_target") != pl.col("checksum_golden"))
+    message = pl.format(
+        "error: the CRC-32 differs; the relative error of the statistics is {}.",
+        pl.coalesce(pl.col("error").round_sig_figs(3).cast(pl.String), pl.lit("unknown")),
+    )
+    return rows.with_columns(
+        verdict=pl.when(differ).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.col("verdict")),
+        messages=pl.when(differ).then(pl.concat_list(message, "messages")).otherwise(pl.col("messages")),
+    )
+
+
+def _count(rows: pl.DataFrame) -> dict[str, int]:
+    counts = {verdict.value: 0 for verdict in Verdict} | {Match.TARGET.value: 0, Match.GOLDEN.value: 0}
+    for column in ("verdict", "match"):
+        counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
+    return counts
+
+
+def _first_fault(
+    rows: pl.DataFrame, nodes: pl.DataFrame, target: Dump, golden: Dump, stacks: Mapping[str, Sequence[str]]
+) -> Fault | None:
+    suspects = nodes.filter("is_suspect")
+    failing = nodes.filter(pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]))
+    if not failing.height:
+        return None
+    node = (suspects if suspects.height else failing).row(0, named=True)
+    alone = failing.row(0, named=True)
+    # A call that one side lacks comes before anything it leads to.
+    if alone["match"] != Match.BOTH.value and _position(nodes, alone["entry"]) < _position(nodes, node["entry"]):
+        node = alone
+    entry: str = node["entry"]
+    only_on = None if node["match"] == Match.BOTH.value else str(node["match"]).removeprefix("only ")
+    own = rows.filter(
+        (pl.col("entry") == entry) & pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
+    )
+    source = golden if only_on == "golden" else target
+    return Fault(
+        entry=entry,
+        parent=source.parents.get(entry),
+        is_culprit=bool(node["is_suspect"]) or only_on is not None,
+        only_on=only_on,
+        parts=[part for part in ("inputs", "arguments", "parameters", "outputs") if node[f"{part}_fail"]],
+        input_error=node["input_error"],
+        output_error=node["output_error"],
+        findings=[
+            (name, message)
+            for name, messages in own.select(pl.coalesce("name_target", "name_golden"), "messages").rows()
+            for message in messages
+            if not message.startswith("note:")
+        ],
+        stack=list(_stack_of(entry, golden.stacks if only_on == "golden" else stacks)),
+    )
+
+
+def _position(nodes: pl.DataFrame, entry: str) -> int:
+    return cast("int", nodes.select(pl.col("entry").index_of(entry)).item())
+
+
+def _stack_of(entry: str, stacks: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """Return the stack of an entry; of a backward entry, that of its forward."""
+    if entry in stacks:
+        return stacks[entry]
+    return stacks.get(names.forward_of(entry) or "", ())

@@ -1,0 +1,79 @@
+"""Differences between the statistics of two sides, as columns over the whole frame.
+
+For a statistic with target value ``t`` and golden value ``g`` the difference is ``t - g`` and the relative error
+``|t - g| / |g|``; both are 0 where the two are equal, NaN equal to NaN included.
+
+``error`` is the one number that a row is judged by. A relative error of a mean near 0 says nothing, so each
+difference is put in relation to the size of the tensor instead: the norm to the golden norm, maximum and minimum to
+the golden tensor's largest magnitude, the mean to its root mean square; the largest of the four counts.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+STATISTICS = ("max", "min", "mean", "norm")
+
+
+def add_statistics(aligned: pl.DataFrame) -> pl.DataFrame:
+    """Return ``aligned`` with ``{statistic}_diff``, ``{statistic}_rel`` and ``error``; the last two without unit.
+
+    Null where a side has no such statistic; ``error`` is +Inf where the golden tensor is all zero and the target's
+    is not.
+    """
+    differences = [_difference(name).alias(f"{name}_diff") for name in STATISTICS]
+    relative = [_relative(name).alias(f"{name}_rel") for name in STATISTICS]
+    return aligned.with_columns(*differences).with_columns(*relative).with_columns(error=_error())
+
+
+def _equal(name: str) -> pl.Expr:
+    # eq_missing would take null for equal; a missing statistic is not.
+    target, golden = pl.col(f"{name}_target"), pl.col(f"{name}_golden")
+    return (target == golden) | (target.is_nan() & golden.is_nan())
+
+
+def _difference(name: str) -> pl.Expr:
+    target, golden = pl.col(f"{name}_target"), pl.col(f"{name}_golden")
+    return pl.when(_equal(name)).then(0.0).otherwise(target - golden)
+
+
+def _relative(name: str) -> pl.Expr:
+    return pl.when(_equal(name)).then(0.0).otherwise((pl.col(f"{name}_diff") / pl.col(f"{name}_golden")).abs())
+
+
+def _error() -> pl.Expr:
+    size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    rms = pl.col("norm_golden") / pl.col("numel_golden").cast(pl.Float64).sqrt()
+    parts = [
+        _in_relation("norm", pl.col("norm_golden")),
+        _in_relation("max", size),
+        _in_relation("min", size),
+        _in_relation("mean", rms),
+    ]
+    return pl.max_horizontal(parts)
+
+
+def _in_relation(name: str, size: pl.Expr) -> pl.Expr:
+    difference = pl.col(f"{name}_diff").abs()
+    # NaN and Inf are judged by rules of their own; null leaves the maximum to the other parts.
+    return pl.when(difference == 0.0).then(0.0).when(difference.is_finite() & size.is_finite()).then(difference / size)
+
+
+def has_nan_mismatch() -> pl.Expr:
+    """Whether NaN is on one side only, or in another number of elements."""
+    sides = [pl.col(f"{name}_target").is_nan() != pl.col(f"{name}_golden").is_nan() for name in STATISTICS]
+    counts = pl.col("num_nan_target") != pl.col("num_nan_golden")
+    return pl.any_horizontal(*[side.fill_null(False) for side in sides], counts.fill_null(False))
+
+
+def has_inf_mismatch() -> pl.Expr:
+    """Whether infinities differ: in place, in sign or in number.
+
+    Only the extremes count: a sum may overflow in the tool that recorded it although the tensor is finite.
+    """
+    sides = [
+        (pl.col(f"{name}_target").is_infinite() | pl.col(f"{name}_golden").is_infinite()) & ~_equal(name)
+        for name in ("max", "min")
+    ]
+    counts = pl.col("num_inf_target") != pl.col("num_inf_golden")
+    return pl.any_horizontal(*[side.fill_null(False) for side in sides], counts.fill_null(False))

@@ -1,0 +1,303 @@
+"""Judge rows and nodes, and find the first fault.
+
+A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in words:
+
+* A row that one side lacks is unmatched; it never passes.
+* NaN or Inf that are not the same on both sides are an error, and so are different shapes, a tensor against
+  nothing, and different scalar arguments.
+* Otherwise the row's ``error`` is held against the limit of the coarsest precision that either side has computed in
+  up to this row: what comes after a bfloat16 operation is no better than bfloat16. A different dtype alone is
+  therefore no error. Integers and booleans must be equal.
+* A gradient that vanishes beside the gradient it is computed from, on both sides, is zero in exact arithmetic (that
+  of the bias of an attention key is) and holds nothing but rounding errors, which are not compared.
+* Different ``requires_grad``, and dtypes of different kinds (float against int), are a warning.
+
+A node is one entry: a call in one direction. It is *suspect* if its tensor inputs agree and its outputs or its
+parameters do not; the first suspect node in execution order is where the two runs part.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare import limits, metrics
+from msprobe_core.compare.align import Match
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+
+class Verdict(str, Enum):
+    """Of a row or a node."""
+
+    PASS = "pass"  # noqa: S105  # not a password
+    WARNING = "warning"
+    ERROR = "error"
+    UNMATCHED = "unmatched"
+
+
+_DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
+_DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
+
+
+def judge(compared: pl.DataFrame) -> pl.DataFrame:
+    """Return ``compared`` with the columns ``limit``, ``verdict`` and ``messages`` (a list of strings).
+
+    Args:
+        compared: Aligned rows with ``error``; where the tensors themselves were compared also ``problem``, text
+            that says why a pair could not be.
+    """
+    prepared = _with_source_norm(_with_precision(_with_problem(compared))).with_row_index("row")
+    findings = _findings()
+    # Texts are made for the rows that need one; in a healthy pair those are few.
+    found = pl.any_horizontal(condition.fill_null(False) for _, condition, _ in findings)
+    is_unmatched = pl.col("match") != Match.BOTH.value
+    described = prepared.filter(found | is_unmatched).select(
+        "row",
+        verdict=pl.when(is_unmatched)
+        .then(pl.lit(Verdict.UNMATCHED.value))
+        .when(_any_of(findings, Verdict.ERROR))
+        .then(pl.lit(Verdict.ERROR.value))
+        .when(_any_of(findings, Verdict.WARNING))
+        .then(pl.lit(Verdict.WARNING.value))
+        .otherwise(pl.lit(Verdict.PASS.value)),
+        messages=pl.when(is_unmatched)
+        .then(pl.concat_list(pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))))
+        .otherwise(_messages(findings)),
+    )
+    return (
+        prepared.join(described, on="row", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("verdict").fill_null(Verdict.PASS.value),
+            pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
+        )
+        .drop("row")
+    )
+
+
+def _with_problem(compared: pl.DataFrame) -> pl.DataFrame:
+    if "problem" in compared.columns:
+        return compared
+    return compared.with_columns(problem=pl.lit(None, dtype=pl.String))
+
+
+def _with_precision(compared: pl.DataFrame) -> pl.DataFrame:
+    sides = [limits.precision_of(pl.col(f"dtype_{side}")) for side in ("target", "golden")]
+    is_tensor = pl.col("kind_target") == RowKind.TENSOR.value
+    own = pl.max_horizontal(sides)
+    # cum_max passes over nulls, so integers in between do not reset it.
+    so_far = pl.when(is_tensor.fill_null(False)).then(own).cum_max().forward_fill()
+    return compared.with_columns(
+        precision=pl.when(own.is_not_null() & is_tensor).then(pl.max_horizontal(own, so_far)),
+        kind_of_target=limits.kind_of(pl.col("dtype_target")),
+        kind_of_golden=limits.kind_of(pl.col("dtype_golden")),
+    ).with_columns(limit=limits.limit_of(pl.col("precision")))
+
+
+def _with_source_norm(compared: pl.DataFrame) -> pl.DataFrame:
+    """Add ``source_norm``: the largest golden norm among what a gradient is computed from; null for other rows."""
+    is_gradient = (pl.col("phase") != Phase.FORWARD.value) & (pl.col("role") != Role.INPUT.value)
+    received = (
+        compared.filter((pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.INPUT.value))
+        .group_by(source="entry")
+        .agg(source_norm=pl.col("norm_golden").max())
+    )
+    own = compared.filter(pl.col("role") == Role.PARAMETERS_GRAD.value)["entry"].unique().to_list()
+    sources = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}
+    return (
+        compared.with_columns(source=pl.when(is_gradient).then(pl.col("entry").replace(sources)))
+        .join(received, on="source", how="left", maintain_order="left")
+        .drop("source")
+    )
+
+
+def _vanishes() -> pl.Expr:
+    source = pl.col("source_norm")
+    roundoff = limits.roundoff_of(limits.precision_of(pl.col("dtype_golden")))
+    is_golden_zero = pl.col("norm_golden") <= limits.VANISHING * roundoff * source
+    return (is_golden_zero & (pl.col("norm_target") <= pl.col("limit") * source)).fill_null(False)
+
+
+_Finding = tuple[Verdict, pl.Expr, pl.Expr]
+"""Level, condition, text."""
+
+
+def _findings() -> list[_Finding]:
+    is_pair = pl.col("match") == Match.BOTH.value
+    both_tensors = is_pair & _both(RowKind.TENSOR)
+    both_scalars = is_pair & _both(RowKind.SCALAR)
+    numbers = both_tensors & ~_is_uninitialised()
+    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
+    same_shape = pl.col("shape_target") == pl.col("shape_golden")
+    same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
+    same_kind = pl.col("kind_of_target").eq_missing(pl.col("kind_of_golden"))
+    over = (pl.col("error") > pl.col("limit")) & ~_vanishes()
+    return [
+        (
+            Verdict.ERROR,
+            is_pair & (pl.col("kind_target") != pl.col("kind_golden")),
+            pl.format("error: the target has {}, the golden {}.", _what("target"), _what("golden")),
+        ),
+        (
+            Verdict.ERROR,
+            both_tensors & ~same_shape,
+            pl.format("error: the shapes differ, {} and {}.", "shape_target", "shape_golden"),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & metrics.has_nan_mismatch(),
+            pl.format("error: NaN differs: the target has {}, the golden {}.", _num_nan("target"), _num_nan("golden")),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & metrics.has_inf_mismatch(),
+            pl.format("error: Inf differs: maximum and minimum are {} and {}, golden {} and {}.",
+                      "max_target", "min_target", "max_golden", "min_golden"),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & pl.col("problem").is_not_null() & same_shape,
+            pl.format("error: the tensors could not be compared: {}.", "problem"),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & same_shape & ~is_special & over & (pl.col("limit") > 0),
+            pl.format("error: the relative error {} is over the limit {}.", _rounded("error"), "limit"),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & same_shape & ~is_special & over & (pl.col("limit") == 0),
+            pl.lit("error: the values differ, and values of this dtype must be equal."),
+        ),
+        (
+            Verdict.ERROR,
+            both_scalars & ~_scalars_agree(),
+            pl.format("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
+        ),
+        (
+            Verdict.WARNING,
+            both_tensors & ~same_kind,
+            pl.format("warning: the dtypes are of different kinds, {} and {}.", "dtype_target", "dtype_golden"),
+        ),
+        (
+            Verdict.WARNING,
+            both_tensors & (pl.col("requires_grad_target") != pl.col("requires_grad_golden")),
+            pl.lit("warning: requires_grad differs."),
+        ),
+        (
+            Verdict.PASS,
+            both_tensors & ~same_dtype & same_kind,
+            pl.format("note: the dtypes are {} and {}; the coarser sets the limit.", "dtype_target", "dtype_golden"),
+        ),
+        (
+            Verdict.PASS,
+            numbers & ~is_special & (pl.col("num_nan_target") > 0).fill_null(pl.col("max_target").is_nan()),
+            pl.lit("note: both sides hold NaN."),
+        ),
+        (
+            Verdict.PASS,
+            numbers & (pl.col("error") > pl.col("limit")) & _vanishes(),
+            pl.lit("note: this gradient is rounding noise on both sides; it vanishes beside what it is computed from."),
+        ),
+        (
+            Verdict.PASS,
+            both_scalars & _scalars_agree() & (pl.col("text_target") != pl.col("text_golden")),
+            pl.format("note: the arguments are {} and {}.", "text_target", "text_golden"),
+        ),
+    ]  # fmt: skip
+
+
+def _any_of(findings: list[_Finding], level: Verdict) -> pl.Expr:
+    return pl.any_horizontal(condition.fill_null(False) for own, condition, _ in findings if own is level)
+
+
+def _messages(findings: list[_Finding]) -> pl.Expr:
+    """Return the list of texts that apply; ``findings`` has errors before warnings before notes."""
+    return pl.concat_list(
+        pl.when(condition.fill_null(False)).then(text) for _, condition, text in findings
+    ).list.drop_nulls()
+
+
+def _both(kind: RowKind) -> pl.Expr:
+    return (pl.col("kind_target") == kind.value) & (pl.col("kind_golden") == kind.value)
+
+
+def _what(side: str) -> pl.Expr:
+    kind = pl.col(f"kind_{side}")
+    return (
+        pl.when(kind == RowKind.NONE.value).then(pl.lit("nothing"))
+        .when(kind == RowKind.TENSOR.value).then(pl.lit("a tensor"))
+        .otherwise(pl.format("the value {}", f"text_{side}"))
+    )  # fmt: skip
+
+
+def _num_nan(side: str) -> pl.Expr:
+    counted = pl.col(f"num_nan_{side}").cast(pl.String)
+    uncounted = pl.when(pl.col(f"max_{side}").is_nan()).then(pl.lit("some")).otherwise(pl.lit("none"))
+    return pl.coalesce(counted, uncounted)
+
+
+def _rounded(name: str) -> pl.Expr:
+    return pl.col(name).round_sig_figs(3)
+
+
+def _is_uninitialised() -> pl.Expr:
+    names = "|".join(limits.UNINITIALISED)
+    is_output = pl.col("role") == Role.OUTPUT.value
+    return is_output & pl.col("entry").str.contains(rf"^\w+\.({names})\.\d+\.forward$")
+
+
+def _scalars_agree() -> pl.Expr:
+    target, golden = pl.col("text_target"), pl.col("text_golden")
+    same_text = target == golden
+    both_floats = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
+    difference = (pl.col("max_target") - pl.col("max_golden")).abs()
+    close = both_floats & (difference <= limits.SCALAR_LIMIT * pl.col("max_golden").abs())
+    lowest = pl.col("max_target").is_in(limits.LOWEST_FINITE) & pl.col("max_golden").is_in(limits.LOWEST_FINITE)
+    # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
+    devices = target.str.contains(_DEVICE_TEXT) & golden.str.contains(_DEVICE_TEXT)
+    dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
+    return pl.any_horizontal(ground.fill_null(False) for ground in (same_text, close, lowest, devices, dtypes))
+
+
+def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per entry, in execution order: what fails where, and whether the node is suspect."""
+    is_error = pl.col("verdict") == Verdict.ERROR.value
+    is_scalar = (pl.col("kind_target") == RowKind.SCALAR.value) & (pl.col("kind_golden") == RowKind.SCALAR.value)
+    is_input = pl.col("role") == Role.INPUT.value
+    is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+    is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
+    nodes = judged.group_by("entry", maintain_order=True).agg(
+        match=pl.when((pl.col("match") == pl.col("match").first()).all())
+        .then(pl.col("match").first())
+        .otherwise(pl.lit(Match.BOTH.value)),
+        num_rows=pl.len(),
+        num_errors=is_error.sum(),
+        inputs_fail=(is_error & is_input & ~is_scalar.fill_null(False)).any(),
+        arguments_fail=(is_error & is_input & is_scalar.fill_null(False)).any(),
+        parameters_fail=(is_error & (pl.col("role") == Role.PARAMETERS.value)).any(),
+        outputs_fail=(is_error & is_output).any(),
+        has_unmatched=is_unmatched.any(),
+        has_warning=(pl.col("verdict") == Verdict.WARNING.value).any(),
+        input_error=pl.col("error").filter(is_input).max(),
+        output_error=pl.col("error").filter(is_output).max(),
+    )
+    return nodes.with_columns(
+        verdict=pl.when(pl.col("num_errors") > 0)
+        .then(pl.lit(Verdict.ERROR.value))
+        .when(pl.col("has_unmatched"))
+        .then(pl.lit(Verdict.UNMATCHED.value))
+        .when(pl.col("has_warning"))
+        .then(pl.lit(Verdict.WARNING.value))
+        .otherwise(pl.lit(Verdict.PASS.value)),
+        is_suspect=~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail")),
+    )
+
+
+def differs() -> pl.Expr:
+    """Whether the values of a pair differ at all, however little."""
+    in_statistics = pl.any_horizontal(*[(pl.col(f"{name}_diff") != 0).fill_null(False) for name in metrics.STATISTICS])
+    in_bytes = (pl.col("checksum_target") != pl.col("checksum_golden")).fill_null(False)
+    return (pl.col("match") == Match.BOTH.value) & (in_statistics | in_bytes)

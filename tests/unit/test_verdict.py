@@ -1,0 +1,275 @@
+"""Alignment, differences and verdicts, case by case."""
+
+import polars as pl
+import pytest
+from dumps import api, tensor, write_dump
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msprobe_core.compare import compare_dumps
+from msprobe_core.errors import CompareError, DumpError
+
+NAN, INF = float("nan"), float("inf")
+ENTRY = "Functional.linear.0.forward"
+X = [[1.0, -2.0], [3.0, 4.0]]
+
+
+def scaled(factor, values=X):
+    return [[v * factor for v in row] for row in values]
+
+
+@pytest.fixture
+def compare(tmp_path):
+    """Compare two records of one API, or two whole dumps."""
+
+    def compare(target, golden, **header):
+        sides = []
+        for name, data in (("target", target), ("golden", golden)):
+            data = data if ENTRY in data or "data" in data else {ENTRY: data}
+            sides.append(write_dump(tmp_path / name, data.get("data", data), **header))
+        return compare_dumps(*sides)
+
+    return compare
+
+
+def verdict(result, row=f"{ENTRY}.output.0"):
+    found = result.units[0].rows.filter(pl.coalesce("name_target", "name_golden") == row).row(0, named=True)
+    return found["verdict"], found["messages"]
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "expected", "message"),
+    [
+        (tensor(X), tensor(X), "pass", None),
+        (tensor(scaled(1.0005)), tensor(X), "pass", None),
+        (tensor(scaled(1.01)), tensor(X), "error", "the relative error 0.01 is over the limit 0.001"),
+        (tensor(scaled(3.0)), tensor(X), "error", "the relative error 2.0 is over the limit 0.001"),
+        (tensor(scaled(-1.0)), tensor(X), "error", "over the limit"),
+        (tensor(X, Max=400.0), tensor(X), "error", "over the limit"),
+        (tensor(X, Mean=-1.5), tensor(X), "error", "over the limit"),
+        (tensor([0.0, 1e-9]), tensor([0.0, 0.0]), "error", "the relative error inf is over the limit"),
+        (tensor([NAN, 1.0]), tensor([1.0, 1.0]), "error", "NaN differs: the target has some, the golden none"),
+        (tensor([1.0, 1.0]), tensor([NAN, 1.0]), "error", "NaN differs: the target has none, the golden some"),
+        (tensor(X, Mean="NaN"), tensor(X), "error", "NaN differs"),
+        (tensor([NAN, 1.0]), tensor([NAN, 1.0]), "pass", "note: both sides hold NaN"),
+        (tensor([NAN] * 2, num_nan=2), tensor([NAN] * 2, num_nan=1), "error", "NaN differs: the target has 2"),
+        (tensor([INF, 1.0]), tensor([-INF, 1.0]), "error", "Inf differs"),
+        (tensor([INF, 1.0]), tensor([2.0, 1.0]), "error", "Inf differs"),
+        (tensor([INF, 1.0]), tensor([INF, 1.0]), "pass", None),
+        (tensor(X, Norm="Infinity"), tensor(X), "pass", None),  # the sum overflowed in the tool, not the tensor
+        (tensor(X, dtype="torch.bfloat16"), tensor(X), "pass", "note: the dtypes are torch.bfloat16 and torch.float32"),
+        (tensor(scaled(1.02), dtype="torch.bfloat16"), tensor(X), "pass", "the coarser sets the limit"),
+        (tensor(scaled(1.2), dtype="torch.bfloat16"), tensor(X), "error", "over the limit 0.05"),
+        (tensor(X, dtype="Float32"), tensor(X), "pass", "note: the dtypes are Float32 and torch.float32"),
+        (tensor([1, 2], dtype="torch.int64"), tensor([1, 2], dtype="torch.int32"), "pass", "note: the dtypes"),
+        (tensor([1, 3], dtype="torch.int64"), tensor([1, 2], dtype="torch.int64"), "error", "must be equal"),
+        (tensor([1, 2], dtype="torch.int64"), tensor([1, 2]), "warning", "of different kinds"),
+        (tensor(X, shape=[4]), tensor(X, shape=[2, 2]), "error", "the shapes differ, [4] and [2, 2]"),
+        (tensor(X, requires_grad=False), tensor(X), "warning", "requires_grad differs"),
+        (None, tensor(X), "error", "the target has nothing, the golden a tensor"),
+        (tensor(X), {"type": "int", "value": 3}, "error", "the target has a tensor, the golden the value 3"),
+        (None, None, "pass", None),
+    ],
+)  # fmt: skip
+def test_values(compare, target, golden, expected, message):
+    # Numbers and integers share the file with a plain float32 tensor, so that the limit is float32's.
+    result = compare(api(tensor(X), output=target), api(tensor(X), output=golden))
+    found, messages = verdict(result)
+    assert found == expected
+    assert (message is None and not messages) or any(message in text for text in messages)
+    assert result.agrees == (expected != "error")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "golden", "expected"),
+    [
+        ("int", 3, 3, "pass"), ("int", 3, 4, "error"), ("bool", True, False, "error"), ("str", "sum", "mean", "error"),
+        ("float", 1e-6, 1e-5, "error"), ("float", 0.1, 0.1 + 1e-12, "pass"), ("float", "NaN", "NaN", "pass"),
+        ("str", "npu:0", "cuda:3", "pass"), ("torch.device", "cpu:None", "npu:0", "pass"),
+        ("torch.dtype", "torch.float32", "torch.bfloat16", "pass"),
+        ("float", -3.4028234663852886e38, -3.3895313892515355e38, "pass"), ("int", 1, 2, "error"),
+    ],
+)  # fmt: skip
+def test_arguments(compare, kind, target, golden, expected):
+    sides = [api(tensor(X), {"type": kind, "value": v}, output=tensor(X)) for v in (target, golden)]
+    found, _ = verdict(compare(*sides), f"{ENTRY}.input.1")
+    assert found == expected
+
+
+def test_an_unmatched_row_never_passes(compare):
+    extra = api(tensor(X), tensor(X), output=tensor(X))
+    result = compare(extra, api(tensor(X), output=tensor(X)))
+    assert verdict(result, f"{ENTRY}.input.1") == ("unmatched", ["unmatched: this row is in the target dump only."])
+    assert not result.agrees
+    result = compare(api(tensor(X), output=tensor(X)), extra)
+    assert verdict(result, f"{ENTRY}.input.1") == ("unmatched", ["unmatched: this row is in the golden dump only."])
+    assert result.units[0].counts["only golden"] == 1
+
+
+def test_uninitialised_memory_is_not_judged(compare):
+    target = {"data": {ENTRY: api(output=tensor(X)), "Torch.empty.0.forward": api(output=tensor(scaled(7.0)))}}
+    golden = {"data": {ENTRY: api(output=tensor(X)), "Torch.empty.0.forward": api(output=tensor(X))}}
+    assert compare(target, golden).agrees
+
+
+def test_rows_of_both_sides_stand_in_execution_order(compare):
+    def dump(*names):
+        return {"data": {f"Tensor.{n}.0.forward": api(output=tensor(X)) for n in names}}
+
+    result = compare(dump("c", "x", "a", "b"), dump("g", "c", "h", "i", "b", "a", "j"))
+    entries = result.units[0].rows["entry"].to_list()
+    assert [e.split(".")[1] for e in entries] == ["g", "c", "h", "i", "x", "a", "j", "b"]
+
+
+@given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.lists(st.sampled_from("abcdefgh"), unique=True))
+@settings(max_examples=60, deadline=None)
+def test_alignment_loses_and_doubles_nothing(tmp_path_factory, target, golden):
+    if not set(target) & set(golden):
+        return
+    directory = tmp_path_factory.mktemp("align")
+    sides = [
+        write_dump(directory / side, {f"Tensor.{n}.0.forward": api(output=tensor(X)) for n in names})
+        for side, names in (("target", target), ("golden", golden))
+    ]
+    rows = compare_dumps(*sides).units[0].rows
+    names = [entry.split(".")[1] for entry in rows["entry"]]
+    assert sorted(names) == sorted(set(target) | set(golden))
+    assert [n for n in names if n in target] == target
+    matches = dict(zip(names, rows["match"], strict=True))
+    for name, match in matches.items():
+        assert match == (
+            "both" if name in target and name in golden else "only target" if name in target else "only golden"
+        )
+
+
+def chain(*factors, weight=1.0, **parameters):
+    """Return three calls, each getting what the last one gave."""
+    data, value = {}, X
+    for i, factor in enumerate(factors):
+        record = api(tensor(value), output=tensor(scaled(factor, value)))
+        if i == 1:
+            record["parameters"] = {"weight": tensor(scaled(weight))}
+        data[f"Module.m{i}.M.forward.0"] = record | parameters
+        value = scaled(factor, value)
+    return {"data": data}
+
+
+def test_the_first_fault_is_where_inputs_agree_and_the_output_does_not(compare):
+    fault = compare(chain(2, 2.5, 2), chain(2, 2, 2)).units[0].fault
+    assert (fault.entry, fault.is_culprit, fault.parts) == ("Module.m1.M.forward.0", True, ["outputs"])
+    assert fault.input_error == 0.0
+    assert fault.output_error == pytest.approx(0.25)
+    assert [row for row, _ in fault.findings] == ["Module.m1.M.forward.0.output.0"]
+
+
+def test_a_wrong_parameter_is_named_as_such(compare):
+    fault = compare(chain(2, 2.5, 2, weight=3.0), chain(2, 2, 2)).units[0].fault
+    assert (fault.entry, fault.parts) == ("Module.m1.M.forward.0", ["parameters", "outputs"])
+
+
+def test_a_fault_that_came_from_outside_is_said_to(compare):
+    target = {"data": {"Module.m.M.forward.0": api(tensor(scaled(2.0)), output=tensor(scaled(4.0)))}}
+    golden = {"data": {"Module.m.M.forward.0": api(tensor(X), output=tensor(scaled(2.0)))}}
+    fault = compare(target, golden).units[0].fault
+    assert (fault.entry, fault.is_culprit) == ("Module.m.M.forward.0", False)
+
+
+def test_an_extra_call_before_the_fault_comes_first(compare):
+    target = chain(2, 2.5, 2)
+    target["data"] = {"Tensor.abs.0.forward": api(tensor(X), output=tensor(X)), **target["data"]}
+    fault = compare(target, chain(2, 2, 2)).units[0].fault
+    assert (fault.entry, fault.only_on) == ("Tensor.abs.0.forward", "target")
+
+
+def test_a_difference_within_the_limit_is_mentioned(compare):
+    unit = compare(chain(2, 2 + 1e-6, 2), chain(2, 2, 2)).units[0]
+    assert (unit.agrees, unit.fault) == (True, None)
+    assert unit.first_difference == "Module.m1.M.forward.0.output.0"
+    assert compare(chain(2, 2, 2), chain(2, 2, 2)).units[0].first_difference is None
+
+
+def test_what_follows_bfloat16_is_judged_as_bfloat16(compare):
+    def dump(factor):
+        half = tensor(X, dtype="torch.bfloat16")
+        return {"data": {
+            "Tensor.a.0.forward": api(tensor(X), output=tensor(scaled(factor))),
+            "Tensor.b.0.forward": api(output=half),
+            "Tensor.c.0.forward": api(tensor(X), output=tensor(scaled(factor))),
+        }}  # fmt: skip
+
+    result = compare(dump(1.01), dump(1.0))
+    assert verdict(result, "Tensor.a.0.forward.output.0")[0] == "error"
+    assert verdict(result, "Tensor.c.0.forward.output.0")[0] == "pass"
+
+
+def test_gradients_that_are_zero_but_for_rounding_are_not_compared(compare):
+    def dump(noise):
+        received, bias = tensor(X), tensor([noise, -noise])
+        return {"data": {
+            "Module.k.Linear.backward.0": {"input": [received], "output": [tensor(X)]},
+            "Module.k.Linear.parameters_grad.0": {"bias": [bias], "weight": [tensor(X)]},
+        }}  # fmt: skip
+
+    row = "Module.k.Linear.parameters_grad.0.bias"
+    found, messages = verdict(compare(dump(3e-8), dump(1e-9)), row)
+    assert (found, messages[0][:38]) == ("pass", "note: this gradient is rounding noise ")
+    assert verdict(compare(dump(3e-1), dump(1e-9)), row)[0] == "error"
+    assert verdict(compare(dump(3e-2), dump(1e-2)), row)[0] == "error"
+
+
+def test_checksums_decide_in_checksum_mode(compare):
+    target, golden = (api(tensor(X, md5="00000001"), output=tensor(X, md5=m)) for m in ("0000000a", "0000000b"))
+    result = compare(target, golden)
+    assert result.units[0].mode.value == "md5"
+    assert verdict(result) == ("error", ["error: the CRC-32 differs; the relative error of the statistics is 0.0."])
+    assert verdict(result, f"{ENTRY}.input.0")[0] == "pass"
+    assert result.units[0].fault.is_culprit
+
+
+def test_checksums_on_one_side_fall_back_to_statistics(compare):
+    result = compare(api(output=tensor(X, md5="0000000a")), api(output=tensor(X)))
+    assert result.units[0].mode.value == "statistics"
+    assert result.agrees
+
+
+def test_ranks_are_paired_by_number(tmp_path):
+    good, bad = api(tensor(X), output=tensor(X)), api(tensor(X), output=tensor(scaled(2.0)))
+    for side in ("target", "golden"):
+        for rank in (0, 2, 10):
+            write_dump(tmp_path / side / f"rank{rank}", {ENTRY: bad if (side, rank) == ("target", 10) else good})
+    write_dump(tmp_path / "golden" / "rank3", {ENTRY: good})
+    result = compare_dumps(tmp_path / "target", tmp_path / "golden")
+    assert [(unit.label, unit.agrees) for unit in result.units] == [("rank0", True), ("rank2", True), ("rank10", False)]
+    assert result.missing == [f"rank3 is in {tmp_path / 'golden'} only"]
+    assert not result.agrees
+
+
+def test_one_process_on_either_side_belongs_together(tmp_path):
+    write_dump(tmp_path / "target" / "proc11", {ENTRY: api(output=tensor(X))})
+    write_dump(tmp_path / "golden" / "rank0", {ENTRY: api(output=tensor(X))})
+    assert compare_dumps(tmp_path / "target", tmp_path / "golden").agrees
+
+
+def test_what_cannot_be_compared_is_said(tmp_path):
+    one = write_dump(tmp_path / "one" / "rank0", {ENTRY: api(output=tensor(X))})
+    other = write_dump(tmp_path / "other" / "rank1", {"Torch.mm.0.forward": api(output=tensor(X))})
+    write_dump(tmp_path / "many" / "proc1", {ENTRY: api(output=tensor(X))})
+    write_dump(tmp_path / "many" / "proc2", {ENTRY: api(output=tensor(X))})
+    write_dump(tmp_path / "other" / "rank4", {ENTRY: api(output=tensor(X))})
+    structure = write_dump(tmp_path / "structure", {}, task="structure")
+    with pytest.raises(CompareError, match="have no row in common"):
+        compare_dumps(one, other)
+    with pytest.raises(CompareError, match=r"is one dump and .* is not"):
+        compare_dumps(one, tmp_path / "other")
+    with pytest.raises(CompareError, match="does not exist"):
+        compare_dumps(one, tmp_path / "nowhere")
+    with pytest.raises(CompareError, match=r"several processes without a rank \(proc1, proc2\)"):
+        compare_dumps(tmp_path / "many", tmp_path / "many")
+    write_dump(tmp_path / "fifth" / "rank5", {ENTRY: api(output=tensor(X))})
+    write_dump(tmp_path / "fifth" / "rank6", {ENTRY: api(output=tensor(X))})
+    with pytest.raises(CompareError, match="have no rank in common"):
+        compare_dumps(tmp_path / "fifth", tmp_path / "other")
+    with pytest.raises(CompareError, match=r"holds no values to compare \(task 'structure'\)"):
+        compare_dumps(structure, one)
+    with pytest.raises(DumpError, match="holds no dump"):
+        compare_dumps(tmp_path, tmp_path)
