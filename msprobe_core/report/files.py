@@ -1,0 +1,179 @@
+"""Write the result files: csv, xlsx and ``summary.json``, for their owner only."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.engine import ComparisonResult, Fault, UnitResult
+from msprobe_core.compare.limits import LIMITS
+from msprobe_core.report.table import VERDICT_COLOURS, Column, columns_of, texts_of, with_stacks
+from msprobe_core.store.layout import create_file, make_directory
+
+SUMMARY_FILE = "summary.json"
+
+_MAX_SHEET_ROWS = 1_048_576
+_MAX_CELL_CHARACTERS = 32_767
+_FORMULA_STARTS = "=+-@\t\r"
+_SIGNED_NUMBER = r"^[+-](\d+(\.\d*)?(e[+-]?\d+)?%?|inf)$"
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Where the results are: the tables of each unit, in the order of the units, and the summary."""
+
+    tables: Sequence[Sequence[Path]]
+    summary: Path
+
+
+def write_report(result: ComparisonResult, directory: Path, *, xlsx: bool = False) -> ReportFiles:
+    """Write a table for each unit, and the summary.
+
+    Args:
+        result: What to write.
+        directory: Created if it is missing.
+        xlsx: Write spreadsheets instead of csv.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    make_directory(directory)
+    stamp = datetime.now().strftime("%Y%m%d%H%M%S")  # local time, as people look for it
+    tables: list[list[Path]] = []
+    for unit in result.units:
+        stem = f"compare_result_{unit.label}_{stamp}" if unit.label.startswith("rank") else f"compare_result_{stamp}"
+        path = directory / f"{stem}.{'xlsx' if xlsx else 'csv'}"
+        if xlsx:
+            _write_xlsx(unit, path)
+        else:
+            _write_csv(unit, path)
+        tables.append([path])
+    summary = directory / SUMMARY_FILE
+    with create_file(summary) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(_summary(result, tables)), indent=2) + b"\n")
+    return ReportFiles(tables, summary)
+
+
+def _write_csv(unit: UnitResult, path: Path) -> None:
+    texts = texts_of(unit)
+    # A text that a spreadsheet would run as a formula is quoted; a number with a sign is no such text.
+    would_run = pl.all().str.contains(f"^[{re.escape(_FORMULA_STARTS)}]") & ~pl.all().str.contains(_SIGNED_NUMBER)
+    with create_file(path) as file:
+        texts.with_columns(pl.when(would_run).then("'" + pl.all()).otherwise(pl.all()).name.keep()).write_csv(file)
+
+
+def _write_xlsx(unit: UnitResult, path: Path) -> None:
+    # Imported here: openpyxl takes longer to import than a small comparison takes.
+    from openpyxl import Workbook
+    from openpyxl.utils import get_column_letter
+
+    columns = columns_of(unit)
+    book = Workbook(write_only=True)
+    sheet = book.create_sheet("compare")
+    sheet.freeze_panes = "B2"
+    num_rows = min(unit.rows.height + 1, _MAX_SHEET_ROWS)
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{num_rows}"
+    for i, column in enumerate(columns, start=1):
+        width = {"Name": 48, "message": 60, "Info": 40}.get(column.header.replace("_", " ").rpartition(" ")[2], 16)
+        sheet.column_dimensions[get_column_letter(i)].width = width
+    for row in _sheet_rows(sheet, unit, columns):
+        sheet.append(row)
+    with create_file(path) as file:
+        book.save(file)
+
+
+def _sheet_rows(sheet: Any, unit: UnitResult, columns: Sequence[Column]) -> Iterator[list[Any]]:
+    """Yield the rows of the sheet: the header, then as many as fit, the cells styled by their row's verdict."""
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.styles import Font, PatternFill
+
+    def cell(value: Any, *, fill: Any = None, bold: bool = False, number_format: str = "") -> Any:
+        made = WriteOnlyCell(sheet, value=value)
+        if fill is not None:
+            made.fill = fill
+        if bold:
+            made.font = Font(bold=True)
+        if number_format:
+            made.number_format = number_format
+        return made
+
+    yield [cell(column.header, bold=True) for column in columns]
+    rows = with_stacks(unit).head(_MAX_SHEET_ROWS - 1)
+    texts = texts_of(unit).head(_MAX_SHEET_ROWS - 1)
+    no_number = pl.lit(None, dtype=pl.Float64)
+    numbers = rows.select(
+        (no_number if column.number is None else column.number).alias(column.header) for column in columns
+    )
+    fills = {
+        verdict: PatternFill("solid", start_color=colour, end_color=colour)
+        for verdict, colour in VERDICT_COLOURS.items()
+    }
+    formats = ["0.0000%" if column.is_percent else "" for column in columns]
+    for verdict, row_texts, row_numbers in zip(rows["verdict"], texts.iter_rows(), numbers.iter_rows(), strict=True):
+        fill = fills.get(verdict)
+        yield [
+            _sheet_value(text, number)
+            if fill is None and not number_format
+            else cell(_sheet_value(text, number), fill=fill, number_format=number_format)
+            for text, number, number_format in zip(row_texts, row_numbers, formats, strict=True)
+        ]
+
+
+def _sheet_value(text: str, number: float | None) -> str | float:
+    if number is not None and math.isfinite(number):
+        return number
+    text = text[:_MAX_CELL_CHARACTERS]
+    return "'" + text if text.startswith(tuple(_FORMULA_STARTS)) and number is None else text
+
+
+def _summary(result: ComparisonResult, tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
+    return {
+        "agrees": result.agrees,
+        "target": str(result.target),
+        "golden": str(result.golden),
+        "missing": list(result.missing),
+        "limits": {precision.name.lower(): limit for precision, limit in LIMITS.items()},
+        "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
+    }
+
+
+def _unit_summary(unit: UnitResult, tables: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "label": unit.label,
+        "target": str(unit.target),
+        "golden": str(unit.golden),
+        "mode": unit.mode.value,
+        "agrees": unit.agrees,
+        "rows": {"total": unit.rows.height, **unit.counts},
+        "nodes": dict(unit.nodes.group_by("verdict").len().sort("verdict").rows()),
+        "first_difference": unit.first_difference,
+        "first_fault": None if unit.fault is None else _fault_summary(unit.fault),
+        "notes": list(unit.notes),
+        "tables": [str(path) for path in tables],
+    }
+
+
+def _fault_summary(fault: Fault) -> dict[str, Any]:
+    return {
+        "entry": fault.entry,
+        "parent": fault.parent,
+        "is_culprit": fault.is_culprit,
+        "only_on": fault.only_on,
+        "parts": list(fault.parts),
+        "input_error": _json_number(fault.input_error),
+        "output_error": _json_number(fault.output_error),
+        "findings": [{"row": row, "message": message} for row, message in fault.findings],
+        "stack": list(fault.stack),
+    }
+
+
+def _json_number(number: float | None) -> float | str | None:
+    return number if number is None or math.isfinite(number) else str(number)

@@ -1,0 +1,250 @@
+"""The result table: headers and cell texts that users' scripts know, and the numbers behind them.
+
+Headers, their order and the texts of special cells follow the tables of ``mindstudio-probe`` 26.x. Every cell has a
+text; a numeric cell has its number too, which spreadsheets get instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.engine import Mode, UnitResult
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.store.frame import RowKind
+
+NO_FILE = "-1"
+
+_SIDES = (("target", "NPU"), ("golden", "Bench"))
+_SHORT = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
+_RELATIVE = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
+_METRICS = {
+    "cosine": "Cosine",
+    "euclidean": "EucDist",
+    "largest_abs": "MaxAbsErr",
+    "largest_rel": "MaxRelativeErr",
+    "within_1e3": "One Thousandth Err Ratio",
+    "within_5e3": "Five Thousandths Err Ratio",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Attributes:
+        header: What its first cell says.
+        text: The text of each cell.
+        number: The number behind it; ``None`` for a column that has no numbers, null for a cell that has none.
+        is_percent: Whether the number is a ratio that is shown in percent.
+    """
+
+    header: str
+    text: pl.Expr
+    number: pl.Expr | None = None
+    is_percent: bool = False
+
+
+def columns_of(result: UnitResult) -> list[Column]:
+    """Return the columns for one result, in order."""
+    basics = [
+        *_names(),
+        *_both_sides("Dtype", "dtype"),
+        *_both_sides("Tensor Shape", "shape"),
+        *_requires_grad(),
+    ]
+    tail = [_consistent_grad(), Column("Result", pl.col("verdict")), Column("Err_message", _message_list())]
+    if result.stacks:
+        tail.append(Column("NPU_Stack_Info", pl.col("stack_info")))
+    if result.mode is Mode.CHECKSUM:
+        return [*basics, *_checksums(), *tail]
+    if result.mode is Mode.TENSOR:
+        return [*basics, *_tensor_metrics(), *_statistics(), *tail, Column("Data_name", _file_names())]
+    return [*basics, *_differences(), *_relative_errors(), *_statistics(), *tail]
+
+
+def texts_of(result: UnitResult) -> pl.DataFrame:
+    """Return the table with every cell as text, and the headers as column names."""
+    rows = with_stacks(result)
+    return rows.select(
+        column.text.cast(pl.String).fill_null(NOT_AVAILABLE).alias(column.header) for column in columns_of(result)
+    )
+
+
+def with_stacks(result: UnitResult) -> pl.DataFrame:
+    """Return the rows with a column ``stack_info``: the stack as list text on the first row of each entry."""
+    stacks = pl.DataFrame(
+        {
+            "entry": list(result.stacks),
+            "stack_info": [str(list(frames)) for frames in result.stacks.values()],
+        },
+        schema={"entry": pl.String, "stack_info": pl.String},
+    )
+    is_first = pl.int_range(pl.len()).over("entry") == 0
+    has_target = pl.col("match") != Match.GOLDEN.value
+    return result.rows.join(stacks, on="entry", how="left", maintain_order="left").with_columns(
+        stack_info=pl.when(is_first & has_target).then(pl.col("stack_info"))
+    )
+
+
+def _names() -> list[Column]:
+    return [Column(f"{title} Name", pl.col(f"name_{side}")) for side, title in _SIDES]
+
+
+def _both_sides(what: str, column: str) -> list[Column]:
+    return [Column(f"{title} {what}", pl.col(f"{column}_{side}")) for side, title in _SIDES]
+
+
+def _requires_grad() -> list[Column]:
+    return [Column(f"{title} Requires_grad", _bool_text(pl.col(f"requires_grad_{side}"))) for side, title in _SIDES]
+
+
+def _bool_text(value: pl.Expr) -> pl.Expr:
+    return pl.when(value).then(pl.lit("True")).when(~value).then(pl.lit("False"))
+
+
+def _consistent_grad() -> Column:
+    same = (pl.col("match") == Match.BOTH.value) & pl.col("requires_grad_target").eq_missing(
+        pl.col("requires_grad_golden")
+    )
+    return Column("Requires_grad Consistent", _bool_text(same))
+
+
+def _message_list() -> pl.Expr:
+    """Return the messages as the text of a JSON list."""
+    joined = pl.col("messages").list.join("\x1f")
+    escaped = joined.str.replace_all("\\", "\\\\", literal=True).str.replace_all('"', '\\"', literal=True)
+    listed = pl.format('["{}"]', escaped.str.replace_all("\x1f", '", "', literal=True))
+    return pl.when(pl.col("messages").list.len() > 0).then(listed).otherwise(pl.lit("[]"))
+
+
+def _checksums() -> list[Column]:
+    titles = {"target": "NPU MD5", "golden": "BENCH MD5"}
+    return [Column(titles[side], pl.col(f"checksum_{side}")) for side, _ in _SIDES]
+
+
+def _statistics() -> list[Column]:
+    columns: list[Column] = []
+    for side, title in _SIDES:
+        for name in STATISTICS:
+            number = pl.col(f"{name}_{side}")
+            is_text = (pl.col(f"kind_{side}") == RowKind.SCALAR.value) | (pl.col(f"kind_{side}") == RowKind.NONE.value)
+            text = (
+                pl.when(pl.col(f"kind_{side}").is_null())
+                .then(pl.lit(NOT_AVAILABLE))
+                .when(is_text)
+                .then(pl.col(f"text_{side}").fill_null("None"))
+                .otherwise(_value_text(number, pl.col(f"dtype_{side}")).fill_null("None"))
+            )
+            columns.append(Column(f"{title} {_SHORT[name].lower()}", text, number))
+    return columns
+
+
+def _value_text(number: pl.Expr, dtype: pl.Expr) -> pl.Expr:
+    is_whole = dtype.str.to_lowercase().str.contains("int") & (number == number.round())
+    as_bool = pl.when(number == 1).then(pl.lit("True")).otherwise(pl.lit("False"))
+    return (
+        pl.when(number.is_nan())
+        .then(pl.lit("nan"))
+        .when(number.is_infinite())
+        .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
+        .when(is_whole)
+        .then(number.cast(pl.Int64, strict=False).cast(pl.String))
+        .when(dtype.str.to_lowercase().str.contains("bool") & number.is_in([0.0, 1.0]))
+        .then(as_bool)
+        .otherwise(number.cast(pl.String))
+    )
+
+
+def _differences() -> list[Column]:
+    return [
+        Column(f"{_SHORT[name]} diff", _difference_text(name, pl.col(f"{name}_diff"), ""), pl.col(f"{name}_diff"))
+        for name in STATISTICS
+    ]
+
+
+def _relative_errors() -> list[Column]:
+    columns: list[Column] = []
+    for name in STATISTICS:
+        ratio = pl.col(f"{name}_rel")
+        columns.append(
+            Column(
+                f"{_RELATIVE[name]}RelativeErr",
+                _difference_text(name, ratio * 100, "%"),
+                ratio,
+                is_percent=True,
+            )
+        )
+    return columns
+
+
+def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
+    """Return the text of a difference: ``0`` where both sides are the same, also where both are None or one text."""
+    same_text = pl.col("text_target") == pl.col("text_golden")
+    both_none = (pl.col("kind_target") == RowKind.NONE.value) & (pl.col("kind_golden") == RowKind.NONE.value)
+    both_missing = pl.col(f"{name}_target").is_null() & pl.col(f"{name}_golden").is_null()
+    is_tensor_pair = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
+    is_pair = pl.col("match") == Match.BOTH.value
+    return (
+        pl.when(~is_pair)
+        .then(pl.lit(NOT_AVAILABLE))
+        .when(same_text | both_none | (is_tensor_pair & both_missing))
+        .then(pl.lit("0"))
+        .when(number.is_null())
+        .then(pl.lit("Diff"))
+        .when(number.is_nan())
+        .then(pl.lit(NOT_A_NUMBER))
+        .when(number.is_infinite())
+        .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
+        .when(number == 0)
+        .then(pl.lit("0"))
+        .otherwise(number.cast(pl.String) + unit)
+    )
+
+
+def _tensor_metrics() -> list[Column]:
+    columns: list[Column] = []
+    for name, header in _METRICS.items():
+        number = pl.col(name)
+        text = (
+            pl.when(pl.col("match") != Match.BOTH.value)
+            .then(pl.lit(UNSUPPORTED))
+            .when(number.is_null())
+            .then(pl.col("status"))
+            .when(number.is_nan())
+            .then(pl.lit(NOT_A_NUMBER))
+            .when(number.is_infinite())
+            .then(pl.lit("inf"))
+            .otherwise(number.cast(pl.String))
+        )
+        columns.append(Column(header, text, number))
+    return columns
+
+
+def _file_names() -> pl.Expr:
+    sides = [
+        pl.coalesce(
+            f"file_name_{side}",
+            pl.when(pl.col(f"kind_{side}").is_null()).then(pl.lit(NOT_AVAILABLE)).otherwise(pl.lit(NO_FILE)),
+        )
+        for side, _ in _SIDES
+    ]
+    return pl.format("['{}', '{}']", *sides)
+
+
+def headers_of(columns: Sequence[Column]) -> list[str]:
+    """Return the headers."""
+    return [column.header for column in columns]
+
+
+VERDICT_COLOURS = {
+    Verdict.ERROR.value: "FFC7CE",
+    Verdict.WARNING.value: "FFEB9C",
+    Verdict.UNMATCHED.value: "D9D9D9",
+}
+"""Fill of a row by its verdict, as RGB in hexadecimal."""

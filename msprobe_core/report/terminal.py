@@ -1,0 +1,103 @@
+"""What the terminal shows of a comparison: counts, the first fault with its evidence, where to read on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.engine import ComparisonResult, Fault, UnitResult
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.report.files import ReportFiles
+
+_MAX_FINDINGS = 4
+_MAX_FRAMES = 3
+_FRAMEWORK_FRAMES = ("/torch/", "/mindspore/", "<frozen ")
+
+
+def print_summary(result: ComparisonResult, files: ReportFiles, console: Console) -> None:
+    """Print the result; the last line is the verdict."""
+    for unit in result.units:
+        _print_unit(unit, console)
+    for line in result.missing:
+        console.print(Text(f"No partner: {line}.", style="bold red"))
+    for paths in files.tables:
+        for path in paths:
+            console.print(Text(f"Table:   {path}"), soft_wrap=True)
+    console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
+    console.print(_verdict_line(result), soft_wrap=True)
+
+
+def _print_unit(unit: UnitResult, console: Console) -> None:
+    title = f"{unit.label}, {unit.mode.value}" if unit.label else unit.mode.value
+    console.print(Text(f"Compared {unit.rows.height:,} rows of {unit.nodes.height:,} calls ({title}):"))
+    table = Table(box=None, pad_edge=True, show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    for verdict, style in ((Verdict.PASS, "green"), (Verdict.WARNING, "yellow"), (Verdict.ERROR, "red")):
+        table.add_row(Text(f"{unit.counts[verdict.value]:,}", style=style), verdict.value)
+    for match in (Match.TARGET, Match.GOLDEN):
+        table.add_row(Text(f"{unit.counts[match.value]:,}"), f"{match.value}")
+    console.print(table)
+    for note in unit.notes:
+        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+    if unit.fault is not None:
+        for line in fault_lines(unit.fault):
+            console.print(line, soft_wrap=True)
+    elif unit.first_difference is not None:
+        console.print(Text(f"Within the limits; the first row that differs at all is {unit.first_difference}."))
+    else:
+        console.print(Text("No value differs."))
+
+
+def fault_lines(fault: Fault) -> Iterator[Text]:
+    """Yield the lines that describe the first fault."""
+    yield Text(f"First fault: {fault.entry}", style="bold red")
+    if fault.parent:
+        yield Text(f"  inside {fault.parent}")
+    yield Text(f"  {_reason(fault)}")
+    for row, message in fault.findings[:_MAX_FINDINGS]:
+        yield Text(f"  {row}  {message}")
+    if len(fault.findings) > _MAX_FINDINGS:
+        yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
+    frames = _frames_of_user(fault.stack)
+    if frames:
+        yield Text("  called from")
+        for frame in frames:
+            yield Text(f"    {' '.join(frame.split())}")
+
+
+def _reason(fault: Fault) -> str:
+    if fault.only_on is not None:
+        return f"This call is in the {fault.only_on} only: from here on the two programs differ."
+    if not fault.is_culprit:
+        return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
+    blamed = " and ".join(part for part in fault.parts if part != "outputs")
+    if not blamed:
+        given = "" if fault.input_error is None else f" (relative error {fault.input_error:.2g})"
+        wrong = "" if fault.output_error is None else f" (relative error {fault.output_error:.2g})"
+        return f"Its inputs agree{given}, its output does not{wrong}."
+    if "outputs" in fault.parts:
+        return f"Its input tensors agree, its {blamed} and its output do not."
+    return f"Its input tensors agree, its {blamed} do not."
+
+
+def _frames_of_user(stack: Sequence[str]) -> Sequence[str]:
+    """Return the innermost frames that are not the framework's own, or the innermost if all are."""
+    own = [frame for frame in stack if not any(part in frame for part in _FRAMEWORK_FRAMES)]
+    return (own or list(stack))[:_MAX_FRAMES]
+
+
+def _verdict_line(result: ComparisonResult) -> Text:
+    if result.agrees:
+        return Text("AGREE: every row is matched and within its limit.", style="bold green")
+    faults = [(unit.label, unit.fault) for unit in result.units if unit.fault is not None]
+    if not faults:
+        return Text("DIFFERENT: not every rank has a partner.", style="bold red")
+    label, fault = faults[0]
+    place = f"{label}: {fault.entry}" if len(result.units) > 1 else fault.entry
+    inside = f" in {fault.parent}" if fault.parent else ""
+    return Text(f"DIFFERENT: first at {place}{inside}.", style="bold red")

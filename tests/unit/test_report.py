@@ -1,0 +1,244 @@
+"""Tables, spreadsheets and the summary: exact headers and cells, numbers as numbers, safe to open."""
+
+import csv
+import json
+
+import openpyxl
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core.compare import compare_dumps
+from msprobe_core.report import write_report
+
+X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
+NAN, INF = float("nan"), float("inf")
+ENTRY = "Functional.linear.0.forward"
+
+BASIC = ["NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
+         "NPU Requires_grad", "Bench Requires_grad"]  # fmt: skip
+DIFFERENCES = ["Max diff", "Min diff", "Mean diff", "L2norm diff", "MaxRelativeErr", "MinRelativeErr",
+               "MeanRelativeErr", "NormRelativeErr"]  # fmt: skip
+STATISTICS = ["NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm"]
+TAIL = ["Requires_grad Consistent", "Result", "Err_message"]
+METRICS = ["Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio"]
+
+
+@pytest.fixture
+def report(tmp_path):
+    def report(target, golden, *, xlsx=False, stacks=None, **header):
+        one = write_dump(tmp_path / "target", target, stacks=stacks, **header)
+        other = write_dump(tmp_path / "golden", golden, **header)
+        files = write_report(compare_dumps(one, other), tmp_path / "out", xlsx=xlsx)
+        return files.tables[0][0], json.loads(files.summary.read_text())
+
+    return report
+
+
+def read_csv(path):
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        return reader.fieldnames, {
+            row["NPU Name"] if row["NPU Name"] != "N/A" else row["Bench Name"]: row for row in reader
+        }
+
+
+def test_statistics_table(report):
+    data = {ENTRY: api(tensor(X), output=tensor(TWICE))}
+    path, _ = report(data, {ENTRY: api(tensor(X), output=tensor(X))})
+    headers, rows = read_csv(path)
+    assert headers == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
+    same = rows[f"{ENTRY}.input.0"]
+    assert [same[h] for h in DIFFERENCES] == ["0"] * 8
+    assert (same["Result"], same["Err_message"], same["NPU Tensor Shape"]) == ("pass", "[]", "[2, 2]")
+    other = rows[f"{ENTRY}.output.0"]
+    assert [other[h] for h in DIFFERENCES[:3]] == ["4.0", "-2.0", "1.5"]
+    assert other["MaxRelativeErr"] == "100.0%"
+    assert other["NormRelativeErr"] == "100.0%"
+    assert other["Result"] == "error"
+    assert json.loads(other["Err_message"]) == ["error: the relative error 1.0 is over the limit 0.001."]
+    assert (other["NPU Requires_grad"], other["Requires_grad Consistent"]) == ("True", "True")
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "diff", "relative"),
+    [
+        (10.0, 5.0, "5.0", "100.0%"),
+        (5.0, 0.0, "5.0", "inf"),
+        (3.0, 3.0, "0", "0"),
+        (1.0, 2.0, "-1.0", "50.0%"),
+        (NAN, NAN, "0", "0"),
+        (NAN, 1.0, "Nan", "Nan"),
+        (1.0, NAN, "Nan", "Nan"),
+        (INF, INF, "0", "0"),
+        (INF, 1.0, "inf", "inf"),
+        (-INF, 1.0, "-inf", "inf"),
+        (1.0, INF, "-inf", "Nan"),
+        (INF, -INF, "inf", "Nan"),
+    ],
+)
+def test_cells_of_differences(report, target, golden, diff, relative):
+    sides = [{ENTRY: api(output=tensor(X, Max=str(v) if v != v or abs(v) == INF else v))} for v in (target, golden)]
+    for side in sides:
+        maximum = side[ENTRY]["output"][0]["Max"]
+        names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+        side[ENTRY]["output"][0]["Max"] = names.get(maximum, maximum)
+    _, rows = read_csv(report(*sides)[0])
+    row = rows[f"{ENTRY}.output.0"]
+    assert (row["Max diff"], row["MaxRelativeErr"]) == (diff, relative)
+
+
+def test_cells_of_what_is_no_tensor_or_is_missing(report):
+    def dump(number, text, other):
+        arguments = {"type": "float", "value": number}, {"type": "str", "value": text}
+        return {ENTRY: api(tensor(X), None, *arguments, output=tensor(X)), other: api(tensor(X), output=tensor(X))}
+
+    target, golden = dump(1e-5, "a", "Torch.abs.0.forward"), dump(1e-6, "b", "Torch.exp.0.forward")
+    _, rows = read_csv(report(target, golden)[0])
+    none, number, text = (rows[f"{ENTRY}.input.{i}"] for i in (1, 2, 3))
+    assert [none[h] for h in ("NPU Dtype", "NPU max", "Max diff", "Result")] == ["N/A", "None", "0", "pass"]
+    assert [number[h] for h in ("NPU Dtype", "NPU max", "NPU Tensor Shape")] == ["<class 'float'>", "1e-05", "[]"]
+    assert number["Result"] == "error"
+    assert [text[h] for h in ("NPU max", "Bench l2norm", "Max diff")] == ["a", "b", "Diff"]
+    extra, lacking = rows["Torch.abs.0.forward.output.0"], rows["Torch.exp.0.forward.output.0"]
+    assert [extra[h] for h in ("Bench Name", "Bench max", "Max diff", "Result")] == ["N/A", "N/A", "N/A", "unmatched"]
+    assert extra["Requires_grad Consistent"] == "False"
+    assert [lacking[h] for h in ("NPU Name", "NPU max", "Bench Name")] == ["N/A", "N/A", "Torch.exp.0.forward.output.0"]
+
+
+def test_integers_and_booleans_look_like_themselves(report):
+    data = {ENTRY: api(tensor([1, 7], dtype="torch.int64"), output=tensor([0, 1], dtype="torch.bool"))}
+    _, rows = read_csv(report(data, data)[0])
+    assert [rows[f"{ENTRY}.input.0"][h] for h in ("NPU max", "NPU min", "NPU mean")] == ["7", "1", "4"]
+    assert [rows[f"{ENTRY}.output.0"][h] for h in ("NPU max", "NPU min")] == ["True", "False"]
+
+
+def test_checksum_table(report):
+    path, summary = report(
+        {ENTRY: api(tensor(X, md5="0000000a"), output=tensor(X, md5="0000000b"))},
+        {ENTRY: api(tensor(X, md5="0000000a"), output=tensor(X, md5="0000000c"))},
+    )
+    headers, rows = read_csv(path)
+    assert headers == [*BASIC, "NPU MD5", "BENCH MD5", *TAIL]
+    assert [rows[f"{ENTRY}.output.0"][h] for h in ("NPU MD5", "BENCH MD5", "Result")] == [
+        "0000000b",
+        "0000000c",
+        "error",
+    ]
+    assert summary["units"][0]["mode"] == "md5"
+
+
+def test_tensor_table(report, tmp_path):
+    import numpy as np
+
+    for side, factor in (("target", 2.0), ("golden", 1.0)):
+        (tmp_path / side / "dump_tensor_data").mkdir(parents=True)
+        for name, values in (("input.0", np.float32(X)), ("output.0", np.float32(X) * np.float32(factor))):
+            np.save(tmp_path / side / "dump_tensor_data" / f"{ENTRY}.{name}.npy", values)
+
+    def record(values):
+        files = [f"{ENTRY}.{name}.npy" for name in ("input.0", "output.0")]
+        argument = {"type": "int", "value": 1}
+        return {ENTRY: api(tensor(X, data_name=files[0]), argument, output=tensor(values, data_name=files[1]))}
+
+    path, summary = report(record(TWICE), record(X), task="tensor")
+    headers, rows = read_csv(path)
+    assert headers == [*BASIC, *METRICS, *STATISTICS, *TAIL, "Data_name"]
+    output = rows[f"{ENTRY}.output.0"]
+    assert [output[h] for h in METRICS] == ["1.0", "5.477225575051661", "4.0", "1.0", "0.0", "0.0"]
+    assert output["Result"] == "error"
+    assert output["Data_name"] == f"['{ENTRY}.output.0.npy', '{ENTRY}.output.0.npy']"
+    argument = rows[f"{ENTRY}.input.1"]
+    assert [argument[h] for h in METRICS] == ["unsupported"] * 6
+    assert (argument["Result"], argument["Data_name"]) == ("pass", "['-1', '-1']")
+    assert summary["units"][0]["first_fault"]["entry"] == ENTRY
+
+
+def test_a_missing_tensor_file_is_an_error_of_its_row(report):
+    data = {ENTRY: api(tensor(X), output=tensor(X, data_name="gone.pt"))}
+    path, _ = report(data, data, task="tensor")
+    (row,) = [row for name, row in read_csv(path)[1].items() if name == "gone"]
+    assert row["Result"] == "error"
+    assert "cannot be read" in row["Err_message"]
+
+
+def test_the_stack_stands_on_the_first_row_of_each_call(report):
+    stacks = {
+        "0": [[ENTRY], ["File model.py, line 3, in forward, \n y = f(x)", "File main.py, line 1, in main, \n m()"]]
+    }
+    data = {ENTRY: api(tensor(X), output=tensor(X))}
+    headers, rows = read_csv(report(data, data, stacks=stacks)[0])
+    assert headers[-1] == "NPU_Stack_Info"
+    assert rows[f"{ENTRY}.input.0"]["NPU_Stack_Info"].startswith("['File model.py, line 3, in forward, \\n y = f(x)'")
+    assert rows[f"{ENTRY}.output.0"]["NPU_Stack_Info"] == "N/A"
+
+
+def test_spreadsheet(report):
+    data = {
+        ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(TWICE)),
+        "Torch.abs.0.forward": api(output=None),
+    }
+    path, _ = report(data, {ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(X))}, xlsx=True)
+    assert path.suffix == ".xlsx"
+    sheet = openpyxl.load_workbook(path).active
+    assert [cell.value for cell in sheet[1]] == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
+    assert sheet.freeze_panes == "B2"
+    assert sheet.auto_filter.ref == f"A1:{sheet.cell(1, len(sheet[1])).column_letter}{sheet.max_row}"
+    rows = {
+        row[0].value: dict(zip((c.value for c in sheet[1]), row, strict=True)) for row in sheet.iter_rows(min_row=2)
+    }
+    good, text, bad = (rows[f"{ENTRY}.{row}"] for row in ("input.0", "input.1", "output.0"))
+    assert bad["NormRelativeErr"].value == pytest.approx(1.0)
+    assert bad["NormRelativeErr"].number_format == "0.0000%"
+    assert (bad["Max diff"].value, bad["NPU max"].value) == (4.0, 8.0)
+    assert bad["Result"].fill.start_color.rgb.endswith("FFC7CE")
+    assert good["Result"].fill.fill_type is None
+    assert rows["Torch.abs.0.forward.output.0"]["Result"].fill.start_color.rgb.endswith("D9D9D9")
+    assert text["NPU max"].data_type == "s"
+    assert not any(cell.data_type == "f" for row in sheet.iter_rows() for cell in row)
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "@cmd", "+1+1", "-1+1", "\t=1"])
+def test_text_that_a_spreadsheet_would_run_is_quoted(report, text):
+    data = {
+        ENTRY: api(tensor(X), {"type": "str", "value": text}, output=tensor(X)),
+        f"{text}.f.0.forward": api(output=tensor(X)),
+    }
+    path, _ = report(data, data)
+    with path.open(newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert text not in cells
+    assert cells.count("'" + text) == 8
+    assert "'" + text + ".f.0.forward.output.0" in cells
+    assert "-2.0" in cells
+
+
+def test_summary(report):
+    stacks = {ENTRY: ["File model.py, line 3, in forward, \n y = f(x)"]}
+    _, summary = report(
+        {ENTRY: api(tensor(X), output=tensor(TWICE)), "Torch.abs.0.forward": api(output=tensor(X))},
+        {ENTRY: api(tensor(X), output=tensor(X))},
+        stacks=stacks,
+    )
+    assert summary["agrees"] is False
+    (unit,) = summary["units"]
+    assert unit["rows"] == {
+        "total": 3,
+        "pass": 1,
+        "warning": 0,
+        "error": 1,
+        "unmatched": 1,
+        "only target": 1,
+        "only golden": 0,
+    }
+    assert unit["nodes"] == {"error": 1, "unmatched": 1}
+    fault = unit["first_fault"]
+    assert (fault["entry"], fault["is_culprit"], fault["parts"]) == (ENTRY, True, ["outputs"])
+    assert fault["stack"] == stacks[ENTRY]
+    assert (fault["input_error"], fault["output_error"]) == (0.0, 1.0)
+    assert fault["findings"][0]["row"] == f"{ENTRY}.output.0"
+
+
+def test_result_files_are_for_the_owner_only(report):
+    data = {ENTRY: api(output=tensor(X))}
+    path, _ = report(data, data)
+    assert all(file.stat().st_mode & 0o077 == 0 for file in (path, path.parent, path.parent / "summary.json"))
