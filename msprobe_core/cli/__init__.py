@@ -1,0 +1,5 @@
+"""The command ``msprobe``."""
+
+from msprobe_core.cli.main import main
+
+__all__ = ["main"]

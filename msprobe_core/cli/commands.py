@@ -1,0 +1,17 @@
+"""The core's own commands, registered as plugins register theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from msprobe_core.cli.compare import compare
+from msprobe_core.cli.plugins import plugins
+from msprobe_core.hookspecs import hookimpl
+
+
+@hookimpl
+def msprobe_register_commands() -> Sequence[click.Command]:
+    """Offer ``compare`` and ``plugins``."""
+    return [compare, plugins]

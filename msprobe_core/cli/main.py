@@ -1,0 +1,97 @@
+"""Entry point: parse, call, print; the only place that turns errors into sentences and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+
+from msprobe_core import __version__
+from msprobe_core.errors import MsprobeError
+
+EXIT_AGREES = 0
+EXIT_DIFFERENT = 1
+EXIT_FAILED = 2
+EXIT_INTERRUPTED = 130
+
+DEBUG_VARIABLE = "MSPROBE_DEBUG"
+
+
+class _PluginGroup(click.Group):
+    """A group whose commands come from plugins, asked for when the first one is needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(_commands())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        return _commands().get(cmd_name)
+
+
+def _commands() -> dict[str, click.Command]:
+    from msprobe_core.plugins import registry
+
+    return registry().commands()
+
+
+@click.group(cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="msprobe", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option(
+    "-f",
+    "--framework",
+    metavar="NAME",
+    help="Accepted as published tutorials write it (-f pytorch); dumps say themselves what they are of.",
+)
+@click.pass_context
+def _root(ctx: click.Context, *, debug: bool, framework: str | None) -> None:
+    """Find where a training run goes wrong: compare its dump with that of a trusted run."""
+    ctx.obj = framework
+    if debug:
+        os.environ[DEBUG_VARIABLE] = "1"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    Args:
+        arguments: Without the program's name; ``None`` takes those of the process.
+
+    Exit status: 0 if all is well, 1 if a comparison found differences, 2 if a command could not do its work.
+    """
+    logging.basicConfig(format="msprobe: %(levelname)s: %(message)s", level=logging.WARNING)
+    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    wants_traceback = "--debug" in arguments or bool(os.environ.get(DEBUG_VARIABLE))
+    try:
+        status: Any = _root.main(arguments, prog_name="msprobe", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        if wants_traceback:
+            raise
+        error.show()
+        return EXIT_FAILED
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except MsprobeError as error:
+        if wants_traceback:
+            raise
+        return _fail(str(error))
+    except Exception as error:
+        if wants_traceback:
+            raise
+        return _fail(
+            f"internal error ({type(error).__name__}: {error}); run again with `msprobe --debug …` and report the "
+            "traceback"
+        )
+    return status if isinstance(status, int) else EXIT_AGREES
+
+
+def _fail(sentence: str) -> int:
+    click.echo(f"msprobe: error: {' '.join(sentence.split())}", err=True)
+    return EXIT_FAILED

@@ -1,0 +1,37 @@
+"""``msprobe plugins``: which plugins there are, what each offers, and why one does not work."""
+
+from __future__ import annotations
+
+import click
+
+from msprobe_core.plugins import Plugin, registry, shadowing_advice, shadowing_package
+
+
+@click.command()
+def plugins() -> None:
+    """List the plugins that were found, and what each offers."""
+    found = registry()
+    # Asked for everything, so that a plugin that fails only then is listed as broken.
+    offers = {
+        "frameworks": list(found.frameworks()),
+        "processors": list(found.processors()),
+        "writers": list(found.writers()),
+        "readers": [reader.name for reader in found.readers()],
+        "commands": list(found.commands()),
+    }
+    for plugin in found.plugins:
+        click.echo(_describe(plugin))
+    click.echo()
+    for what, names in offers.items():
+        click.echo(f"{what}: {', '.join(sorted(names)) or 'none'}")
+    package = shadowing_package()
+    if package is not None:
+        click.echo(f"\nwarning: {shadowing_advice(package)}", err=True)
+
+
+def _describe(plugin: Plugin) -> str:
+    head = f"{plugin.name:<18} {plugin.version or '-':<9} {plugin.source:<18}"
+    if plugin.problem is not None:
+        return f"{head} BROKEN: {plugin.problem}"
+    offers = ", ".join(hook.removeprefix("msprobe_register_") for hook in plugin.hooks) or "nothing"
+    return f"{head} {offers}  {plugin.summary}"

@@ -1,0 +1,192 @@
+"""The command line: exit codes, one sentence per failure, both spellings of compare."""
+
+import json
+import re
+
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core import __version__
+from msprobe_core.cli import main
+
+X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
+ENTRY = "Functional.linear.0.forward"
+MODULE = "Module.layers.3.mlp.MLP.forward.0"
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run a command line and return exit code, output and errors."""
+    monkeypatch.delenv("MSPROBE_DEBUG", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def dumps(tmp_path):
+    stacks = {ENTRY: ["File /env/torch/nn/modules/linear.py, line 9, in forward, \n return F.linear(x)",
+                      "File /work/model.py, line 3, in forward, \n y = self.fc(x)"]}  # fmt: skip
+    common = {"parents": {ENTRY: MODULE}, "stacks": stacks}
+    write_dump(tmp_path / "good" / "rank0", {ENTRY: api(tensor(X), output=tensor(X))}, **common)
+    write_dump(tmp_path / "bad" / "rank0", {ENTRY: api(tensor(X), output=tensor(TWICE))}, **common)
+    return tmp_path
+
+
+def test_version(run):
+    assert run("--version") == (0, f"msprobe {__version__}\n", "")
+    assert run("-V")[1] == f"msprobe {__version__}\n"
+
+
+def test_help_lists_the_commands(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert re.search(r"compare\s+Compare the dump of a run under test", out)
+    assert run("compare", "-h")[0] == 0
+
+
+def test_agreement_is_exit_0(run, dumps):
+    code, out, err = run("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
+    assert (code, err) == (0, "")
+    assert "No value differs." in out
+    assert out.splitlines()[-1] == "AGREE: every row is matched and within its limit."
+
+
+def test_a_difference_is_exit_1_and_names_the_place(run, dumps):
+    code, out, err = run("compare", "-tp", dumps / "bad", "-gp", dumps / "good", "-o", dumps / "out")
+    assert (code, err) == (1, "")
+    assert f"First fault: {ENTRY}" in out
+    assert f"inside {MODULE}" in out
+    assert "Its inputs agree (relative error 0), its output does not (relative error 1)." in out
+    assert "File /work/model.py, line 3, in forward, y = self.fc(x)" in out
+    assert "torch/nn" not in out
+    assert out.splitlines()[-1] == f"DIFFERENT: first at {ENTRY} in {MODULE}."
+    (table,) = (dumps / "out").glob("compare_result_rank0_*.csv")
+    assert re.fullmatch(r"compare_result_rank0_\d{14}\.csv", table.name)
+    summary = json.loads((dumps / "out" / "summary.json").read_text())
+    assert summary["units"][0]["first_fault"]["entry"] == ENTRY
+    assert summary["units"][0]["tables"] == [str(table)]
+
+
+def test_the_spelling_of_published_tutorials(run, dumps):
+    request = {
+        "npu_path": str(dumps / "bad" / "rank0" / "dump.json"),
+        "bench_path": str(dumps / "good" / "rank0" / "dump.json"),
+        "stack_path": str(dumps / "bad" / "rank0" / "stack.json"),
+        "is_print_compare_log": True,
+    }
+    (dumps / "compare.json").write_text(json.dumps(request))
+    arguments = ("-f", "pytorch", "compare", "-i", dumps / "compare.json", "-o", dumps / "out", "-s")
+    code, out, _ = run(*arguments)
+    assert code == 1
+    assert f"DIFFERENT: first at {ENTRY}" in out
+    assert list((dumps / "out").glob("compare_result_*.xlsx"))
+    (dumps / "compare.json").write_text(json.dumps({"npu_path": str(dumps / "bad"), "bench_path": str(dumps / "good"),
+                                                    "stack_path": str(dumps / "bad"), "rank_id": [0]}))  # fmt: skip
+    assert run(*arguments, "-c", "-hl")[0] == 1
+
+
+def test_a_spreadsheet_on_request(run, dumps):
+    assert run("compare", "-tp", dumps / "bad", "-gp", dumps / "good", "-o", dumps / "out", "--xlsx")[0] == 1
+    assert [path.suffix for path in sorted((dumps / "out").iterdir())] == [".xlsx", ".json"]
+
+
+def test_a_missing_rank_is_a_difference(run, dumps):
+    write_dump(dumps / "good" / "rank1", {ENTRY: api(output=tensor(X))})
+    code, out, _ = run("compare", "-tp", dumps / "good" / "rank0", "-gp", dumps / "good" / "rank0", "-o", dumps / "out")
+    assert code == 0
+    write_dump(dumps / "other" / "rank0", {ENTRY: api(tensor(X), output=tensor(X))})
+    write_dump(dumps / "other" / "rank2", {ENTRY: api(output=tensor(X))})
+    code, out, _ = run("compare", "-tp", dumps / "other", "-gp", dumps / "good", "-o", dumps / "out")
+    assert code == 1
+    assert f"No partner: rank2 is in {dumps / 'other'} only." in out
+    assert out.splitlines()[-1] == "DIFFERENT: not every rank has a partner."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["-tp", "nowhere", "-gp", "good"], r"nowhere: does not exist"),
+        (["-tp", "good", "-gp", "text.json"], r"text\.json is one dump and .*good is not"),
+        (["-tp", "text.json", "-gp", "text.json"], r"text\.json: is not valid JSON"),
+        (["-tp", "empty", "-gp", "good"], r"empty: holds no dump"),
+        (["-tp", "other/rank0", "-gp", "good/rank0"], r"have no row in common"),
+        (["-i", "nowhere.json"], r"nowhere\.json: cannot be read"),
+        (["-i", "text.json"], r"text\.json: is not a compare\.json"),
+        (["-i", "wrong.json"], r"wrong\.json: is not a compare\.json \(.*npu_path"),
+        (["-tp", "good", "-gp", "good", "-o", "text.json"], r"text\.json.*cannot be created"),
+        (["-tp", "good"], r"both dumps are needed"),
+        (["-tp", "good", "-i", "wrong.json"], r"give either -i, or -tp and -gp"),
+        (["--no-such-option"], r"No such option.*--no-such-option"),
+    ],
+    ids=str,
+)
+def test_failures_are_one_sentence_and_exit_2(run, dumps, arguments, expected, monkeypatch):
+    monkeypatch.chdir(dumps)
+    (dumps / "text.json").write_text("not json")
+    (dumps / "wrong.json").write_text('{"npu_path": 3}')
+    (dumps / "empty").mkdir()
+    write_dump(dumps / "other" / "rank0", {"Torch.mm.0.forward": api(output=tensor(X))})
+    code, out, err = run("compare", *arguments)
+    assert (code, out) == (2, "")
+    assert re.search(expected, err)
+    assert len([line for line in err.splitlines() if "rror:" in line]) == 1
+
+
+def test_an_unknown_command_is_exit_2(run):
+    code, _, err = run("comapre")
+    assert code == 2
+    assert "comapre" in err
+
+
+def test_debug_shows_the_traceback(dumps):
+    from msprobe_core.errors import CompareError
+
+    with pytest.raises(CompareError):
+        main(["--debug", "compare", "-tp", str(dumps / "x"), "-gp", str(dumps / "y")])
+
+
+def test_an_internal_error_is_a_sentence_too(run, dumps, monkeypatch):
+    import msprobe_core.compare.engine as engine
+
+    def fail(*_arguments):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(engine, "align", fail)
+    code, _, err = run("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
+    assert code == 2
+    assert "internal error (ZeroDivisionError: planted); run again with `msprobe --debug" in err
+
+
+def test_paths_may_hold_any_character(run, tmp_path):
+    directory = tmp_path / "прогон 1 + ünïcode 运行"
+    write_dump(directory / "rank0", {ENTRY: api(output=tensor(X))})
+    code, out, _ = run("compare", "-tp", directory, "-gp", directory, "-o", directory / "out put")
+    assert code == 0
+    assert "AGREE" in out
+
+
+def test_a_recovered_dump_is_compared_and_said_to_be(run, dumps):
+    path = dumps / "good" / "rank0" / "dump.json"
+    content = json.loads(path.read_text())
+    content["data"]["Torch.late.0.forward"] = api(output=tensor(X))
+    path.write_text(json.dumps(content)[:-20])
+    code, out, _ = run("compare", "-tp", dumps / "good", "-gp", dumps / "bad", "-o", dumps / "out")
+    assert code == 1
+    assert "cut off or damaged after 1 whole records, which were recovered" in out
+
+
+def test_plugins(run):
+    code, out, err = run("plugins")
+    assert (code, err) == (0, "")
+    assert re.search(r"^pytorch .* frameworks  ", out, re.MULTILINE)
+    for line in ("processors: md5, statistics", "writers: json", "readers: json", "commands: compare, plugins"):
+        assert line in out
+    assert re.search(r"^mindspore .* nothing  MindSpore.* Not built yet", out, re.MULTILINE)

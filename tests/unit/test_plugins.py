@@ -1,0 +1,269 @@
+"""Plugins: found, checked, named when they are broken, and never fatal."""
+
+import ast
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pluggy
+import pytest
+
+import msprobe_core
+from msprobe_core import hookspecs
+from msprobe_core.errors import PluginError
+from msprobe_core.hookspecs import hookimpl
+from msprobe_core.plugins import Plugin, Registry
+
+REPOSITORY = Path(msprobe_core.__file__).parents[1]
+HOOKS = sorted(name for name in vars(hookspecs.HookSpecs) if name.startswith("msprobe_"))
+
+
+@pytest.fixture
+def registry():
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs.HookSpecs)
+    return Registry(manager)
+
+
+def offer(*names, hook="msprobe_register_processors"):
+    """Return a plugin that offers objects of these names."""
+
+    @hookimpl(specname=hook)
+    def implementation():
+        return [SimpleNamespace(name=name) for name in names]
+
+    return SimpleNamespace(**{hook: implementation, "__doc__": "A plugin.\n\nMore."})
+
+
+def test_a_plugin_is_listed_with_what_it_offers(registry):
+    registry.add(Plugin("one", "1.2", "msprobe-one"), lambda: offer("histogram"))
+    (plugin,) = registry.plugins
+    assert (plugin.hooks, plugin.summary, plugin.problem) == (("msprobe_register_processors",), "A plugin.", None)
+    assert list(registry.processors()) == ["histogram"]
+
+
+def test_one_that_cannot_be_imported_is_named_and_left_out(registry, caplog):
+    def load():
+        raise ImportError("no such library")
+
+    registry.add(Plugin("broken", "1.0", "msprobe-broken"), load)
+    registry.add(Plugin("fine", "1.0", "msprobe-fine"), lambda: offer("sketch"))
+    assert [plugin.problem for plugin in registry.plugins] == ["ImportError: no such library", None]
+    assert list(registry.processors()) == ["sketch"]
+    assert "the plugin 'broken' (msprobe-broken) is left out: ImportError: no such library" in caplog.text
+
+
+def test_a_misspelt_hook_is_an_error(registry, caplog):
+    registry.add(Plugin("typo", None, "somewhere"), lambda: SimpleNamespace(msprobe_register_procesors=list))
+    assert "there is no hook 'msprobe_register_procesors'; known: msprobe_register_commands" in caplog.text
+    assert registry.plugins[0].problem is not None
+
+
+def test_one_that_fails_when_asked_is_named_and_left_out(registry, caplog):
+    @hookimpl(specname="msprobe_register_processors")
+    def implementation():
+        raise ValueError("bad day")
+
+    registry.add(
+        Plugin("moody", "1.0", "msprobe-moody"), lambda: SimpleNamespace(msprobe_register_processors=implementation)
+    )
+    registry.add(Plugin("fine", "1.0", "msprobe-fine"), lambda: offer("sketch"))
+    with caplog.at_level(logging.WARNING):
+        assert list(registry.processors()) == ["sketch"]
+    assert "the plugin 'moody'" in caplog.text
+    assert "bad day" in caplog.text
+    assert [plugin.name for plugin in registry.plugins if plugin.problem] == ["moody"]
+
+
+def test_a_name_that_two_plugins_offer_is_an_error_that_names_both(registry):
+    registry.add(Plugin("one", None, "x"), lambda: offer("sketch"))
+    registry.add(Plugin("two", None, "y"), lambda: offer("sketch"))
+    with pytest.raises(PluginError, match=r"'(one|two)' and '(one|two)' both offer 'sketch'"):
+        registry.processors()
+
+
+def test_third_parties_readers_come_first(registry):
+    registry.add(Plugin("core:json", None, "core"), lambda: offer("json", hook="msprobe_register_readers"))
+    registry.add(Plugin("third", None, "third"), lambda: offer("arrow", hook="msprobe_register_readers"))
+    assert [reader.name for reader in registry.readers()] == ["arrow", "json"]
+
+
+# --- the hooks and their documentation --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_has_all_labels(hook):
+    text = getattr(hookspecs.HookSpecs, hook).__doc__
+    for label in ("Called:", "Cost:", "Returns:", "Order:", "Errors:", "Since:"):
+        assert label in text, f"{hook} lacks {label}"
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_every_hook_has_a_runnable_example(hook, registry):
+    page = (REPOSITORY / "docs" / "hooks.md").read_text()
+    section = re.search(rf"^## `{hook}`$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/hooks.md has no section on {hook}"
+    example = re.search(r"```python\n(.*?)```", section.group(1), re.DOTALL)
+    assert example, f"docs/hooks.md has no example of {hook}"
+    module = {"__name__": "example"}
+    exec(compile(example.group(1), f"docs/hooks.md:{hook}", "exec"), module)
+    registry.add(Plugin("example", None, "docs"), lambda: SimpleNamespace(**{hook: module[hook]}))
+    assert registry.plugins[0].problem is None
+    (offers,) = [implementation.function() for implementation in getattr(registry.manager.hook, hook).get_hookimpls()]
+    assert offers
+    assert all(offer.name for offer in offers)
+
+
+# --- layers -----------------------------------------------------------------------------------------------------
+
+LAYERS = [
+    {"errors", "model"},
+    {"names"},
+    {"hookspecs"},
+    {"config", "plugins"},
+    {"store"},
+    {"capture", "compare"},
+    {"report"},
+    {"cli", "testing"},
+    {"__main__"},
+]
+"""Rooms of the core, from the ground up. A room imports from rooms below it, never from one beside it."""
+
+FRAMEWORKS = {"torch", "torch_npu", "mindspore", "verl", "transformers", "msprobe"}
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room_of(path):
+    return path.relative_to(REPOSITORY / "msprobe_core").parts[0].removesuffix(".py")
+
+
+CORE_FILES = sorted((REPOSITORY / "msprobe_core").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_imports_run_downwards(path):
+    floor = {room: i for i, rooms in enumerate(LAYERS) for room in rooms}
+    room = room_of(path)
+    for name in imports_of(path):
+        parts = name.split(".")
+        assert parts[0] not in FRAMEWORKS, f"{path}: the core imports {name}"
+        if parts[0] != "msprobe_core" or room == "__init__" or parts[1] in {room, "__version__"}:
+            continue
+        assert floor[parts[1]] < floor[room], f"{path}: {room} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "plugins").rglob("msprobe/**/*.py")), ids=lambda path: path.name)
+def test_plugins_import_their_own_framework_only(path):
+    plugin = path.relative_to(REPOSITORY / "plugins").parts[0]
+    foreign = {"pytorch": {"mindspore", "verl"}, "mindspore": {"torch", "verl"}, "verl": {"mindspore"}}[plugin]
+    for name in imports_of(path):
+        assert name.split(".")[0] not in foreign, f"{path} imports {name}"
+
+
+def test_no_room_is_a_drawer():
+    assert not [path for path in CORE_FILES if path.stem in {"utils", "common", "const", "helpers", "misc"}]
+
+
+def test_the_namespace_has_no_init():
+    assert not list((REPOSITORY / "plugins").glob("*/msprobe/__init__.py"))
+
+
+BLOCK = """
+import importlib.machinery, sys
+class Block:
+    # Found, because libraries ask whether torch is there; but whoever imports it fails.
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "torch_npu", "mindspore", "verl", "transformers"}:
+            return importlib.machinery.ModuleSpec(name, self)
+    def create_module(self, spec):
+        raise ImportError("blocked: " + spec.name)
+    def exec_module(self, module):
+        raise ImportError("blocked")
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run_blocked(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + program, *map(str, arguments)], capture_output=True, text=True, cwd=REPOSITORY
+    )
+
+
+def test_everything_in_the_core_imports_with_every_framework_blocked():
+    modules = [
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+        for path in CORE_FILES
+        if path.stem != "__main__"
+    ]
+    done = run_blocked("import importlib\nfor name in sys.argv[1:]: importlib.import_module(name)", *modules)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("release", ["26.2.0_statistics", "26.2.0_md5", "26.2.0_tensor"])
+def test_dumps_are_compared_with_every_framework_blocked(release, tmp_path):
+    step = REPOSITORY / "tests" / "data" / "mindstudio_probe" / release / "step0"
+    done = run_blocked(
+        "from msprobe_core.cli import main; main(sys.argv[1:])", "compare", "-tp", step, "-gp", step, "-o", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "AGREE" in done.stdout
+
+
+def test_finding_the_plugins_imports_no_framework():
+    program = """
+from msprobe_core.plugins import registry
+assert not [plugin for plugin in registry().plugins if plugin.problem], registry().plugins
+assert "msprobe.pytorch.hooks" in sys.modules
+"""
+    done = run_blocked(f"sys.path.insert(0, {str(REPOSITORY / 'plugins' / 'pytorch')!r})" + program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_shadows_ours_is_detected(tmp_path):
+    """As where mindstudio-probe is installed in the same environment."""
+    (tmp_path / "msprobe").mkdir()
+    (tmp_path / "msprobe" / "__init__.py").write_text("")
+    program = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+from msprobe_core.cli import main
+main(["plugins"])
+"""
+    done = run_blocked(program)
+    assert done.returncode == 0
+    assert f"the package 'msprobe' in {tmp_path / 'msprobe'} hides the plugins of msprobe-core" in done.stderr
+    assert "pip uninstall mindstudio-probe" in done.stderr
+    program = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import msprobe
+msprobe.__path__.append({str(REPOSITORY / "plugins" / "pytorch" / "msprobe")!r})
+from msprobe.pytorch import PrecisionDebugger
+"""
+    done = run_blocked(program)
+    assert "PluginError: the package 'msprobe' in" in done.stderr
+
+
+@pytest.mark.parametrize(("plugin", "name"), [("mindspore", "PrecisionDebugger"), ("verl", "anything")])
+def test_plugins_that_are_not_built_yet_say_so(plugin, name):
+    directory = str(REPOSITORY / "plugins" / plugin)
+    done = run_blocked(f"sys.path.insert(0, {directory!r})\nfrom msprobe.{plugin} import {name}")
+    assert f"msprobe.{plugin}.{name} is not available yet" in done.stderr
+
+
+def test_the_public_names_are_the_public_names():
+    import msprobe_core
+
+    assert set(msprobe_core.__all__) == {"PrecisionDebugger", "__version__", "compare_dumps"}
+    assert all(getattr(msprobe_core, name) is not None for name in msprobe_core.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = msprobe_core.nothing
