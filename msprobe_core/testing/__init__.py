@@ -1,0 +1,18 @@
+"""Contract tests for framework plugins: inherit `FrameworkContract`, give it a `TrainingRig`, run pytest.
+
+::
+
+    class TestMyFramework(FrameworkContract):
+        supports_bfloat16 = True
+
+        @pytest.fixture
+        def rig(self) -> MyRig:
+            return MyRig()
+
+Needs pytest (``pip install msprobe-core[testing]``). ``docs/plugins.md`` walks through an example.
+"""
+
+from msprobe_core.testing.contract import FrameworkContract
+from msprobe_core.testing.rig import TrainingRig
+
+__all__ = ["FrameworkContract", "TrainingRig"]

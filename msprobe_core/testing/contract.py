@@ -1,0 +1,457 @@
+"""The promises of a framework plugin, as tests that each plugin inherits."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from msprobe_core import names
+from msprobe_core.capture import Session
+from msprobe_core.config import load_config
+from msprobe_core.errors import MsprobeError
+from msprobe_core.model import Digest, Phase, SiteKind, Stats
+from msprobe_core.plugins import registry
+from msprobe_core.store import layout
+from msprobe_core.store.json_reader import read_json_dump
+from msprobe_core.store.tensors import read_tensor
+from msprobe_core.testing.rig import TrainingRig
+
+Array: TypeAlias = NDArray[Any]
+
+_RNG = np.random.default_rng(20)
+
+VALUES: dict[str, Array] = {
+    "float32": _RNG.normal(size=(3, 4, 5)).astype(np.float32),
+    "float64": _RNG.normal(size=(7,)),
+    "float16": _RNG.normal(size=(6, 2)).astype(np.float16),
+    "float16 whose sum of squares overflows float16": np.full((300,), 300.0, np.float16),
+    "float32 whose sum of squares overflows float32": np.full((4,), 3e38, np.float32),
+    "int64": np.array([[-8, 3, 50], [7, 0, -41]], np.int64),
+    "int32": np.array([[3, -1], [2, 2]], np.int32),
+    "uint8": np.array([0, 255, 7], np.uint8),
+    "bool": np.array([True, False, True]),
+    "all false": np.zeros((3,), bool),
+    "0-d": np.array(-2.5, np.float32),
+    "one element": np.array([4.0], np.float32),
+    "NaN": np.array([1.0, np.nan, 3.0], np.float32),
+    "Inf": np.array([1.0, np.inf, -np.inf, 3.0], np.float32),
+    "NaN and Inf": np.array([np.nan, np.inf, np.nan], np.float64),
+    "zeros": np.zeros((2, 3), np.float32),
+}
+"""Arrays whose statistics are checked against NumPy in float64."""
+
+LEVELS = ("L0", "L1", "mix")
+_TASK_SETTINGS = {"summary_mode", "list", "scope", "data_mode"}
+
+MODES = (("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics"))
+
+
+class FrameworkContract:
+    """Inherit, set the flags, and give the fixture ``rig``."""
+
+    supports_bfloat16: ClassVar[bool] = False
+    """Whether the framework has bfloat16."""
+
+    records_apis: ClassVar[bool] = True
+    """Whether the levels L1 and mix record APIs."""
+
+    @pytest.fixture
+    def rig(self) -> TrainingRig:
+        """Return the framework under test."""
+        raise NotImplementedError("a class that inherits FrameworkContract defines the fixture 'rig'")
+
+    @pytest.fixture
+    def open_session(self, rig: TrainingRig, tmp_path: Path) -> Callable[..., Session]:
+        """Return a function that makes a session with the given settings, writing under ``tmp_path``."""
+
+        def make(**settings: Any) -> Session:
+            options = {key: settings.pop(key) for key in _TASK_SETTINGS & settings.keys()}
+            task = settings.setdefault("task", "statistics")
+            path = tmp_path / "config.json"
+            path.write_text(json.dumps({"risk_level": "ALL", task: options, **settings}))
+            config = load_config(path, dump_path=str(tmp_path / "run"))
+            return Session(config, rig.framework, registry().processors(), registry().writers())
+
+        return make
+
+    # --- tensors ----------------------------------------------------------------------------------------------
+
+    def test_recognises_its_own_tensors_and_models(self, rig: TrainingRig) -> None:
+        """Tensors are tensors, models are models, and nothing else is either."""
+        framework = rig.framework
+        tensor, model = rig.make_tensor(np.ones(2, np.float32)), rig.make_model(0)
+        assert framework.is_tensor(tensor)
+        assert framework.is_model(model)
+        for other in (None, 1, "text", [tensor], np.ones(2), object()):
+            assert not framework.is_tensor(other)
+            assert not framework.is_model(other)
+        assert not framework.is_model(tensor)
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_describes_shape_and_dtype(self, rig: TrainingRig, case: str) -> None:
+        """The shape is the array's; the dtype's name contains NumPy's, in whatever spelling."""
+        values = VALUES[case]
+        meta = rig.framework.describe(rig.make_tensor(values))
+        assert meta.shape == values.shape
+        assert str(values.dtype) in meta.dtype.lower()
+        assert meta.type
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_statistics_agree_with_numpy_in_float64(self, rig: TrainingRig, case: str) -> None:
+        """Maximum, minimum, mean, norm and counts are right, for every dtype and for special values."""
+        assert_statistics(self._statistics(rig, rig.make_tensor(VALUES[case])), VALUES[case])
+
+    def test_statistics_of_bfloat16_are_wide(self, rig: TrainingRig) -> None:
+        """Sums over bfloat16 are accumulated in something wider: 4,000 times 1.0 is not 256."""
+        if not self.supports_bfloat16:
+            pytest.skip("this framework has no bfloat16")
+        values = np.ones(4000, np.float32)
+        stats = self._statistics(rig, rig.make_bfloat16(values))
+        assert stats.mean == 1.0
+        assert stats.l2_norm == pytest.approx(np.sqrt(4000), rel=1e-6)
+
+    def test_an_empty_tensor_has_no_statistics(self, rig: TrainingRig) -> None:
+        """And asking for them is no error."""
+        stats = self._statistics(rig, rig.make_tensor(np.zeros((0, 3), np.float32)))
+        assert (stats.max, stats.min, stats.mean, stats.l2_norm) == (None, None, None, None)
+
+    def test_values_are_taken_before_they_are_overwritten(self, rig: TrainingRig) -> None:
+        """A digest holds what the tensor was when it was reduced, also if it is collected later."""
+        values = np.array([1.0, 2.0, 3.0], np.float32)
+        tensor, reducer = rig.make_tensor(values), rig.framework.reducer()
+        statistics, checksum = Digest(), Digest()
+        reducer.statistics(tensor, statistics)
+        reducer.checksum(tensor, checksum)
+        snapshot = rig.framework.snapshot(tensor)
+        rig.overwrite(tensor, -7.0)
+        reducer.collect()
+        assert statistics.stats is not None
+        assert statistics.stats.max == 3.0
+        assert checksum.checksum == crc32(values)
+        again = Digest()
+        copy = snapshot if rig.framework.is_tensor(snapshot) else rig.make_tensor(np.asarray(snapshot))
+        reducer.checksum(copy, again)
+        reducer.collect()
+        assert again.checksum == crc32(values)
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_checksum_is_the_crc32_of_the_bytes(self, rig: TrainingRig, case: str) -> None:
+        """CRC-32 of the contiguous bytes, as 8 hex digits."""
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.checksum(rig.make_tensor(VALUES[case]), digest)
+        reducer.collect()
+        assert digest.checksum == crc32(VALUES[case])
+
+    def test_identity_changes_when_values_do(self, rig: TrainingRig) -> None:
+        """Two tensors, or one tensor before and after a write, never share an identity."""
+        reducer = rig.framework.reducer()
+        tensor, other = rig.make_tensor(np.ones(3, np.float32)), rig.make_tensor(np.ones(3, np.float32))
+        before = reducer.identity(tensor)
+        if before is None:
+            pytest.skip("this framework does not tell tensors apart; each is read whenever it is seen")
+        assert reducer.identity(tensor) == before
+        assert reducer.identity(other) != before
+        rig.overwrite(tensor, 2.0)
+        assert reducer.identity(tensor) != before
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_saved_tensors_are_read_without_the_framework(self, rig: TrainingRig, case: str, tmp_path: Path) -> None:
+        """What ``save`` writes, the core reads back bit by bit; and nobody else can."""
+        path = tmp_path / f"tensor{rig.framework.tensor_suffix}"
+        rig.framework.save(rig.framework.snapshot(rig.make_tensor(VALUES[case])), path)
+        np.testing.assert_array_equal(read_tensor(path), VALUES[case])
+        assert path.stat().st_mode & 0o077 == 0
+
+    # --- harmless ---------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("level", LEVELS)
+    @pytest.mark.parametrize(("task", "summary_mode"), MODES)
+    def test_training_is_bitwise_unchanged(
+        self, rig: TrainingRig, open_session: Callable[..., Session], level: str, task: str, summary_mode: str
+    ) -> None:
+        """Losses, weights and gradients of three steps are the same with and without recording."""
+        plain, probed = rig.make_model(3), rig.make_model(3)
+        expected = [rig.train_step(plain, step) for step in range(3)]
+        session = open_session(level=level, task=task, summary_mode=summary_mode)
+        losses: list[float] = []
+        for step in range(3):
+            session.start([probed])
+            losses.append(rig.train_step(probed, step))
+            session.stop()
+            session.step()
+        session.close()
+        assert losses == expected
+        assert_same_state(rig, plain, probed)
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_nothing_is_left_behind(self, rig: TrainingRig, open_session: Callable[..., Session], level: str) -> None:
+        """Nothing is hooked before start, and nothing after stop, also when a step raised."""
+        model = rig.make_model(3)
+        untouched = rig.traces_in(model)
+        session = open_session(level=level)
+        assert rig.traces_in(model) == untouched
+        session.start([model])
+        rig.train_step(model, 0)
+        session.stop()
+        assert rig.traces_in(model) == untouched
+        session.start([model])
+        with pytest.raises(ArithmeticError):
+            rig.fail_in_step(model)
+        session.stop()
+        assert rig.traces_in(model) == untouched
+        session.close()
+
+    def test_an_unselected_step_or_rank_is_not_touched(
+        self, rig: TrainingRig, open_session: Callable[..., Session], tmp_path: Path
+    ) -> None:
+        """Nothing is hooked, and nothing appears on disk."""
+        model = rig.make_model(3)
+        untouched = rig.traces_in(model)
+        for settings in ({"step": [5]}, {"rank": [7]}, {"dump_enable": False}):
+            session = open_session(level="L0", **settings)
+            session.start([model])
+            assert rig.traces_in(model) == untouched
+            assert not session.is_running
+            session.stop()
+            session.close()
+        assert not (tmp_path / "run").exists()
+
+    def test_a_raising_step_loses_no_record(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """What was recorded before the exception is on disk, and training can go on."""
+        model, session = rig.make_model(3), open_session(level="L0")
+        session.start([model])
+        with pytest.raises(ArithmeticError):
+            rig.fail_in_step(model)
+        session.stop()
+        raised = self._dump(session)
+        session.step()
+        session.start([model])
+        rig.train_step(model, 0)
+        session.stop()
+        complete = self._dump(session)
+        session.close()
+        assert raised
+        assert len(complete) > len(raised)
+
+    # --- records ----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("level", LEVELS)
+    def test_entries_follow_the_grammar_and_the_level(
+        self, rig: TrainingRig, open_session: Callable[..., Session], level: str
+    ) -> None:
+        """Every name parses and formats back; L0 has modules only, L1 has APIs only, mix has both."""
+        session = self._record(rig, open_session(level=level))
+        entries = self._dump(session)
+        session.close()
+        sites = [names.parse_entry(entry) for entry in entries]
+        assert [names.format_entry(site) for site in sites] == list(entries)
+        kinds = {site.kind for site in sites}
+        expected = {"L0": {SiteKind.MODULE}, "L1": {SiteKind.API}, "mix": {SiteKind.MODULE, SiteKind.API}}[level]
+        assert kinds == (expected if self.records_apis else expected - {SiteKind.API})
+
+    def test_modules_have_both_directions_and_gradients(
+        self, rig: TrainingRig, open_session: Callable[..., Session]
+    ) -> None:
+        """Each module has a forward and a backward entry, the root too; those with parameters also their gradients."""
+        session = self._record(rig, open_session(level="L0"))
+        entries = self._dump(session)
+        session.close()
+        sites = [names.parse_entry(entry) for entry in entries]
+        forward = {site.path for site in sites if site.phase is Phase.FORWARD}
+        backward = {site.path for site in sites if site.phase is Phase.BACKWARD}
+        assert "" in forward
+        assert len(forward) >= 3
+        assert backward == forward
+        with_parameters = {names.parse_entry(name).path for name, record in entries.items() if record.get("parameters")}
+        assert {site.path for site in sites if site.phase is Phase.PARAMETERS_GRAD} == with_parameters
+
+    @pytest.mark.parametrize("level", ["L0", "mix"])
+    def test_children_come_before_their_parents(
+        self, rig: TrainingRig, open_session: Callable[..., Session], level: str
+    ) -> None:
+        """In the order of the file, in both directions; and the stored sequence is that order."""
+        session = self._record(rig, open_session(level=level))
+        entries = self._dump(session)
+        directory = self._directory(session)
+        session.close()
+        positions = {entry: i for i, entry in enumerate(entries)}
+        parents: dict[str, str | None] = json.loads((directory / layout.CONSTRUCT_FILE).read_text())
+        nested = [(entry, parent) for entry, parent in parents.items() if parent in positions and entry in positions]
+        assert nested
+        assert all(positions[entry] < positions[parent] for entry, parent in nested if parent is not None)
+        stored = [record["execution"]["sequence"] for record in entries.values()]
+        assert stored == list(range(len(stored)))
+
+    def test_indices_count_calls_within_a_step(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """A second window in the same step counts on; the next step begins at 0."""
+        model, session = rig.make_model(3), open_session(level="L0")
+        for _ in range(2):
+            session.start([model])
+            rig.train_step(model, 0)
+            session.stop()
+        first = self._dump(session)
+        session.step()
+        session.start([model])
+        rig.train_step(model, 0)
+        session.stop()
+        second = self._dump(session)
+        session.close()
+        assert {names.parse_entry(entry).index for entry in first} == {0, 1}
+        assert {names.parse_entry(entry).index for entry in second} == {0}
+
+    def test_files_are_strict_json_for_the_owner_only(
+        self, rig: TrainingRig, open_session: Callable[..., Session]
+    ) -> None:
+        """No bare NaN, no permissions for others."""
+        session = self._record(rig, open_session(level="mix", task="tensor"))
+        directory = self._directory(session)
+        session.close()
+        for name in (layout.DUMP_FILE, layout.STACK_FILE, layout.CONSTRUCT_FILE):
+            json.loads((directory / name).read_text(), parse_constant=_refuse)
+        for path in [directory, *directory.rglob("*")]:
+            assert path.stat().st_mode & 0o077 == 0, path
+
+    def test_tensors_are_kept_as_they_were(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """Every stored tensor has the statistics that its record has."""
+        session = self._record(rig, open_session(level="mix", task="tensor"))
+        directory = self._directory(session)
+        session.close()
+        frame = read_json_dump(directory / layout.DUMP_FILE).frame.filter(kind="tensor")
+        assert frame["file_name"].null_count() == 0
+        for row in frame.rows(named=True):
+            values = read_tensor(directory / layout.TENSOR_DIRECTORY / row["file_name"]).astype(np.float64)
+            assert str(list(values.shape)) == row["shape"]
+            assert values.max() == pytest.approx(row["max"], rel=1e-6)
+            assert np.sqrt((values**2).sum()) == pytest.approx(row["norm"], rel=1e-5)
+
+    @pytest.mark.parametrize(
+        ("modes", "parts"),
+        [
+            (["forward"], {"input_args", "input_kwargs", "output", "parameters"}),
+            (["backward"], {"input", "output"}),
+            (["forward", "input"], {"input_args", "input_kwargs", "parameters"}),
+            (["output"], {"output"}),
+        ],
+        ids=["forward", "backward", "forward inputs", "outputs"],
+    )
+    def test_data_mode(
+        self, rig: TrainingRig, open_session: Callable[..., Session], modes: list[str], parts: set[str]
+    ) -> None:
+        """Only the directions and sides that were asked for are there."""
+        session = self._record(rig, open_session(level="L0", data_mode=modes))
+        entries = self._dump(session)
+        session.close()
+        found = {
+            part
+            for entry, record in entries.items()
+            if names.parse_entry(entry).phase is not Phase.PARAMETERS_GRAD
+            for part in record
+        }
+        assert found - {"execution", "output_kwargs"} == parts
+
+    def test_list_keeps_what_contains_a_string(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """Only entries whose name contains the string, with the indices they have without it."""
+        session = self._record(rig, open_session(level="L0"))
+        everything = list(self._dump(session))
+        session.close()
+        wanted = names.parse_entry(next(e for e in everything if names.parse_entry(e).path)).path
+        session = self._record(rig, open_session(level="L0", list=[wanted]))
+        kept = list(self._dump(session))
+        session.close()
+        assert kept == [entry for entry in everything if wanted in entry]
+
+    def test_scope_includes_both_ends(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """From the begin of the first entry to the end of the last, whole."""
+        session = self._record(rig, open_session(level="L0"))
+        complete = self._dump(session)
+        session.close()
+        forwards = [entry for entry in complete if names.parse_entry(entry).phase is Phase.FORWARD]
+        children = [entry for entry in forwards if names.parse_entry(entry).path.isidentifier()]
+        first, last = children[:2]
+        session = self._record(rig, open_session(level="L0", scope=[first, last]))
+        scoped = self._dump(session)
+        session.close()
+        # Nothing runs before the root's first child, and what is inside the two ends before the last of them.
+        assert list(scoped) == forwards[: forwards.index(last) + 1]
+        assert scoped[last]["output"] == complete[last]["output"]
+
+    # --- misuse -----------------------------------------------------------------------------------------------
+
+    def test_a_missing_or_wrong_model_is_a_clear_error(
+        self, rig: TrainingRig, open_session: Callable[..., Session]
+    ) -> None:
+        """And leaves the session usable."""
+        session = open_session(level="L0")
+        with pytest.raises(MsprobeError, match="start"):
+            session.start([])
+        with pytest.raises(MsprobeError, match="not a model"):
+            session.start(["model"])
+        session.start([rig.make_model(0)])
+        session.stop()
+        session.close()
+
+    # --- helpers ----------------------------------------------------------------------------------------------
+
+    def _statistics(self, rig: TrainingRig, tensor: Any) -> Stats:
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.statistics(tensor, digest)
+        reducer.collect()
+        return digest.stats or Stats()
+
+    def _record(self, rig: TrainingRig, session: Session) -> Session:
+        model = rig.make_model(3)
+        session.start([model])
+        rig.train_step(model, 0)
+        session.stop()
+        return session
+
+    def _directory(self, session: Session) -> Path:
+        directory = session.directory
+        assert directory is not None
+        return directory
+
+    def _dump(self, session: Session) -> dict[str, Any]:
+        content = json.loads((self._directory(session) / layout.DUMP_FILE).read_text())
+        return cast("dict[str, Any]", content["data"])
+
+
+def crc32(values: Array) -> str:
+    """Return the CRC-32 of the bytes of an array."""
+    return f"{zlib.crc32(np.ascontiguousarray(values).tobytes()):08x}"
+
+
+def assert_statistics(stats: Stats, values: Array, rel: float = 1e-6) -> None:
+    """Check statistics against NumPy in float64.
+
+    Args:
+        stats: What a plugin computed.
+        values: Real values of any dtype.
+        rel: Allowed relative difference of mean and norm; extremes and counts must be exact.
+    """
+    wide = values.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = (wide.max(), wide.min(), wide.mean(), np.sqrt((wide**2).sum()))
+    for found, right in zip((stats.max, stats.min), expected[:2], strict=True):
+        assert found == right or (np.isnan(right) and found is not None and np.isnan(found))
+    for found, right in zip((stats.mean, stats.l2_norm), expected[2:], strict=True):
+        assert found == pytest.approx(right, rel=rel, abs=1e-12 * max(1.0, abs(expected[3])), nan_ok=True)
+    assert (stats.num_nan, stats.num_inf) == (int(np.isnan(wide).sum()), int(np.isinf(wide).sum()))
+
+
+def assert_same_state(rig: TrainingRig, expected: Any, found: Any) -> None:
+    """Check that two models have bitwise equal parameters and gradients."""
+    right, state = rig.state_of(expected), rig.state_of(found)
+    assert right.keys() == state.keys()
+    for name, values in right.items():
+        assert values.tobytes() == state[name].tobytes(), name
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")

@@ -1,0 +1,89 @@
+"""Real ``transformers`` architectures, tiny, with random weights; nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+TOKENS = {"vocab_size": 60, "max_position_embeddings": 32, **SIZES}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model class, its tiny configuration, and a batch for it."""
+
+    make_config: Callable[[], Any]
+    model: str
+    make_batch: Callable[[], dict[str, torch.Tensor]]
+
+    def build(self, seed: int = 0, **overrides: Any) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        config = self.make_config()
+        for name, value in overrides.items():
+            setattr(config, name, value)
+        return getattr(transformers, self.model)(config).train()
+
+    def batch(self, seed: int = 0) -> dict[str, torch.Tensor]:
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(1000 + seed)
+        batch = self.make_batch()
+        torch.set_rng_state(generator_state)
+        return batch
+
+
+def _tokens(**extra: Any) -> dict[str, torch.Tensor]:
+    ids = torch.randint(2, 60, (2, 12))
+    return {"input_ids": ids, "labels": ids.clone(), **extra}
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "llama": Architecture(
+        lambda: transformers.LlamaConfig(**TOKENS, num_key_value_heads=2), "LlamaForCausalLM", _tokens
+    ),
+    "qwen2": Architecture(
+        lambda: transformers.Qwen2Config(**TOKENS, num_key_value_heads=2, tie_word_embeddings=True),
+        "Qwen2ForCausalLM",
+        _tokens,
+    ),
+    "gpt2": Architecture(
+        lambda: transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=32),
+        "GPT2LMHeadModel",
+        _tokens,
+    ),
+    "bert": Architecture(
+        lambda: transformers.BertConfig(**TOKENS),
+        "BertForMaskedLM",
+        lambda: _tokens(attention_mask=torch.ones(2, 12, dtype=torch.long)),
+    ),
+    "t5": Architecture(
+        lambda: transformers.T5Config(
+            vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
+        ),
+        "T5ForConditionalGeneration",
+        _tokens,
+    ),
+    "vit": Architecture(
+        lambda: transformers.ViTConfig(**SIZES, image_size=16, patch_size=4, num_labels=3),
+        "ViTForImageClassification",
+        lambda: {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])},
+    ),
+}
+
+
+def train(model: torch.nn.Module, architecture: Architecture, step: int) -> float:
+    """Run one step of AdamW-free training: forward, backward, clipping and a plain update; return the loss."""
+    torch.manual_seed(step)
+    model.zero_grad()
+    loss = model(**architecture.batch(step)).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.05 * parameter.grad
+    return loss.item()

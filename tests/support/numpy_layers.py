@@ -1,0 +1,262 @@
+"""A training framework in two hundred lines of NumPy, and its plugin: what the core is tested with.
+
+It is small but whole: layers with forward and backward, in-place updates, keyword arguments, tuples as results. The
+plugin intercepts it as plugins intercept real frameworks, so the core's tests need none.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msprobe_core.hookspecs import AttachOptions, NamedModel
+from msprobe_core.model import Argument, Digest, Stats, TensorMeta
+from msprobe_core.store.layout import create_file
+
+
+class Array:
+    """A tensor: a NumPy array, and whether gradients flow to it."""
+
+    def __init__(self, values: np.ndarray, requires_grad: bool = False) -> None:
+        self.values = values
+        self.requires_grad = requires_grad
+        self.version = 0
+
+    def write(self, values: Any) -> None:
+        """Overwrite in place."""
+        self.values[...] = values
+        self.version += 1
+
+
+class Layer:
+    """A module. ``parameters`` and ``gradients`` are its own; children are attributes."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Array] = {}
+        self.gradients: dict[str, Array] = {}
+
+    def children(self) -> dict[str, Layer]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Layer)}
+
+    def named_layers(self, path: str = "") -> list[tuple[str, Layer]]:
+        found = [(path, self)]
+        for name, child in self.children().items():
+            found += child.named_layers(f"{path}.{name}" if path else name)
+        return found
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def backward(self, gradient: Array) -> Array:
+        raise NotImplementedError
+
+
+def multiply(a: Array, b: Array) -> Array:
+    """An API: matrix product."""
+    return Array(a.values @ b.values, requires_grad=True)
+
+
+class Dense(Layer):
+    """``x @ weight * scale``."""
+
+    def __init__(self, rng: np.random.Generator, size_in: int, size_out: int) -> None:
+        super().__init__()
+        self.parameters["weight"] = Array(rng.normal(size=(size_in, size_out)), requires_grad=True)
+
+    def forward(self, x: Array, *, scale: float = 1.0) -> Array:
+        self._x, self._scale = x, scale
+        return Array(API["multiply"](x, self.parameters["weight"]).values * scale, requires_grad=True)
+
+    def backward(self, gradient: Array) -> Array:
+        scaled = gradient.values * self._scale
+        self.gradients["weight"] = Array(self._x.values.T @ scaled)
+        return Array(scaled @ self.parameters["weight"].values.T)
+
+
+class Relu(Layer):
+    """``max(x, 0)``."""
+
+    def forward(self, x: Array) -> Array:
+        self._positive = x.values > 0
+        return Array(np.where(self._positive, x.values, 0.0), requires_grad=True)
+
+    def backward(self, gradient: Array) -> Array:
+        return Array(gradient.values * self._positive)
+
+
+class Network(Layer):
+    """Dense, Relu, Dense; the second Dense gets a keyword argument."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        self.first = Dense(rng, 4, 5)
+        self.middle = Relu()
+        self.last = Dense(rng, 5, 3)
+        self.fails = False
+
+    def forward(self, x: Array) -> Array:
+        hidden = self.middle.forward(self.first.forward(x))
+        if self.fails:
+            raise ArithmeticError("planted")
+        return self.last.forward(hidden, scale=0.5)
+
+    def backward(self, gradient: Array) -> Array:
+        return self.first.backward(self.middle.backward(self.last.backward(gradient)))
+
+
+API: dict[str, Any] = {"multiply": multiply}
+"""Where layers look functions up, so that a plugin can wrap them."""
+
+
+def train_step(model: Network, seed: int = 1, learning_rate: float = 0.1) -> float:
+    """Forward, backward and an update in place; returns the loss, half the sum of squares."""
+    x = Array(np.random.default_rng(seed).normal(size=(6, 4)))
+    y = model.forward(x)
+    model.backward(Array(y.values))
+    for _, layer in model.named_layers():
+        for name, parameter in layer.parameters.items():
+            parameter.write(parameter.values - learning_rate * layer.gradients[name].values)
+    return float((y.values**2).sum() / 2)
+
+
+class ArrayReducer:
+    """Reduces at once, as on a host."""
+
+    def statistics(self, tensor: Array, digest: Digest) -> None:
+        values = tensor.values
+        if values.size:
+            wide = values.astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                mean, norm = float(wide.mean()), float(np.sqrt((wide**2).sum()))
+            num_nan, num_inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
+            digest.stats = Stats(values.max().item(), values.min().item(), mean, norm, num_nan, num_inf)
+
+    def checksum(self, tensor: Array, digest: Digest) -> None:
+        digest.checksum = f"{zlib.crc32(np.ascontiguousarray(tensor.values).tobytes()):08x}"
+
+    def identity(self, tensor: Array) -> tuple[int, int] | None:
+        return None
+
+    def collect(self) -> None:
+        return
+
+
+class ArrayFramework:
+    """The plugin."""
+
+    name = "numpy"
+    tensor_suffix = ".npy"
+    hidden_frames = (__file__,)
+
+    def __init__(self, rank: int | None = None) -> None:
+        self._rank = rank
+
+    def is_tensor(self, value: object) -> bool:
+        return isinstance(value, Array)
+
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, Layer)
+
+    def rank(self) -> int | None:
+        return self._rank
+
+    def describe(self, tensor: Array) -> TensorMeta:
+        return TensorMeta("numpy.Array", str(tensor.values.dtype), tensor.values.shape, tensor.requires_grad)
+
+    def takes_gradient(self, tensor: Array) -> bool:
+        return tensor.requires_grad
+
+    def describe_argument(self, value: Any) -> Argument | None:
+        return None
+
+    def reducer(self) -> ArrayReducer:
+        return ArrayReducer()
+
+    def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: Any) -> ArrayAttachment:
+        return ArrayAttachment(models, options, recorder)
+
+    def snapshot(self, tensor: Array) -> np.ndarray:
+        return tensor.values.copy()
+
+    def save(self, snapshot: np.ndarray, path: Path) -> None:
+        with create_file(path) as file:
+            np.save(file, snapshot)
+
+
+class ArrayAttachment:
+    """Wraps ``forward`` and ``backward`` of every layer, and the table of functions."""
+
+    def __init__(self, models: Sequence[NamedModel], options: AttachOptions, recorder: Any) -> None:
+        self._recorder = recorder
+        self._wrapped: list[Layer] = []
+        self._functions = dict(API)
+        self._pending: list[Any] = []
+        if options.level.has_modules:
+            for model in models:
+                for path, layer in model.model.named_layers(model.name):
+                    self._wrap(path, layer)
+        if options.level.has_apis:
+            API["multiply"] = self._recorded(multiply)
+
+    def detach(self) -> None:
+        for layer in self._wrapped:
+            del layer.forward
+            del layer.backward
+        API.update(self._functions)
+
+    def settle(self) -> None:
+        return
+
+    def _recorded(self, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            call = self._recorder.open_api("Functional", function.__name__)
+            self._recorder.record_inputs(call, args, kwargs)
+            result = function(*args, **kwargs)
+            self._recorder.record_outputs(call, result)
+            self._recorder.close(call)
+            return result
+
+        return call
+
+    def _wrap(self, path: str, layer: Layer) -> None:
+        recorder, forward, backward = self._recorder, layer.forward, layer.backward
+        type_name = type(layer).__name__
+        calls: list[tuple[Any, list[Any], list[Any]]] = []
+
+        def wrapped_forward(*args: Any, **kwargs: Mapping[str, Any]) -> Any:
+            call = recorder.open_module("Module", path, type_name)
+            recorder.record_inputs(call, args, kwargs)
+            recorder.record_parameters(call, layer.parameters)
+            slots_in = recorder.input_gradients(call, args, kwargs) if call.wants_gradients else []
+            try:
+                result = forward(*args, **kwargs)
+            except BaseException:
+                recorder.close(call)
+                raise
+            recorder.record_outputs(call, result)
+            slots_out = recorder.output_gradients(call, result) if call.wants_gradients else []
+            recorder.expect_gradients(call, len(slots_out), len(slots_in))
+            recorder.close(call)
+            calls.append((call, slots_in, slots_out))
+            return result
+
+        def wrapped_backward(gradient: Array) -> Array:
+            call, slots_in, slots_out = calls.pop()
+            for slot, _ in slots_out:
+                recorder.record_gradient(call, slot, gradient)
+            result = backward(gradient)
+            for slot, _ in slots_in:
+                recorder.record_gradient(call, slot, result)
+            stem = f"Module.{path}.{type_name}" if path else f"Module.{type_name}"
+            for name, parameter_gradient in layer.gradients.items():
+                recorder.record_parameter_gradient(stem, name, parameter_gradient)
+            return result
+
+        layer.forward = wrapped_forward  # type: ignore[method-assign]
+        layer.backward = wrapped_backward  # type: ignore[method-assign]
+        self._wrapped.append(layer)
