@@ -1,0 +1,119 @@
+"""Time `msprobe compare` on synthetic statistics dumps, as a whole process, and print a table.
+
+    python bench/compare_scale.py [--apis 20000] [--runs 5] [--against /path/to/other/bin/msprobe]
+
+Each API has two inputs and one output, so that 20,000 APIs are 60,000 rows. ``--against`` runs the same comparison
+with another command of the same options, in turn with ours, for example that of mindstudio-probe in a virtual
+environment of its own; the ratio of medians is printed.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def write_dump(path: Path, num_apis: int, *, noise: float, checksum: bool, seed: int) -> None:
+    """Write a dump of ``num_apis`` calls whose values differ between seeds by a relative ``noise``."""
+    shared, own = random.Random(0), random.Random(seed)
+
+    def value() -> float:
+        return shared.uniform(-3, 3) * (1 + noise * own.uniform(-1, 1))
+
+    def tensor() -> dict:
+        fields = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 256, 1024]}
+        fields |= {
+            "Max": abs(value()),
+            "Min": -abs(value()),
+            "Mean": value() / 100,
+            "Norm": abs(value()) * 100,
+        }
+        fields |= {"requires_grad": True}
+        if checksum:
+            fields["md5"] = f"{own.getrandbits(32):08x}"
+        return fields
+
+    names = ["Functional.linear", "Tensor.__add__", "Tensor.__mul__", "Functional.softmax", "Torch.matmul"]
+    data = {}
+    for i in range(num_apis):
+        record = {"input_args": [tensor(), tensor()], "input_kwargs": {}, "output": [tensor()]}
+        data[f"{names[i % len(names)]}.{i // len(names)}.forward"] = record
+    path.mkdir(parents=True)
+    header = {
+        "task": "statistics",
+        "level": "L1",
+        "framework": "pytorch",
+        "dump_data_dir": None,
+        "data": data,
+    }
+    (path / "dump.json").write_text(json.dumps(header))
+
+
+def run(command: list[str]) -> tuple[float, float]:
+    """Return wall seconds and peak memory in MB of one run."""
+    begin = time.perf_counter()
+    pid = os.posix_spawn(
+        command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    )
+    _, status, usage = os.wait4(pid, 0)
+    if os.waitstatus_to_exitcode(status) not in {0, 1}:
+        raise SystemExit(f"failed: {' '.join(command)}")
+    return time.perf_counter() - begin, usage.ru_maxrss / 1024
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--apis", type=int, default=20_000)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--against", help="another msprobe command")
+    arguments = parser.parse_args()
+
+    ours = shutil.which("msprobe", path=str(Path(sys.executable).parent))
+    if ours is None:
+        raise SystemExit("install msprobe-core first")
+    commands = {"ours": ours} | ({"other": arguments.against} if arguments.against else {})
+    print(f"{arguments.apis} APIs, {3 * arguments.apis} rows, median of {arguments.runs} runs, {os.cpu_count()} cores")
+    print(f"{'case':<22}{'command':<8}{'wall s':>8}{'min':>8}{'max':>8}{'peak MB':>9}")
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        for case, checksum, options in (
+            ("statistics to csv", False, []),
+            ("statistics to xlsx", False, ["--xlsx"]),
+            ("md5 to csv", True, []),
+        ):
+            for side, seed in (("target", 1), ("golden", 2)):
+                write_dump(root / case / side, arguments.apis, noise=1e-4, checksum=checksum, seed=seed)
+            paths = [
+                "-tp",
+                str(root / case / "target/dump.json"),
+                "-gp",
+                str(root / case / "golden/dump.json"),
+            ]
+            times: dict[str, list[float]] = {name: [] for name in commands}
+            peaks: dict[str, float] = {}
+            for _ in range(arguments.runs):
+                for name, command in commands.items():
+                    out = root / case / f"out_{name}"
+                    shutil.rmtree(out, ignore_errors=True)
+                    wall, peak = run([command, "compare", *paths, "-o", str(out), *options])
+                    times[name].append(wall)
+                    peaks[name] = max(peak, peaks.get(name, 0))
+            for name, walls in times.items():
+                median = statistics.median(walls)
+                print(f"{case:<22}{name:<8}{median:>8.2f}{min(walls):>8.2f}{max(walls):>8.2f}{peaks[name]:>9.0f}")
+            if len(times) == 2:
+                ratio = statistics.median(times["other"]) / statistics.median(times["ours"])
+                print(f"{'':<22}other/ours: {ratio:.1f}")
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    main()

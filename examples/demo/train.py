@@ -1,0 +1,75 @@
+"""Train a small Llama on the bytes of a text file, and record its first step.
+
+python examples/demo/train.py --dump demo_output/golden
+python examples/demo/train.py --dump demo_output/target --fault
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from msprobe.pytorch import PrecisionDebugger, seed_all
+from transformers import LlamaConfig, LlamaForCausalLM
+
+TEXT = Path(__file__).with_name("text.txt")
+BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
+FAULTY_LAYER = 4
+
+
+def build_model() -> LlamaForCausalLM:
+    """Return a Llama with random weights, one token per byte."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=128,
+            intermediate_size=344,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            max_position_embeddings=SEQUENCE_LENGTH,
+        )
+    )
+
+
+def plant_fault(model: LlamaForCausalLM) -> str:
+    """Give one normalisation deep inside a wrong epsilon, and return where."""
+    norm = model.model.layers[FAULTY_LAYER].post_attention_layernorm
+    norm.variance_epsilon = 1e-2
+    return f"model.layers.{FAULTY_LAYER}.post_attention_layernorm"
+
+
+def batches(num_steps: int):
+    """Yield batches of byte tokens [batch, sequence]."""
+    tokens = torch.frombuffer(bytearray(TEXT.read_bytes()), dtype=torch.uint8).long()
+    for _ in range(num_steps):
+        starts = torch.randint(len(tokens) - SEQUENCE_LENGTH, (BATCH_SIZE,))
+        yield torch.stack([tokens[start : start + SEQUENCE_LENGTH] for start in starts])
+
+
+def main() -> None:
+    """Train three steps."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dump", required=True, help="directory for the dump")
+    parser.add_argument("--fault", action="store_true", help="plant a wrong epsilon in one layer")
+    arguments = parser.parse_args()
+
+    seed_all(seed=1234, mode=True)
+    model = build_model()
+    if arguments.fault:
+        print("planted a fault in", plant_fault(model))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    debugger = PrecisionDebugger(dump_path=arguments.dump, level="mix", step=[0])
+    for step, tokens in enumerate(batches(num_steps=3)):
+        debugger.start(model)
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        debugger.stop()
+        debugger.step()
+        print(f"step {step}: loss {loss.item():.6f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Recording changes nothing: losses, gradients, weights and random state are bitwise what they are without it."""
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, train
+from msprobe.pytorch import PrecisionDebugger
+
+from msprobe_core.config import load_config
+
+MODES = [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
+
+
+def state(model: torch.nn.Module) -> dict[str, bytes]:
+    """Return the bytes of all parameters, buffers and gradients."""
+    found = {name: value.detach().numpy().tobytes() for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        found[f"{name}.grad"] = b"" if parameter.grad is None else parameter.grad.numpy().tobytes()
+    return found
+
+
+def write_config(path, **settings):
+    import json
+
+    task, mode = settings.pop("task"), settings.pop("summary_mode")
+    path.write_text(json.dumps({"task": task, "risk_level": "ALL", task: {"summary_mode": mode}, **settings}))
+    load_config(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(("task", "summary_mode"), MODES, ids=["statistics", "md5", "tensor"])
+def test_three_steps_are_bitwise_equal(name, level, task, summary_mode, tmp_path, close_debugger):
+    architecture = ARCHITECTURES[name]
+    plain = architecture.build()
+    expected = [train(plain, architecture, step) for step in range(3)]
+    expected_rng = torch.get_rng_state()
+
+    probed = architecture.build()
+    config = write_config(tmp_path / "c.json", level=level, task=task, summary_mode=summary_mode)
+    debugger = PrecisionDebugger(config, dump_path=tmp_path / "run")
+    losses = []
+    for step in range(3):
+        debugger.start(probed)
+        losses.append(train(probed, architecture, step))
+        debugger.stop()
+        debugger.step()
+
+    assert losses == expected
+    assert torch.equal(torch.get_rng_state(), expected_rng)
+    assert state(probed) == state(plain)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpointed_layers_are_bitwise_equal_and_their_recomputation_is_seen(use_reentrant, tmp_path, close_debugger):
+    architecture = ARCHITECTURES["llama"]
+
+    def build():
+        model = architecture.build(attention_dropout=0.1)
+        model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+        return model
+
+    plain, probed = build(), build()
+    expected = [train(plain, architecture, step) for step in range(2)]
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="mix")
+    losses = []
+    for step in range(2):
+        with debugger.start(probed):
+            losses.append(train(probed, architecture, step))
+        debugger.step()
+    assert losses == expected
+    assert state(probed) == state(plain)
+
+    import json
+
+    dump = json.loads(next(tmp_path.glob("run/step0/*/dump.json")).read_text())["data"]
+    calls = [entry for entry in dump if entry.startswith("Module.model.layers.0.mlp.LlamaMLP.forward")]
+    assert len(calls) == 2
+    activations = [entry for entry in dump if entry.startswith("Functional.silu") and entry.endswith("forward")]
+    assert len(activations) == 4
+
+
+def test_autocast_is_bitwise_equal(tmp_path, close_debugger):
+    architecture = ARCHITECTURES["llama"]
+
+    def step(model):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(**architecture.batch()).loss
+        loss.backward()
+        return loss.item()
+
+    plain, probed = architecture.build(), architecture.build()
+    expected = step(plain)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="mix")
+    with debugger.start(probed):
+        found = step(probed)
+    assert found == expected
+    assert state(probed) == state(plain)
