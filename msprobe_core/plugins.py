@@ -92,7 +92,7 @@ class Registry:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
 
-    def add(self, plugin: Plugin, load: Callable[[], ModuleType | object]) -> None:
+    def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
         """Load and register a plugin; one that fails is noted with its problem and left out."""
         try:
             module = load()
@@ -100,7 +100,7 @@ class Registry:
             self.manager.register(module, plugin.name)
             self.manager.check_pending()
         except Exception as error:  # noqa: BLE001  # whatever a plugin of others raises must not end this program
-            self._drop(plugin, f"{type(error).__name__}: {error}")
+            self._drop(plugin, str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}")
         else:
             summary = (module.__doc__ or "").strip().partition("\n")[0]
             self._plugins[plugin.name] = replace(plugin, hooks=hooks, summary=summary)
@@ -162,8 +162,11 @@ def registry() -> Registry:
     found = Registry(manager)
     for module in _BUILT_IN:
         found.add(Plugin(_built_in_name(module), _version_of_core(), "msprobe-core"), _importer(module))
+    shadow = shadowing_package()
     for plugin, module in _discover():
-        found.add(plugin, _importer(module))
+        # Importing it would run the other distribution's package.
+        is_hidden = shadow is not None and module.startswith(f"{NAMESPACE}.")
+        found.add(plugin, refuse_shadowing if is_hidden else _importer(module))
     return found
 
 

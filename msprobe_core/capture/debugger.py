@@ -12,7 +12,7 @@ from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import PluginError, SessionError
 from msprobe_core.hookspecs import Framework
-from msprobe_core.plugins import registry, shadowing_advice, shadowing_package
+from msprobe_core.plugins import refuse_shadowing, registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -181,6 +181,8 @@ class PrecisionDebugger:
 
     def _framework(self, model: Any) -> Framework:
         frameworks = registry().frameworks()
+        if not frameworks:
+            refuse_shadowing()
         if self.framework_name is not None:
             return _named(self.framework_name, frameworks)
         if model is not None:
@@ -202,11 +204,8 @@ class PrecisionDebugger:
 def _named(name: str, frameworks: dict[str, Framework]) -> Framework:
     if name in frameworks:
         return frameworks[name]
-    package = shadowing_package()
     raise PluginError(
-        shadowing_advice(package)
-        if package
-        else f"the framework '{name}' is not available; `msprobe plugins` says which plugins work and why others do not"
+        f"the framework '{name}' is not available; `msprobe plugins` says which plugins work and why others do not"
     )
 
 

@@ -10,11 +10,11 @@ from typing import cast
 
 import polars as pl
 
-from msprobe_core import names
 from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
+from msprobe_core.compare.fault import Fault, first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.tensors import Progress, compare_files
-from msprobe_core.compare.verdict import Verdict, differs, judge, judge_nodes
+from msprobe_core.compare.verdict import Verdict, differs, judge
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.model import Task
@@ -32,34 +32,6 @@ class Mode(str, Enum):
 
 
 @dataclass(frozen=True)
-class Fault:
-    """The first place where two runs part.
-
-    Attributes:
-        entry: Name of the node.
-        parent: Entry name of the module that encloses it; ``None`` if unknown.
-        is_culprit: Whether the node's own inputs agree: the fault is in it. Otherwise what it got was already
-            wrong, and came from outside of what was recorded.
-        only_on: The side that has the node, where the other lacks it.
-        parts: What disagrees: ``outputs``, ``parameters``, ``arguments``, ``inputs``.
-        input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
-        output_error: The same of its outputs.
-        findings: Row name and message of each row of the node that failed.
-        stack: Where the call came from, innermost frame first; empty if unknown.
-    """
-
-    entry: str
-    parent: str | None
-    is_culprit: bool
-    only_on: str | None
-    parts: Sequence[str]
-    input_error: float | None
-    output_error: float | None
-    findings: Sequence[tuple[str, str]]
-    stack: Sequence[str]
-
-
-@dataclass(frozen=True)
 class UnitResult:
     """The comparison of one pair of dumps.
 
@@ -71,7 +43,8 @@ class UnitResult:
         rows: One row per pair of values, judged.
         nodes: One row per entry, judged.
         counts: Number of rows by verdict, and by the side that has them alone.
-        fault: The first fault; ``None`` if every row is within its limit and matched.
+        fault: Where the calls that both sides have begin to disagree; ``None`` if they do not.
+        lone_call: The first call that only one side has; ``None`` if there is none.
         first_difference: Row name of the first pair that differs at all, also within its limit.
         notes: What there is to say about the dumps themselves.
         stacks: Frames of the target by entry.
@@ -85,9 +58,16 @@ class UnitResult:
     nodes: pl.DataFrame
     counts: Mapping[str, int]
     fault: Fault | None
+    lone_call: Fault | None
     first_difference: str | None
     notes: Sequence[str]
     stacks: Mapping[str, Sequence[str]]
+
+    @property
+    def first_fault(self) -> Fault | None:
+        """The earlier of ``fault`` and ``lone_call``."""
+        found = [fault for fault in (self.fault, self.lone_call) if fault is not None]
+        return min(found, key=lambda fault: fault.position, default=None)
 
     @property
     def agrees(self) -> bool:
@@ -230,7 +210,8 @@ def _compare_unit(
         rows=rows,
         nodes=nodes,
         counts=_count(rows),
-        fault=_first_fault(rows, nodes, target, golden, stacks),
+        fault=first_fault(rows, nodes, target, golden, stacks),
+        lone_call=first_lone_call(rows, nodes, target, golden, stacks),
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
         notes=[*target.notes, *golden.notes],
         stacks=stacks,
@@ -301,50 +282,3 @@ def _count(rows: pl.DataFrame) -> dict[str, int]:
     for column in ("verdict", "match"):
         counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
     return counts
-
-
-def _first_fault(
-    rows: pl.DataFrame, nodes: pl.DataFrame, target: Dump, golden: Dump, stacks: Mapping[str, Sequence[str]]
-) -> Fault | None:
-    suspects = nodes.filter("is_suspect")
-    failing = nodes.filter(pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]))
-    if not failing.height:
-        return None
-    node = (suspects if suspects.height else failing).row(0, named=True)
-    alone = failing.row(0, named=True)
-    # A call that one side lacks comes before anything it leads to.
-    if alone["match"] != Match.BOTH.value and _position(nodes, alone["entry"]) < _position(nodes, node["entry"]):
-        node = alone
-    entry: str = node["entry"]
-    only_on = None if node["match"] == Match.BOTH.value else str(node["match"]).removeprefix("only ")
-    own = rows.filter(
-        (pl.col("entry") == entry) & pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
-    )
-    source = golden if only_on == "golden" else target
-    return Fault(
-        entry=entry,
-        parent=source.parents.get(entry),
-        is_culprit=bool(node["is_suspect"]) or only_on is not None,
-        only_on=only_on,
-        parts=[part for part in ("inputs", "arguments", "parameters", "outputs") if node[f"{part}_fail"]],
-        input_error=node["input_error"],
-        output_error=node["output_error"],
-        findings=[
-            (name, message)
-            for name, messages in own.select(pl.coalesce("name_target", "name_golden"), "messages").rows()
-            for message in messages
-            if not message.startswith("note:")
-        ],
-        stack=list(_stack_of(entry, golden.stacks if only_on == "golden" else stacks)),
-    )
-
-
-def _position(nodes: pl.DataFrame, entry: str) -> int:
-    return cast("int", nodes.select(pl.col("entry").index_of(entry)).item())
-
-
-def _stack_of(entry: str, stacks: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Return the stack of an entry; of a backward entry, that of its forward."""
-    if entry in stacks:
-        return stacks[entry]
-    return stacks.get(names.forward_of(entry) or "", ())

@@ -26,7 +26,8 @@ def add_statistics(aligned: pl.DataFrame) -> pl.DataFrame:
     return aligned.with_columns(*differences).with_columns(*relative).with_columns(error=_error())
 
 
-def _equal(name: str) -> pl.Expr:
+def is_equal(name: str) -> pl.Expr:
+    """Whether a statistic is the same on both sides; NaN is equal to NaN here."""
     # eq_missing would take null for equal; a missing statistic is not.
     target, golden = pl.col(f"{name}_target"), pl.col(f"{name}_golden")
     return (target == golden) | (target.is_nan() & golden.is_nan())
@@ -34,11 +35,11 @@ def _equal(name: str) -> pl.Expr:
 
 def _difference(name: str) -> pl.Expr:
     target, golden = pl.col(f"{name}_target"), pl.col(f"{name}_golden")
-    return pl.when(_equal(name)).then(0.0).otherwise(target - golden)
+    return pl.when(is_equal(name)).then(0.0).otherwise(target - golden)
 
 
 def _relative(name: str) -> pl.Expr:
-    return pl.when(_equal(name)).then(0.0).otherwise((pl.col(f"{name}_diff") / pl.col(f"{name}_golden")).abs())
+    return pl.when(is_equal(name)).then(0.0).otherwise((pl.col(f"{name}_diff") / pl.col(f"{name}_golden")).abs())
 
 
 def _error() -> pl.Expr:
@@ -72,7 +73,7 @@ def has_inf_mismatch() -> pl.Expr:
     Only the extremes count: a sum may overflow in the tool that recorded it although the tensor is finite.
     """
     sides = [
-        (pl.col(f"{name}_target").is_infinite() | pl.col(f"{name}_golden").is_infinite()) & ~_equal(name)
+        (pl.col(f"{name}_target").is_infinite() | pl.col(f"{name}_golden").is_infinite()) & ~is_equal(name)
         for name in ("max", "min")
     ]
     counts = pl.col("num_inf_target") != pl.col("num_inf_golden")

@@ -1,4 +1,4 @@
-"""Judge rows and nodes, and find the first fault.
+"""Judge rows.
 
 A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in words:
 
@@ -11,9 +11,6 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
 * A gradient that vanishes beside the gradient it is computed from, on both sides, is zero in exact arithmetic (that
   of the bias of an attention key is) and holds nothing but rounding errors, which are not compared.
 * Different ``requires_grad``, and dtypes of different kinds (float against int), are a warning.
-
-A node is one entry: a call in one direction. It is *suspect* if its tensor inputs agree and its outputs or its
-parameters do not; the first suspect node in execution order is where the two runs part.
 """
 
 from __future__ import annotations
@@ -254,46 +251,13 @@ def _scalars_agree() -> pl.Expr:
     same_text = target == golden
     both_floats = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
     difference = (pl.col("max_target") - pl.col("max_golden")).abs()
-    close = both_floats & (difference <= limits.SCALAR_LIMIT * pl.col("max_golden").abs())
+    is_within = difference <= limits.SCALAR_LIMIT * pl.col("max_golden").abs()
+    close = both_floats & (metrics.is_equal("max") | is_within)
     lowest = pl.col("max_target").is_in(limits.LOWEST_FINITE) & pl.col("max_golden").is_in(limits.LOWEST_FINITE)
     # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
     devices = target.str.contains(_DEVICE_TEXT) & golden.str.contains(_DEVICE_TEXT)
     dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
     return pl.any_horizontal(ground.fill_null(False) for ground in (same_text, close, lowest, devices, dtypes))
-
-
-def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per entry, in execution order: what fails where, and whether the node is suspect."""
-    is_error = pl.col("verdict") == Verdict.ERROR.value
-    is_scalar = (pl.col("kind_target") == RowKind.SCALAR.value) & (pl.col("kind_golden") == RowKind.SCALAR.value)
-    is_input = pl.col("role") == Role.INPUT.value
-    is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
-    is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
-    nodes = judged.group_by("entry", maintain_order=True).agg(
-        match=pl.when((pl.col("match") == pl.col("match").first()).all())
-        .then(pl.col("match").first())
-        .otherwise(pl.lit(Match.BOTH.value)),
-        num_rows=pl.len(),
-        num_errors=is_error.sum(),
-        inputs_fail=(is_error & is_input & ~is_scalar.fill_null(False)).any(),
-        arguments_fail=(is_error & is_input & is_scalar.fill_null(False)).any(),
-        parameters_fail=(is_error & (pl.col("role") == Role.PARAMETERS.value)).any(),
-        outputs_fail=(is_error & is_output).any(),
-        has_unmatched=is_unmatched.any(),
-        has_warning=(pl.col("verdict") == Verdict.WARNING.value).any(),
-        input_error=pl.col("error").filter(is_input).max(),
-        output_error=pl.col("error").filter(is_output).max(),
-    )
-    return nodes.with_columns(
-        verdict=pl.when(pl.col("num_errors") > 0)
-        .then(pl.lit(Verdict.ERROR.value))
-        .when(pl.col("has_unmatched"))
-        .then(pl.lit(Verdict.UNMATCHED.value))
-        .when(pl.col("has_warning"))
-        .then(pl.lit(Verdict.WARNING.value))
-        .otherwise(pl.lit(Verdict.PASS.value)),
-        is_suspect=~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail")),
-    )
 
 
 def differs() -> pl.Expr:

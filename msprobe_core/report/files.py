@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.engine import ComparisonResult, Fault, UnitResult
+from msprobe_core.compare.engine import ComparisonResult, UnitResult
+from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.limits import LIMITS
 from msprobe_core.report.table import VERDICT_COLOURS, Column, columns_of, texts_of, with_stacks
 from msprobe_core.store.layout import create_file, make_directory
@@ -155,7 +156,9 @@ def _unit_summary(unit: UnitResult, tables: Sequence[Path]) -> dict[str, Any]:
         "rows": {"total": unit.rows.height, **unit.counts},
         "nodes": dict(unit.nodes.group_by("verdict").len().sort("verdict").rows()),
         "first_difference": unit.first_difference,
-        "first_fault": None if unit.fault is None else _fault_summary(unit.fault),
+        "first_fault": None if unit.first_fault is None else _fault_summary(unit.first_fault),
+        "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),
+        "first_lone_call": None if unit.lone_call is None else _fault_summary(unit.lone_call),
         "notes": list(unit.notes),
         "tables": [str(path) for path in tables],
     }

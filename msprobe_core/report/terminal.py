@@ -9,7 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.engine import ComparisonResult, Fault, UnitResult
+from msprobe_core.compare.engine import ComparisonResult, UnitResult
+from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.report.files import ReportFiles
 
@@ -44,18 +45,21 @@ def _print_unit(unit: UnitResult, console: Console) -> None:
     console.print(table)
     for note in unit.notes:
         console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
-    if unit.fault is not None:
-        for line in fault_lines(unit.fault):
+    faults = sorted((f for f in (unit.fault, unit.lone_call) if f is not None), key=lambda fault: fault.position)
+    for title, fault in zip(("First fault", "Then also"), faults, strict=False):
+        for line in fault_lines(title, fault):
             console.print(line, soft_wrap=True)
-    elif unit.first_difference is not None:
+    if faults:
+        return
+    if unit.first_difference is not None:
         console.print(Text(f"Within the limits; the first row that differs at all is {unit.first_difference}."))
     else:
         console.print(Text("No value differs."))
 
 
-def fault_lines(fault: Fault) -> Iterator[Text]:
-    """Yield the lines that describe the first fault."""
-    yield Text(f"First fault: {fault.entry}", style="bold red")
+def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
+    """Yield the lines that describe a fault."""
+    yield Text(f"{title}: {fault.entry}", style="bold red")
     if fault.parent:
         yield Text(f"  inside {fault.parent}")
     yield Text(f"  {_reason(fault)}")
@@ -94,7 +98,7 @@ def _frames_of_user(stack: Sequence[str]) -> Sequence[str]:
 def _verdict_line(result: ComparisonResult) -> Text:
     if result.agrees:
         return Text("AGREE: every row is matched and within its limit.", style="bold green")
-    faults = [(unit.label, unit.fault) for unit in result.units if unit.fault is not None]
+    faults = [(unit.label, fault) for unit in result.units if (fault := unit.first_fault) is not None]
     if not faults:
         return Text("DIFFERENT: not every rank has a partner.", style="bold red")
     label, fault = faults[0]

@@ -191,9 +191,9 @@ def _scalar_value(fields: dict[str, Any]) -> Any:
 def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     number = _number(value) if kind in _NUMERIC or isinstance(value, int | float) else None
     dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
+    text = str(number) if kind == "float" and isinstance(value, str) else str(value)  # "Infinity" is inf to Python
     return (
-        RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None,
-        str(value), None, None,
+        RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, text, None, None,
     )  # fmt: skip
 
 

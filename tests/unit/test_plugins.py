@@ -58,7 +58,7 @@ def test_one_that_cannot_be_imported_is_named_and_left_out(registry, caplog):
 
 def test_a_misspelt_hook_is_an_error(registry, caplog):
     registry.add(Plugin("typo", None, "somewhere"), lambda: SimpleNamespace(msprobe_register_procesors=list))
-    assert "there is no hook 'msprobe_register_procesors'; known: msprobe_register_commands" in caplog.text
+    assert "is left out: there is no hook 'msprobe_register_procesors'; known: msprobe_register_commands" in caplog.text
     assert registry.plugins[0].problem is not None
 
 
@@ -243,6 +243,7 @@ main(["plugins"])
     assert done.returncode == 0
     assert f"the package 'msprobe' in {tmp_path / 'msprobe'} hides the plugins of msprobe-core" in done.stderr
     assert "pip uninstall mindstudio-probe" in done.stderr
+    assert "BROKEN: the package 'msprobe' in" in done.stdout
     program = f"""
 sys.path.insert(0, {str(tmp_path)!r})
 import msprobe

@@ -101,7 +101,7 @@ def test_rows_follow_the_published_names_and_order(tmp_path):
     ("leaf", "kind", "dtype", "text", "number"),
     [
         ({"type": "float", "value": 1e-6}, "scalar", "<class 'float'>", "1e-06", 1e-6),
-        ({"type": "float", "value": "NaN"}, "scalar", "<class 'float'>", "NaN", "nan"),
+        ({"type": "float", "value": "NaN"}, "scalar", "<class 'float'>", "nan", "nan"),
         ({"type": "bool", "value": True}, "scalar", "<class 'bool'>", "True", 1.0),
         ({"type": "str", "value": "sum"}, "scalar", "<class 'str'>", "sum", None),
         ({"type": "torch.dtype", "value": "torch.bfloat16"}, "scalar", "<class 'str'>", "torch.bfloat16", None),

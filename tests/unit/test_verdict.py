@@ -85,6 +85,7 @@ def test_values(compare, target, golden, expected, message):
     [
         ("int", 3, 3, "pass"), ("int", 3, 4, "error"), ("bool", True, False, "error"), ("str", "sum", "mean", "error"),
         ("float", 1e-6, 1e-5, "error"), ("float", 0.1, 0.1 + 1e-12, "pass"), ("float", "NaN", "NaN", "pass"),
+        ("float", "Infinity", "Infinity", "pass"), ("float", "Infinity", 1.0, "error"),
         ("str", "npu:0", "cuda:3", "pass"), ("torch.device", "cpu:None", "npu:0", "pass"),
         ("torch.dtype", "torch.float32", "torch.bfloat16", "pass"),
         ("float", -3.4028234663852886e38, -3.3895313892515355e38, "pass"), ("int", 1, 2, "error"),
@@ -177,8 +178,35 @@ def test_a_fault_that_came_from_outside_is_said_to(compare):
 def test_an_extra_call_before_the_fault_comes_first(compare):
     target = chain(2, 2.5, 2)
     target["data"] = {"Tensor.abs.0.forward": api(tensor(X), output=tensor(X)), **target["data"]}
-    fault = compare(target, chain(2, 2, 2)).units[0].fault
-    assert (fault.entry, fault.only_on) == ("Tensor.abs.0.forward", "target")
+    unit = compare(target, chain(2, 2, 2)).units[0]
+    assert (unit.first_fault.entry, unit.first_fault.only_on) == ("Tensor.abs.0.forward", "target")
+    assert unit.first_fault is unit.lone_call
+    assert unit.fault.entry == "Module.m1.M.forward.0"  # what the calls of both sides say is not hidden by it
+
+
+def test_a_small_difference_between_equal_inputs_comes_first(compare):
+    """Below the limit, but far beyond rounding; what is over the limit comes later and only amplifies it."""
+    fault = compare(chain(2, 2 + 1e-3, 2), chain(2, 2, 2 * (1 + 1e-2))).units[0].fault
+    assert (fault.entry, fault.is_culprit, fault.parts) == ("Module.m1.M.forward.0", True, ["outputs"])
+    assert "is within the limit 0.001, but all inputs are equal" in fault.findings[0][1]
+
+
+def test_a_value_made_by_what_is_not_recorded_is_put_down_to_the_module_around_it(tmp_path):
+    def dump(factor):
+        return {
+            "Functional.silu.0.forward": api(tensor(scaled(factor)), output=tensor(scaled(factor * 2))),
+            "Module.act.SiLU.forward.0": api(tensor(X), output=tensor(scaled(factor * 2))),
+            "Module.M.forward.0": api(tensor(X), output=tensor(scaled(factor * 2))),
+        }
+
+    parents = {
+        "Functional.silu.0.forward": "Module.act.SiLU.forward.0",
+        "Module.act.SiLU.forward.0": "Module.M.forward.0",
+    }
+    target = write_dump(tmp_path / "target", dump(1.5), parents=parents)
+    golden = write_dump(tmp_path / "golden", dump(1.0), parents=parents)
+    fault = compare_dumps(target, golden).units[0].fault
+    assert (fault.entry, fault.parent, fault.is_culprit) == ("Module.act.SiLU.forward.0", "Module.M.forward.0", True)
 
 
 def test_a_difference_within_the_limit_is_mentioned(compare):

@@ -1,0 +1,185 @@
+"""Judge nodes, and find where two runs part.
+
+A node is one entry: a call in one direction. It is *suspect*, a place where a fault may be, if its tensor inputs agree
+and its outputs or its parameters do not. Where its inputs are not merely within their limits but equal, a much
+smaller difference of its outputs tells the same: rounding explains a few unit round-offs, not `EXPLAINED` of them.
+
+The first node in execution order where anything disagrees decides. If it is suspect, it is the fault. If what it got
+was wrong already, though nothing before it was, then the wrong value was made by something that is not recorded: inside
+an enclosing module, if one of those is suspect, and outside of everything recorded, if none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare import limits
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Role
+from msprobe_core.store.frame import RowKind
+
+EXPLAINED = 64
+"""How many unit round-offs of difference between results of equal inputs are taken for rounding."""
+
+_PARTS = ("inputs", "arguments", "parameters", "outputs")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A place where two runs part.
+
+    Attributes:
+        entry: Name of the node.
+        position: Its place among all nodes, in execution order.
+        parent: Entry name of the module that encloses it; ``None`` if unknown.
+        is_culprit: Whether the node's own tensor inputs agree: the fault is in it. Otherwise what it got was already
+            wrong, and came from outside of what was recorded.
+        only_on: The side that has the node, ``target`` or ``golden``, where the other lacks it.
+        parts: What disagrees: ``inputs``, ``arguments``, ``parameters``, ``outputs``.
+        input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
+        output_error: The same of its outputs.
+        findings: Row name and message of each row that shows it.
+        stack: Where the call came from, innermost frame first; empty if unknown.
+    """
+
+    entry: str
+    position: int
+    parent: str | None
+    is_culprit: bool
+    only_on: str | None
+    parts: Sequence[str]
+    input_error: float | None
+    output_error: float | None
+    findings: Sequence[tuple[str, str]]
+    stack: Sequence[str]
+
+
+def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per entry, in execution order: what fails where, and whether the node is suspect."""
+    is_error = pl.col("verdict") == Verdict.ERROR.value
+    scalars = (pl.col("kind_target") == RowKind.SCALAR.value) & (pl.col("kind_golden") == RowKind.SCALAR.value)
+    is_scalar = scalars.fill_null(False)
+    is_input = pl.col("role") == Role.INPUT.value
+    is_parameter = pl.col("role") == Role.PARAMETERS.value
+    is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+    first_match = pl.col("match").first()
+    nodes = judged.group_by("entry", maintain_order=True).agg(
+        match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
+        num_errors=is_error.sum(),
+        inputs_fail=(is_error & is_input & ~is_scalar).any(),
+        arguments_fail=(is_error & is_input & is_scalar).any(),
+        parameters_fail=(is_error & is_parameter).any(),
+        outputs_fail=(is_error & is_output).any(),
+        has_unmatched=(pl.col("verdict") == Verdict.UNMATCHED.value).any(),
+        has_warning=(pl.col("verdict") == Verdict.WARNING.value).any(),
+        input_error=pl.col("error").filter(is_input).max(),
+        parameter_error=pl.col("error").filter(is_parameter).max(),
+        output_error=pl.col("error").filter(is_output).max(),
+        output_roundings=(pl.col("error") / limits.roundoff_of(pl.col("precision"))).filter(is_output).max(),
+    )
+    inputs_are_equal = (pl.col("input_error").fill_null(0.0) == 0.0) & ~pl.col("inputs_fail")
+    is_beyond_rounding = pl.col("output_roundings").is_finite() & (pl.col("output_roundings") > EXPLAINED)
+    suspect = ~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail"))
+    return nodes.with_columns(
+        verdict=pl.when(pl.col("num_errors") > 0)
+        .then(pl.lit(Verdict.ERROR.value))
+        .when(pl.col("has_unmatched"))
+        .then(pl.lit(Verdict.UNMATCHED.value))
+        .when(pl.col("has_warning"))
+        .then(pl.lit(Verdict.WARNING.value))
+        .otherwise(pl.lit(Verdict.PASS.value)),
+        is_suspect=suspect | (inputs_are_equal & is_beyond_rounding.fill_null(False)),
+        is_alone=pl.col("match") != Match.BOTH.value,
+    ).with_row_index("position")
+
+
+def first_lone_call(
+    rows: pl.DataFrame, nodes: pl.DataFrame, target: Dump, golden: Dump, stacks: Mapping[str, Sequence[str]]
+) -> Fault | None:
+    """Return the first call that only one side has; ``None`` if both have all."""
+    alone = nodes.filter("is_alone")
+    if not alone.height:
+        return None
+    return _describe(alone.row(0, named=True), rows, target, golden, stacks)
+
+
+def first_fault(
+    rows: pl.DataFrame, nodes: pl.DataFrame, target: Dump, golden: Dump, stacks: Mapping[str, Sequence[str]]
+) -> Fault | None:
+    """Return the place where the calls that both sides have begin to disagree; ``None`` if no row of them fails."""
+    shared = nodes.filter(~pl.col("is_alone"))
+    failing = shared.filter(pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]))
+    if not failing.height:
+        return None
+    telling = shared.filter(pl.col("is_suspect") | pl.col("inputs_fail"))
+    node = (telling if telling.height else failing).row(0, named=True)
+    if not node["is_suspect"]:
+        by_entry = {other["entry"]: other for other in shared.filter("is_suspect").iter_rows(named=True)}
+        enclosing = (by_entry.get(module) for module in _ancestors(node["entry"], target.parents))
+        node = next((module for module in enclosing if module is not None), node)
+    return _describe(node, rows, target, golden, stacks)
+
+
+def _ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
+    parent = parents.get(entry)
+    while parent is not None:
+        yield parent
+        parent = parents.get(parent)
+
+
+def _describe(
+    node: dict[str, Any], rows: pl.DataFrame, target: Dump, golden: Dump, stacks: Mapping[str, Sequence[str]]
+) -> Fault:
+    entry: str = node["entry"]
+    only_on = str(node["match"]).removeprefix("only ") if node["is_alone"] else None
+    source, source_stacks = (golden, golden.stacks) if only_on == "golden" else (target, stacks)
+    return Fault(
+        entry=entry,
+        position=node["position"],
+        parent=source.parents.get(entry),
+        is_culprit=bool(node["is_suspect"]) or only_on is not None,
+        only_on=only_on,
+        parts=[part for part in _PARTS if _disagrees(node, part)],
+        input_error=node["input_error"],
+        output_error=node["output_error"],
+        findings=_findings(rows.filter(pl.col("entry") == entry)),
+        stack=list(_stack_of(entry, source_stacks)),
+    )
+
+
+def _disagrees(node: dict[str, Any], part: str) -> bool:
+    if node[f"{part}_fail"]:
+        return True
+    # A suspect with equal inputs disagrees below the limit.
+    if not node["is_suspect"] or part not in {"parameters", "outputs"}:
+        return False
+    return (node["parameter_error" if part == "parameters" else "output_error"] or 0.0) > 0.0
+
+
+def _findings(own: pl.DataFrame) -> list[tuple[str, str]]:
+    name = pl.coalesce("name_target", "name_golden")
+    failed = own.filter(pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]))
+    findings = [
+        (row, message)
+        for row, messages in failed.select(name, "messages").rows()
+        for message in messages
+        if not message.startswith("note:")
+    ]
+    if not findings:
+        findings = [
+            (row, f"the relative error {error:.3g} is within the limit {limit:g}, but all inputs are equal.")
+            for row, error, limit in own.filter(pl.col("error") > 0).select(name, "error", "limit").rows()
+        ]
+    return findings
+
+
+def _stack_of(entry: str, stacks: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """Return the stack of an entry; of a backward entry, that of its forward."""
+    return stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())

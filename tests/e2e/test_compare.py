@@ -1,0 +1,310 @@
+"""From two trainings to a verdict, through the command line, on real architectures."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import openpyxl
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from msprobe.pytorch import PrecisionDebugger
+from recorded import Recorded
+
+import msprobe_core
+from msprobe_core.cli import main
+
+REPOSITORY = Path(msprobe_core.__file__).parents[1]
+
+
+@pytest.fixture
+def record(tmp_path, close_debugger):
+    def record(name, architecture, model, *, level="mix", task="statistics", summary_mode="statistics", batch=None):
+        (tmp_path / "c.json").write_text(json.dumps({"task": task, task: {"summary_mode": summary_mode}}))
+        debugger = PrecisionDebugger(tmp_path / "c.json", dump_path=tmp_path / name, level=level)
+        torch.manual_seed(9)
+        batch = batch or architecture.batch()
+        with debugger.start(model):
+            model(**batch).loss.backward()
+        debugger.close()
+        return tmp_path / name / "step0"
+
+    return record
+
+
+@pytest.fixture
+def compare(tmp_path, capsys):
+    def compare(target, golden, *options):
+        with pytest.raises(SystemExit) as ended:
+            main(["compare", "-tp", str(target), "-gp", str(golden), "-o", str(tmp_path / "result"), *options])
+        out = capsys.readouterr().out
+        return ended.value.code, json.loads((tmp_path / "result" / "summary.json").read_text())["units"][0], out
+
+    return compare
+
+
+MODES = {
+    "statistics": {},
+    "md5": {"summary_mode": "md5"},
+    "tensor": {"task": "tensor"},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_equal_trainings_agree(name, mode, record, compare):
+    architecture = ARCHITECTURES[name]
+    target, golden = (record(side, architecture, architecture.build(), **MODES[mode]) for side in ("target", "golden"))
+    code, unit, out = compare(target, golden)
+    assert code == 0, out
+    assert unit["mode"] == mode
+    assert unit["first_difference"] is None
+    assert unit["rows"]["total"] == unit["rows"]["pass"] > 400
+
+
+def scale_layer_norm_epsilon(model):
+    model.model.layers[1].post_attention_layernorm.variance_epsilon = 1e-2
+
+
+def swap_weights(model):
+    attention = model.model.layers[1].self_attn
+    with torch.no_grad():
+        attention.o_proj.weight.copy_(attention.q_proj.weight)
+
+
+def scale_attention(model):
+    model.model.layers[1].self_attn.scaling *= 1.5
+
+
+def cast_activation(model):
+    act = model.model.layers[0].mlp.act_fn
+    original = act.forward
+    act.forward = lambda x: original(x.to(torch.float8_e5m2).to(x.dtype))
+
+
+FAULTS = {
+    "a normalisation's epsilon": (
+        scale_layer_norm_epsilon, "Module.model.layers.1.post_attention_layernorm.LlamaRMSNorm.forward.0",
+    ),
+    "a swapped weight": (swap_weights, "Module.model.layers.1.self_attn.o_proj.Linear.forward.0"),
+    "the scale of attention": (scale_attention, "Module.model.layers.1.self_attn.LlamaAttention.forward.0"),
+    "a cast to float8": (cast_activation, "Module.model.layers.0.mlp.act_fn.SiLUActivation.forward.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(fault, level, mode, record, compare):
+    plant, place = FAULTS[fault]
+    architecture = ARCHITECTURES["llama"]
+    faulty = architecture.build()
+    plant(faulty)
+    target = record("target", architecture, faulty, level=level, **MODES[mode])
+    golden = record("golden", architecture, architecture.build(), level=level, **MODES[mode])
+    code, unit, out = compare(target, golden)
+    assert code == 1
+    found = unit["first_fault"]
+    assert found["is_culprit"]
+    assert place in (found["entry"], found["parent"])
+    assert out.splitlines()[-1].startswith("DIFFERENT: first at ")
+    assert place in out.splitlines()[-1]
+    assert any("modeling_llama.py" in frame or "activations.py" in frame for frame in found["stack"])
+
+
+def test_a_fault_of_the_backward_only_is_named(record, compare):
+    architecture = ARCHITECTURES["llama"]
+
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 1.25
+
+    faulty = architecture.build()
+    norm = faulty.model.layers[1].input_layernorm
+    original = norm.forward
+    norm.forward = lambda x: original(Wrong.apply(x))
+    target = record("target", architecture, faulty, level="L0")
+    golden = record("golden", architecture, architecture.build(), level="L0")
+    code, unit, _ = compare(target, golden)
+    assert code == 1
+    assert unit["first_fault"]["entry"] == "Module.model.layers.1.input_layernorm.LlamaRMSNorm.backward.0"
+
+
+def test_other_data_are_said_to_come_from_outside(record, compare):
+    architecture = ARCHITECTURES["bert"]
+    target = record("target", architecture, architecture.build(), level="L0", batch=architecture.batch(1))
+    golden = record("golden", architecture, architecture.build(), level="L0", batch=architecture.batch(0))
+    code, unit, out = compare(target, golden)
+    assert code == 1
+    assert not unit["first_fault"]["is_culprit"]
+    assert "the fault is outside of what was recorded" in out
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "bert", "vit"])
+def test_bfloat16_against_float32_is_no_fault(name, record, compare):
+    """A different dtype alone is no error, and what rounding does stays within bfloat16's limit."""
+    architecture = ARCHITECTURES[name]
+    batch = {k: v.bfloat16() if v.is_floating_point() else v for k, v in architecture.batch().items()}
+    target = record("target", architecture, architecture.build().eval().bfloat16(), batch=batch)
+    golden = record("golden", architecture, architecture.build().eval())
+    code, unit, out = compare(target, golden)
+    assert code == 0, out
+    assert unit["rows"]["error"] == 0
+    assert unit["first_difference"] is not None
+
+
+def test_a_spreadsheet_of_a_real_comparison(record, compare):
+    architecture = ARCHITECTURES["llama"]
+    faulty = architecture.build()
+    scale_attention(faulty)
+    target = record("target", architecture, faulty, level="L0")
+    golden = record("golden", architecture, architecture.build(), level="L0")
+    _, unit, _ = compare(target, golden, "--xlsx")
+    sheet = openpyxl.load_workbook(unit["tables"][0]).active
+    assert sheet.max_row == unit["rows"]["total"] + 1
+    assert "NPU_Stack_Info" in [cell.value for cell in sheet[1]]
+
+
+def test_our_dump_against_one_of_mindstudio_probe(tmp_path, close_debugger, compare):
+    """The model that made the fixtures, recorded by us: what both tools record the same way agrees."""
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1 = nn.Linear(4, 5)
+            self.norm = nn.LayerNorm(5)
+            self.fc2 = nn.Linear(5, 3)
+
+        def forward(self, x, *, mask=None):
+            h = torch.relu(self.norm(self.fc1(x)))
+            if mask is not None:
+                h = h.masked_fill(mask, float("-inf"))
+            return self.fc2(torch.nan_to_num(h, neginf=0.0)) * 2
+
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(2, 4)
+    mask = torch.tensor([[True, False, False, False, True]])
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="mix", risk_level="ALL")
+    with debugger.start(model):
+        y = model(x, mask=mask)
+        z = (y * float("nan")).nan_to_num(1.0)
+        (y.sum() + z.sum()).backward()
+    debugger.close()
+
+    theirs = REPOSITORY / "tests" / "data" / "mindstudio_probe" / "26.2.0_statistics" / "step0"
+    _, unit, _ = compare(tmp_path / "run" / "step0", theirs)
+    import polars as pl
+
+    table = pl.read_csv(unit["tables"][0], infer_schema=False)
+    forward = table.filter(pl.col("Bench Name").str.contains("forward"))
+    assert forward.filter(Result="pass").height > 40
+    # Functions written in Python reach us with their optional arguments by keyword, whichever way they were given.
+    assert forward.filter(pl.col("Result") != "pass")["Bench Name"].to_list() == [
+        f"Functional.layer_norm.0.forward.input.{i}" for i in (2, 3, 4)
+    ]
+    # Their gradients of an API are those of its last autograd node; ours are those of the call.
+    gradients = table.filter(pl.col("Bench Name").str.contains("Module.*(backward|parameters_grad)"))
+    assert gradients.height > 8
+    assert gradients["Result"].unique().to_list() == ["pass"]
+
+
+WORKER = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from msprobe.pytorch import PrecisionDebugger
+
+rank, world, store, out, fault = int(sys.argv[1]), 2, sys.argv[2], sys.argv[3], sys.argv[4] == "fault"
+dist.init_process_group("gloo", init_method=f"file://{{store}}", rank=rank, world_size=world)
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+debugger = PrecisionDebugger(dump_path=out, level="mix")
+losses = []
+for step in range(2):
+    torch.manual_seed(10 * step + rank)
+    x = torch.randn(8, 4)
+    if fault and rank == 1 and step == 1:
+        x = x * 1.5
+    debugger.start(model)
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    debugger.stop()
+    debugger.step()
+    losses.append(loss.item())
+print(losses)
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_with_gloo(tmp_path, compare):
+    script = tmp_path / "worker.py"
+    paths = [str(REPOSITORY), str(REPOSITORY / "plugins" / "pytorch")]
+    script.write_text(WORKER.format(paths=paths))
+
+    def run(name):
+        store = tmp_path / f"store_{name}"
+        workers = [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), store, tmp_path / name, name],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(2)
+        ]
+        for worker in workers:
+            _, errors = worker.communicate(timeout=120)
+            assert worker.returncode == 0, errors
+
+    run("golden")
+    run("again")
+    run("fault")
+    step0, step1 = (tmp_path / "golden" / f"step{i}" for i in range(2))
+    assert sorted(path.name for path in step0.iterdir()) == ["rank0", "rank1"]
+    assert compare(tmp_path / "again" / "step1", step1)[0] == 0
+    code, _, out = compare(tmp_path / "fault" / "step1", step1)
+    assert code == 1
+    assert re.search(r"DIFFERENT: first at rank\d: Module\.module\.0\.Linear|DIFFERENT: first at rank", out)
+    summary = json.loads((tmp_path / "result" / "summary.json").read_text())
+    assert [unit["label"] for unit in summary["units"]] == ["rank0", "rank1"]
+    rank1 = summary["units"][1]["first_fault"]
+    assert not rank1["is_culprit"]
+    tables = [Path(table).name for unit in summary["units"] for table in unit["tables"]]
+    assert [table.split("_")[2] for table in tables] == ["rank0", "rank1"]
+
+
+def test_the_demo_names_the_planted_fault(tmp_path):
+    paths = [str(REPOSITORY), str(REPOSITORY / "plugins" / "pytorch")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def run(*arguments, expected=0):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)], capture_output=True, text=True, cwd=REPOSITORY, env=environment
+        )
+        assert done.returncode == expected, done.stderr
+        return done.stdout
+
+    golden = run("examples/demo/train.py", "--dump", tmp_path / "golden")
+    target = run("examples/demo/train.py", "--dump", tmp_path / "target", "--fault")
+    (planted,) = re.findall(r"planted a fault in (\S+)", target)
+    assert golden.splitlines() != target.splitlines()[1:]
+    out = run("-m", "msprobe_core", "compare", "-tp", tmp_path / "target/step0", "-gp", tmp_path / "golden/step0", "-o",
+              tmp_path / "result", expected=1)  # fmt: skip
+    assert f"in Module.{planted}.LlamaRMSNorm.forward.0." in out.splitlines()[-1]
+    assert Recorded(tmp_path / "golden").header["level"] == "mix"
