@@ -28,7 +28,7 @@ test: lint
 lint: $(READY)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(READY)
 	$(BIN)/python bench/startup.py
