@@ -35,6 +35,7 @@ class PyTorchFramework:
 
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, str] = {}
+        self._apis: dict[RiskLevel, ApiTable] = {}
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``torch.Tensor``."""
@@ -84,7 +85,13 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder)
+        return _Attachment(models, options, recorder, self._apis_at(RiskLevel(options.risk_level)))
+
+    def _apis_at(self, risk_level: RiskLevel) -> ApiTable:
+        # Kept: building it takes milliseconds, and there may be a window in every step.
+        if risk_level not in self._apis:
+            self._apis[risk_level] = ApiTable(risk_level)
+        return self._apis[risk_level]
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device."""
@@ -100,14 +107,16 @@ class PyTorchFramework:
 class _Attachment:
     """Everything that is in place between ``start`` and ``stop``."""
 
-    def __init__(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> None:
+    def __init__(
+        self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder, apis: ApiTable
+    ) -> None:
         self._unsettled: dict[int, Callable[[], None]] = {}
         self._removals: list[Callable[[], None]] = []
         try:
             if options.level.has_modules:
                 self._removals.append(ModuleHooks(models, recorder, self._unsettled).remove)
             if options.level.has_apis:
-                mode = ApiMode(recorder, ApiTable(RiskLevel(options.risk_level)), self._unsettled)
+                mode = ApiMode(recorder, apis, self._unsettled)
                 mode.push()
                 self._removals.append(mode.remove)
                 engine = BackwardEngine(mode)

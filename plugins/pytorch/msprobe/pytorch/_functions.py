@@ -72,12 +72,12 @@ class ApiMode(TorchFunctionMode):
                 self._distrust(args[0], result)
             return result
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
-        call = recorder.open_api(api.prefix, name)
         gradients: CallGradients | None = None
+        builds_graph = torch.is_grad_enabled()
         with Quiet():
+            call = recorder.open_api(api.prefix, name)
             recorder.record_inputs(call, args, kwargs)
-        if call.wants_gradients and torch.is_grad_enabled():
-            with Quiet():
+            if call.wants_gradients and builds_graph:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
         try:
             result = func(*args, **kwargs)

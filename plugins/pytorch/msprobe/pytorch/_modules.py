@@ -104,13 +104,13 @@ class _Running:
         recorder = self._recorder
         if not recorder.is_open:
             return
-        call = recorder.open_module(_PREFIX, self._path, self._type_name)
         gradients: CallGradients | None = None
+        builds_graph = torch.is_grad_enabled()
         with Quiet():
+            call = recorder.open_module(_PREFIX, self._path, self._type_name)
             recorder.record_inputs(call, args, kwargs)
             recorder.record_parameters(call, dict(module.named_parameters(recurse=False)))
-        if call.wants_gradients and torch.is_grad_enabled():
-            with Quiet():
+            if call.wants_gradients and builds_graph:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
         begun = _Begun(call, gradients, sys.exc_info()[1])
         self._calls.setdefault(threading.get_ident(), []).append(begun)
