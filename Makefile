@@ -34,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/compare_scale.py
 	$(BIN)/python bench/capture_cost.py
+	$(BIN)/python bench/healthy_pairs.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis

@@ -267,10 +267,11 @@ def _judge_checksums(rows: pl.DataFrame) -> pl.DataFrame:
     """A differing checksum is an error whatever the statistics say: it is what this mode is asked for."""
     has_both = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
     differ = has_both & (pl.col("checksum_target") != pl.col("checksum_golden"))
-    message = pl.format(
-        "error: the CRC-32 differs; the relative error of the statistics is {}.",
-        pl.coalesce(pl.col("error").round_sig_figs(3).cast(pl.String), pl.lit("unknown")),
+    rounded = pl.col("error").round_sig_figs(3)
+    within = pl.format(
+        "error: the CRC-32 differs; the relative error of the statistics, {}, is within the limit {}.", rounded, "limit"
     )
+    message = pl.when(pl.col("error") <= pl.col("limit")).then(within).otherwise(pl.lit("error: the CRC-32 differs."))
     return rows.with_columns(
         verdict=pl.when(differ).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.col("verdict")),
         messages=pl.when(differ).then(pl.concat_list(message, "messages")).otherwise(pl.col("messages")),

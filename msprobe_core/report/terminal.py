@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from msprobe_core.compare.align import Match
@@ -14,6 +13,7 @@ from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.report.files import ReportFiles
 
+_STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 _MAX_FINDINGS = 4
 _MAX_FRAMES = 3
 _FRAMEWORK_FRAMES = ("/torch/", "/mindspore/", "<frozen ")
@@ -35,14 +35,10 @@ def print_summary(result: ComparisonResult, files: ReportFiles, console: Console
 def _print_unit(unit: UnitResult, console: Console) -> None:
     title = f"{unit.label}, {unit.mode.value}" if unit.label else unit.mode.value
     console.print(Text(f"Compared {unit.rows.height:,} rows of {unit.nodes.height:,} calls ({title}):"))
-    table = Table(box=None, pad_edge=True, show_header=False)
-    table.add_column(justify="right")
-    table.add_column()
-    for verdict, style in ((Verdict.PASS, "green"), (Verdict.WARNING, "yellow"), (Verdict.ERROR, "red")):
-        table.add_row(Text(f"{unit.counts[verdict.value]:,}", style=style), verdict.value)
-    for match in (Match.TARGET, Match.GOLDEN):
-        table.add_row(Text(f"{unit.counts[match.value]:,}"), f"{match.value}")
-    console.print(table)
+    width = len(f"{unit.rows.height:,}")
+    for kind in (Verdict.PASS, Verdict.WARNING, Verdict.ERROR, Match.TARGET, Match.GOLDEN):
+        number = Text(f"  {unit.counts[kind.value]:{width},}", style=_STYLES.get(kind, ""))
+        console.print(number.append(f"  {kind.value}", style="default"))
     for note in unit.notes:
         console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
     faults = sorted((f for f in (unit.fault, unit.lone_call) if f is not None), key=lambda fault: fault.position)
