@@ -113,8 +113,8 @@ class Recorder:
         self._tracks_parents = tracks_parents
         self._expands = expands_modules and selection.has_patterns
         self._keep_tensor = keep_tensor
-        self._values = ValueBuilder(framework)
-        self._skeletons = ValueBuilder(framework, tensors_only=True)
+        self._values = ValueBuilder(framework, self._note_failure)
+        self._skeletons = ValueBuilder(framework, self._note_failure, tensors_only=True)
         self._has_failed = False
         self._lock = threading.RLock()
         self._local = threading.local()

@@ -10,36 +10,56 @@ from msprobe_core.hookspecs import Framework
 from msprobe_core.model import Argument, Value
 
 MAX_DEPTH = 64
-"""Containers nested deeper than this are recorded as null: real calls stay far below it, cycles do not."""
+"""Containers nested deeper than this are recorded as null: real calls stay far below it."""
 
 Leaf: TypeAlias = Callable[[Any, str], Value]
 """Turns one tensor, found at a dotted path, into a value."""
+
+OnFailure: TypeAlias = Callable[[str, Exception], None]
+"""Is told what could not be read, in words, and why."""
 
 
 class ValueBuilder:
     """Builds `Value` trees; what becomes of a tensor is decided by the ``leaf`` of each call."""
 
-    def __init__(self, framework: Framework, *, tensors_only: bool = False) -> None:
+    def __init__(self, framework: Framework, on_failure: OnFailure, *, tensors_only: bool = False) -> None:
         """Make a builder.
 
         Args:
             framework: Knows its tensors and the other types of its own.
+            on_failure: Called where reading an argument raises; ``None`` stands in its place then. The arguments are
+                the user's objects, which may do anything when they are looked at.
             tensors_only: Put ``None`` in the place of everything that is not a tensor.
         """
         self._is_tensor = framework.is_tensor
         self._describe_argument = framework.describe_argument
+        self._on_failure = on_failure
         self._tensors_only = tensors_only
 
     def positional(self, args: Sequence[Any], leaf: Leaf) -> list[Value]:
         """Return the values of positional arguments or results."""
-        return [self.build(value, str(i), leaf) for i, value in enumerate(args)]
+        return [self._build_guarded(value, str(i), leaf) for i, value in enumerate(args)]
 
     def named(self, kwargs: Mapping[str, Any], leaf: Leaf) -> dict[str, Value]:
         """Return the values of keyword arguments or parameters."""
-        return {str(key): self.build(value, str(key), leaf) for key, value in kwargs.items()}
+        return {str(key): self._build_guarded(value, str(key), leaf) for key, value in kwargs.items()}
 
-    def build(self, value: Any, path: str, leaf: Leaf, depth: int = 0) -> Value:
-        """Return the tree for one value; ``None`` for ``None`` and for types nobody knows."""
+    def _build_guarded(self, value: Any, path: str, leaf: Leaf) -> Value:
+        try:
+            return self._build(value, path, leaf, ())
+        except Exception as error:  # noqa: BLE001  # see ``on_failure``
+            self._on_failure(f"argument {path}, a {type(value).__qualname__}", error)
+            return None
+
+    def _build(self, value: Any, path: str, leaf: Leaf, inside: tuple[int, ...]) -> Value:
+        """Return the tree for one value; ``None`` for ``None`` and for types nobody knows.
+
+        Args:
+            value: What to describe.
+            path: Where it was found.
+            leaf: Takes tensors.
+            inside: Identities of the containers around it, so that one that contains itself comes to an end.
+        """
         if value is None:
             return None
         if self._is_tensor(value):
@@ -47,16 +67,17 @@ class ValueBuilder:
         kind = cast("type[Any]", type(value))
         if kind in _SCALARS:
             return None if self._tensors_only else Argument(kind.__name__, value)
-        if depth == MAX_DEPTH:
+        if len(inside) == MAX_DEPTH or id(value) in inside:
             return None
         # The framework comes before the containers: torch.Size is a tuple, but one value.
         if kind not in _PLAIN and (argument := self._describe_argument(value)) is not None:
             return None if self._tensors_only else argument
         children = _children(value)
+        inside = (*inside, id(value))
         if isinstance(children, Mapping):
-            return {str(key): self.build(item, f"{path}.{key}", leaf, depth + 1) for key, item in children.items()}
+            return {str(key): self._build(item, f"{path}.{key}", leaf, inside) for key, item in children.items()}
         if children is not None:
-            return [self.build(item, f"{path}.{i}", leaf, depth + 1) for i, item in enumerate(children)]
+            return [self._build(item, f"{path}.{i}", leaf, inside) for i, item in enumerate(children)]
         return None if self._tensors_only else _describe_python(value)
 
 

@@ -1,0 +1,305 @@
+"""From reported calls to entries: names, nesting, order, one reading per tensor, gradients early, late and twice."""
+
+import threading
+
+import numpy as np
+import pytest
+from numpy_layers import Array, ArrayFramework, ArrayReducer
+
+from msprobe_core.capture.order import in_execution_order
+from msprobe_core.capture.processors import StatisticsProcessor
+from msprobe_core.capture.recorder import Recorder
+from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.stacks import StackCache
+from msprobe_core.config import TaskOptions
+from msprobe_core.model import Entry, Phase
+
+
+class CountingReducer(ArrayReducer):
+    """Knows a tensor by its object and version, and counts readings."""
+
+    def __init__(self):
+        self.num_read = 0
+        self._alive = []  # so that no identity is used again
+
+    def statistics(self, tensor, digest):
+        self.num_read += 1
+        super().statistics(tensor, digest)
+
+    def identity(self, tensor):
+        self._alive.append(tensor)
+        return id(tensor), tensor.version
+
+
+class CountingFramework(ArrayFramework):
+    def __init__(self):
+        super().__init__()
+        self.counting = CountingReducer()
+
+    def reducer(self):
+        return self.counting
+
+
+@pytest.fixture
+def framework():
+    return CountingFramework()
+
+
+@pytest.fixture
+def make(framework):
+    def make(*, stacks=None, expands_modules=False, **options):
+        return Recorder(
+            framework,
+            StatisticsProcessor(),
+            Selection(TaskOptions(**options)),
+            stacks=stacks,
+            tracks_parents=True,
+            expands_modules=expands_modules,
+            keep_tensor=None,
+        )
+
+    return make
+
+
+@pytest.fixture
+def recorder(make):
+    return make()
+
+
+def array(value=1.0, requires_grad=True):
+    return Array(np.full(2, value), requires_grad)
+
+
+def names(batch):
+    return [entry.name for entry in batch.entries]
+
+
+def api(recorder, name, *args, output=None, keep=True):
+    call = recorder.open_api("Functional", name)
+    recorder.record_inputs(call, args, {})
+    recorder.record_outputs(call, output)
+    recorder.close(call, keep=keep)
+    return call
+
+
+def with_gradients(recorder, call, args, output):
+    slots_in, slots_out = recorder.input_gradients(call, args, {}), recorder.output_gradients(call, output)
+    recorder.expect_gradients(call, len(slots_out), len(slots_in))
+    return [slot for slot, _ in slots_out], [slot for slot, _ in slots_in]
+
+
+def test_calls_are_counted_by_name_and_nested_by_module(recorder):
+    outer = recorder.open_module("Module", "", "Net")
+    inner = recorder.open_module("Module", "layers.0", "Linear")
+    api(recorder, "linear", array())
+    recorder.close(inner)
+    api(recorder, "linear", array())
+    recorder.close(outer)
+    batch = recorder.drain()
+    assert names(batch) == [
+        "Functional.linear.0.forward", "Module.layers.0.Linear.forward.0", "Functional.linear.1.forward",
+        "Module.Net.forward.0",
+    ]  # fmt: skip
+    assert [entry.sequence for entry in batch.entries] == [0, 1, 2, 3]
+    assert batch.parents == {
+        "Functional.linear.0.forward": "Module.layers.0.Linear.forward.0",
+        "Functional.linear.1.forward": "Module.Net.forward.0",
+        "Module.layers.0.Linear.forward.0": "Module.Net.forward.0",
+        "Module.Net.forward.0": None,
+    }
+
+
+def test_indices_and_sequence_go_on_in_a_second_window_and_begin_again_in_a_new_step(recorder):
+    api(recorder, "relu", array())
+    first = recorder.drain()
+    api(recorder, "relu", array())
+    second = recorder.drain()
+    recorder.next_step()
+    api(recorder, "relu", array())
+    third = recorder.drain()
+    assert [names(batch) for batch in (first, second, third)] == [
+        ["Functional.relu.0.forward"], ["Functional.relu.1.forward"], ["Functional.relu.0.forward"]
+    ]  # fmt: skip
+    assert [batch.entries[0].sequence for batch in (first, second, third)] == [0, 1, 0]
+
+
+def test_a_call_that_is_not_kept_gives_its_number_back(recorder):
+    api(recorder, "size", keep=False)
+    api(recorder, "size", array())
+    batch = recorder.drain()
+    assert names(batch) == ["Functional.size.0.forward"]
+    assert list(batch.parents) == ["Functional.size.0.forward"]
+
+
+def test_a_call_that_an_exception_skipped_does_not_disturb_the_nesting(recorder):
+    outer = recorder.open_module("Module", "a", "A")
+    recorder.open_module("Module", "a.b", "B")  # raises, and is never closed
+    recorder.close(outer)
+    api(recorder, "relu", array())
+    assert recorder.drain().parents["Functional.relu.0.forward"] is None
+
+
+def test_threads_have_nestings_of_their_own(recorder):
+    outer = recorder.open_module("Module", "a", "A")
+    worker = threading.Thread(target=lambda: api(recorder, "relu", array()))
+    worker.start()
+    worker.join()
+    recorder.close(outer)
+    assert recorder.drain().parents["Functional.relu.0.forward"] is None
+
+
+def test_a_tensor_is_read_once_until_it_is_written_to(recorder, framework):
+    tensor = array(1.0)
+    api(recorder, "relu", tensor, output=tensor)
+    api(recorder, "gelu", tensor)
+    assert framework.counting.num_read == 1
+    tensor.write(2.0)
+    api(recorder, "relu", tensor)
+    assert framework.counting.num_read == 2
+    entries = recorder.drain().entries
+    assert [entry.inputs[0].digest.stats.max for entry in entries] == [1.0, 1.0, 2.0]
+
+
+def test_a_distrusted_tensor_is_read_each_time(recorder, framework):
+    tensor = array(1.0)
+    api(recorder, "relu", tensor)
+    recorder.distrust(tensor)
+    tensor.values[...] = 5.0  # without a new version, as through an alias
+    api(recorder, "relu", tensor)
+    entries = recorder.drain().entries
+    assert [entry.inputs[0].digest.stats.max for entry in entries] == [1.0, 5.0]
+
+
+def test_a_drain_forgets_readings(recorder, framework):
+    tensor = array()
+    for _ in range(2):
+        api(recorder, "relu", tensor)
+        recorder.drain()
+    assert framework.counting.num_read == 2
+
+
+def test_gradients_stand_where_their_tensors_were(recorder):
+    args, output = ([array(), array(requires_grad=False)], 3, array()), (array(), array())
+    call = api(recorder, "mix", *args, output=output)
+    out, inside = with_gradients(recorder, call, args, output)
+    assert (len(out), len(inside)) == (2, 2)
+    recorder.record_gradient(call, out[1], array(7.0))
+    recorder.record_gradient(call, inside[1], array(8.0))
+    backward = recorder.drain().entries[1]
+    assert (backward.name, backward.phase) == ("Functional.mix.0.backward", Phase.BACKWARD)
+    assert backward.inputs[0].value is None
+    assert backward.inputs[1].value.digest.stats.max == 7.0
+    assert backward.outputs[0][0].value is None
+    assert backward.outputs[1] is None
+    assert backward.outputs[2].value.digest.stats.max == 8.0
+
+
+def test_trailing_places_without_a_gradient_are_dropped(recorder):
+    args = (array(), array(requires_grad=False), 3)
+    call = api(recorder, "mix", *args, output=array())
+    _, inside = with_gradients(recorder, call, args, array())
+    recorder.record_gradient(call, inside[0], array(1.0))
+    backward = recorder.drain().entries[1]
+    assert len(backward.outputs) == 1
+    assert backward.inputs == []
+
+
+def test_a_call_without_any_gradient_has_no_backward_entry(recorder):
+    call = api(recorder, "mix", array(), output=array())
+    with_gradients(recorder, call, (array(),), array())
+    assert names(recorder.drain()) == ["Functional.mix.0.forward"]
+
+
+def test_a_gradient_that_comes_twice_or_late_is_said_once(recorder, caplog):
+    call = api(recorder, "mix", array(), output=array())
+    [out], [inside] = with_gradients(recorder, call, (array(),), array())
+    recorder.record_gradient(call, out, array(1.0))
+    recorder.record_gradient(call, out, array(2.0))
+    backward = recorder.drain().entries[1]
+    assert backward.inputs[0].value.digest.stats.max == 1.0
+    recorder.record_gradient(call, inside, array(3.0))
+    assert recorder.drain().entries == []
+    assert caplog.text.count("came a second time or after its step was over") == 1
+
+
+def test_a_gradient_of_the_step_before_is_not_taken(recorder, caplog):
+    call = api(recorder, "mix", array(), output=array())
+    [out], _ = with_gradients(recorder, call, (array(),), array())
+    recorder.next_step()
+    recorder.record_gradient(call, out, array(1.0))
+    assert recorder.drain().entries == []
+    assert "Functional.mix.0.backward" in caplog.text
+
+
+def test_parameter_gradients_of_micro_batches_are_counted(recorder):
+    for value in (1.0, 2.0):
+        recorder.record_parameter_gradient("Module.a.Linear", "weight", array(value))
+        recorder.record_parameter_gradient("Module.a.Linear", "bias", array(value))
+    first = recorder.drain()
+    recorder.record_parameter_gradient("Module.a.Linear", "weight", array(3.0))
+    entries = [*first.entries, *recorder.drain().entries]
+    assert [entry.name for entry in entries] == [f"Module.a.Linear.parameters_grad.{i}" for i in range(3)]
+    assert [entry.parameters["weight"].digest.stats.max for entry in entries] == [1.0, 2.0, 3.0]
+    assert list(entries[0].parameters) == ["weight", "bias"]
+
+
+def test_a_tensor_that_cannot_be_read_is_said_and_the_rest_recorded(recorder, framework, caplog):
+    def fail(tensor, digest):
+        raise RuntimeError("device lost")
+
+    framework.counting.statistics = fail
+    api(recorder, "relu", array(), 3)
+    api(recorder, "relu", array(), 3)
+    entries = recorder.drain().entries
+    assert [(entry.inputs[0], entry.inputs[1].value) for entry in entries] == [(None, 3), (None, 3)]
+    assert caplog.text.count("device lost") == 1
+    assert "Functional.relu.0.forward input 0: not recorded" in caplog.text
+
+
+def test_a_shut_recorder_takes_no_gradient(recorder, caplog):
+    call = api(recorder, "mix", array(), output=array())
+    [out], _ = with_gradients(recorder, call, (array(),), array())
+    recorder.shut()
+    recorder.record_gradient(call, out, array(1.0))
+    recorder.record_parameter_gradient("Module.a.Linear", "weight", array(1.0))
+    assert names(recorder.drain()) == ["Functional.mix.0.forward"]
+
+
+def test_data_mode_leaves_parts_out(make):
+    recorder = make(data_mode=("forward", "output"))
+    call = api(recorder, "relu", array(), output=array())
+    assert not call.wants_gradients
+    [entry] = recorder.drain().entries
+    assert (entry.inputs, entry.input_kwargs, len(entry.outputs)) == (None, None, 1)
+
+
+def test_a_listed_module_brings_what_is_inside(make):
+    recorder = make(list=("layers.1",), expands_modules=True)
+    for path in ("layers.0", "layers.1"):
+        module = recorder.open_module("Module", path, "Linear")
+        api(recorder, "linear", array())
+        recorder.close(module)
+    assert names(recorder.drain()) == ["Functional.linear.1.forward", "Module.layers.1.Linear.forward.0"]
+
+
+def test_stacks_begin_at_the_users_frame(make):
+    recorder = make(stacks=StackCache())
+    for _ in range(2):
+        api(recorder, "relu", array())
+    first, second = recorder.drain().entries
+    assert first.stack is second.stack  # formatted once
+    assert f"File {__file__}, line " in first.stack[0]
+    assert first.stack[0].endswith('\n call = recorder.open_api("Functional", name)')
+    assert "in test_stacks_begin_at_the_users_frame" in first.stack[1]
+
+
+def test_a_backward_that_is_complete_too_early_stands_behind_its_children():
+    """A module whose input takes no gradient has all of its own before anything inside has run."""
+
+    def entry(name, parent):
+        return Entry(name=name, phase=Phase.BACKWARD, parent=parent)
+
+    outer, inner, leaf = entry("outer", None), entry("inner", "hidden"), entry("leaf", "inner")
+    later = entry("later", None)
+    ordered = in_execution_order([(1, outer), (2, inner), (3, leaf), (4, later)], {"hidden": "outer"})
+    assert [item.name for item in ordered] == ["leaf", "inner", "outer", "later"]
