@@ -123,6 +123,10 @@ class CallRecorder(Protocol):
         """Read this tensor anew whenever it is seen: somebody holds its memory and can write to it unnoticed."""
         ...
 
+    def pass_over(self, tensor: Any) -> None:
+        """Do not read this tensor until it is written to: nobody has set its memory, so its values are chance."""
+        ...
+
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
         """Take the gradient of the parameter ``name`` of the module with the given name stem."""
         ...

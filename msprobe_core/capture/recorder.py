@@ -20,6 +20,7 @@ from msprobe_core.model import (
     GradientSlot,
     Phase,
     Role,
+    Stats,
     TensorValue,
     Value,
 )
@@ -29,6 +30,10 @@ _logger = logging.getLogger(__name__)
 
 TensorSink = Callable[[Any, str], str]
 """Keeps a whole tensor under a file stem, in the background, and returns the file's name."""
+
+
+_UNSET = Digest(Stats())
+"""Stands for the values of memory that nobody has set: they are chance, and would differ between equal runs."""
 
 
 class _Slot(GradientSlot):
@@ -352,7 +357,7 @@ class Recorder:
     def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | None:
         try:
             value = TensorValue(self._framework.describe(tensor), self._digest(tensor))
-            if self._keep_tensor is not None:
+            if self._keep_tensor is not None and value.digest is not _UNSET:
                 value.file_name = self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path))
         except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
             self._note_failure(f"{entry} {category} {path}", error)
@@ -370,6 +375,12 @@ class Recorder:
         if key is not None:
             self._digests[key] = digest
         return digest
+
+    def pass_over(self, tensor: Any) -> None:
+        """Do not read this tensor until it is written to."""
+        key = self._identity(tensor)
+        if key is not None:
+            self._digests[key] = _UNSET
 
     def distrust(self, tensor: Any) -> None:
         """Read this tensor anew whenever it is seen."""

@@ -433,6 +433,26 @@ def test_a_tensor_that_was_written_to_is_read_again(record):
     assert data["Tensor.add.1.forward"]["input_args"][0]["Max"] == 9.0
 
 
+@pytest.mark.parametrize("risk_level", ["ALL", "FOCUS"])
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_memory_that_nobody_has_set_is_not_read(task, risk_level, record):
+    order = torch.tensor([2, 0, 1])
+
+    def run():
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(3)
+        return inverse * 1
+
+    dump = record(run, level="L1", task=task, risk_level=risk_level)
+    written = dump.data["Tensor.__setitem__.0.forward"]
+    unset = [written["input_args"][0]]
+    if risk_level == "ALL":
+        unset += dump.data["Torch.empty_like.0.forward"]["output"]
+    for value in unset:
+        assert (value["shape"], value["Max"], value["Norm"], "data_name" in value) == ([3], None, None, False)
+    assert (written["output"][0]["Max"], "data_name" in written["output"][0]) == (2, task == "tensor")
+
+
 def test_modes_of_the_user_survive(tmp_path, close_debugger):
     from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 

@@ -238,7 +238,7 @@ def test_parameter_gradients(name, record):
     checked = set()
     for path, module in model.named_modules():
         for parameter_name, parameter in module.named_parameters(recurse=False):
-            stem = f"Module.{path}.{type(module).__name__}"
+            stem = ".".join(part for part in ("Module", path, type(module).__name__) if part)
             record_of = dump.data.get(f"{stem}.parameters_grad.0")
             if parameter.grad is None or id(parameter) in checked:
                 continue

@@ -51,6 +51,44 @@ def test_three_steps_are_bitwise_equal(name, level, task, summary_mode, tmp_path
     assert state(probed) == state(plain)
 
 
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "sgd-foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
+    "adamw-foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=True),
+    "adamw-fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, fused=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("precision", ["float32", "autocast"])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_optimizers_and_accumulated_micro_batches(optimizer, precision, level, tmp_path, close_debugger):
+    architecture = ARCHITECTURES["gpt2"]  # dropout is on, embeddings are tied
+
+    def step(model, optimize, number):
+        torch.manual_seed(number)
+        for micro_batch in range(2):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+                loss = model(**architecture.batch(10 * number + micro_batch)).loss / 2
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimize.step()
+        optimize.zero_grad()
+        return loss.item()
+
+    plain, probed = architecture.build(), architecture.build()
+    plain_optimizer, probed_optimizer = (OPTIMIZERS[optimizer](model.parameters()) for model in (plain, probed))
+    expected = [step(plain, plain_optimizer, number) for number in range(3)]
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
+    found = []
+    for number in range(3):
+        with debugger.start(probed):
+            found.append(step(probed, probed_optimizer, number))
+        debugger.step()
+    assert found == expected
+    assert state(probed) == state(plain)
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointed_layers_are_bitwise_equal_and_their_recomputation_is_seen(use_reentrant, tmp_path, close_debugger):
     architecture = ARCHITECTURES["llama"]

@@ -72,6 +72,80 @@ ARCHITECTURES: dict[str, Architecture] = {
         "ViTForImageClassification",
         lambda: {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])},
     ),
+    "qwen3": Architecture(
+        lambda: transformers.Qwen3Config(**TOKENS, num_key_value_heads=2, head_dim=8), "Qwen3ForCausalLM", _tokens
+    ),
+    "mixtral": Architecture(
+        lambda: transformers.MixtralConfig(**TOKENS, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2),
+        "MixtralForCausalLM",
+        _tokens,
+    ),
+    "opt": Architecture(
+        lambda: transformers.OPTConfig(
+            vocab_size=60,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            ffn_dim=48,
+            max_position_embeddings=32,
+            word_embed_proj_dim=32,
+        ),
+        "OPTForCausalLM",
+        _tokens,
+    ),
+    "roberta": Architecture(
+        lambda: transformers.RobertaConfig(**TOKENS),
+        "RobertaForMaskedLM",
+        _tokens,
+    ),
+    "whisper": Architecture(
+        lambda: transformers.WhisperConfig(
+            vocab_size=60,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=48,
+            decoder_ffn_dim=48,
+            num_mel_bins=8,
+            max_source_positions=10,
+            max_target_positions=16,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        ),
+        "WhisperForConditionalGeneration",
+        lambda: {"input_features": torch.randn(2, 8, 20), "labels": torch.randint(2, 60, (2, 7))},
+    ),
+    "mamba": Architecture(
+        lambda: transformers.MambaConfig(
+            vocab_size=60,
+            hidden_size=16,
+            state_size=4,
+            num_hidden_layers=2,
+            intermediate_size=32,
+            time_step_rank=4,
+        ),
+        "MambaForCausalLM",
+        _tokens,
+    ),
+    "clip": Architecture(
+        lambda: transformers.CLIPConfig(
+            text_config={**TOKENS, "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 1},
+            vision_config={**SIZES, "image_size": 16, "patch_size": 4},
+            projection_dim=16,
+        ),
+        "CLIPModel",
+        lambda: {
+            "input_ids": torch.randint(2, 60, (2, 12)),
+            "pixel_values": torch.randn(2, 3, 16, 16),
+            "return_loss": True,
+        },
+    ),
 }
 
 

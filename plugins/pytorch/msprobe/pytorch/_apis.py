@@ -75,7 +75,7 @@ def exposes_memory(function: Function) -> bool:
     """Whether ``function`` gives its caller a way to write to a tensor that autograd does not notice."""
     if isinstance(function, types.MethodWrapperType):
         return function.__self__ is torch.Tensor.data
-    return function in _EXPOSING
+    return _is_among(function, _EXPOSING)
 
 
 _EXPOSING: frozenset[Function] = frozenset(
@@ -84,6 +84,29 @@ _EXPOSING: frozenset[Function] = frozenset(
         "numpy", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "set_",
     )
 )  # fmt: skip
+
+
+def leaves_memory_unset(function: Function) -> bool:
+    """Whether the result of ``function`` is whatever its memory held before."""
+    return _is_among(function, _UNSETTING)
+
+
+_UNSETTING: frozenset[Function] = frozenset(
+    getattr(namespace, name)
+    for namespace, names in (
+        (torch, ("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized")),
+        (torch.Tensor, ("new_empty", "new_empty_strided")),
+    )
+    for name in names
+    if hasattr(namespace, name)
+)
+
+
+def _is_among(function: Function, functions: frozenset[Function]) -> bool:
+    try:
+        return function in functions
+    except TypeError:  # not hashable: nothing that torch defines
+        return False
 
 
 def is_operator_call(frame: types.FrameType) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call
+from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call, leaves_memory_unset
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.hookspecs import CallRecorder
@@ -68,8 +68,8 @@ class ApiMode(TorchFunctionMode):
         recorder = self._recorder
         if api is None or not recorder.is_open:
             result = func(*args, **kwargs)
-            if args and exposes_memory(func) and recorder.is_open:
-                self._distrust(args[0], result)
+            if recorder.is_open:
+                self._note_memory(func, args, result)
             return result
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
         gradients: CallGradients | None = None
@@ -87,6 +87,8 @@ class ApiMode(TorchFunctionMode):
         with Quiet():
             output = _result_of(api, args, result)
             is_computation = _has_tensor(output)
+            if leaves_memory_unset(func):
+                recorder.pass_over(output)
             if is_computation:
                 recorder.record_outputs(call, output)
                 if gradients is not None:
@@ -94,11 +96,17 @@ class ApiMode(TorchFunctionMode):
             recorder.close(call, keep=is_computation)
         return result
 
-    def _distrust(self, *values: Any) -> None:
-        with Quiet():
-            for value in values:
-                if isinstance(value, torch.Tensor):
-                    self._recorder.distrust(value)
+    def _note_memory(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+        """Follow what a function that is not recorded does to the memory of tensors."""
+        recorder = self._recorder
+        if args and exposes_memory(func):
+            with Quiet():
+                for value in (args[0], result):
+                    if isinstance(value, torch.Tensor):
+                        recorder.distrust(value)
+        elif leaves_memory_unset(func):
+            with Quiet():
+                recorder.pass_over(result)
 
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
