@@ -14,7 +14,7 @@ from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import Fault, first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.tensors import Progress, compare_files
-from msprobe_core.compare.verdict import Verdict, differs, judge
+from msprobe_core.compare.verdict import Verdict, differs, is_uncompared, judge
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.model import Task
@@ -163,19 +163,25 @@ def _is_dump(path: Path) -> bool:
 def _pair_units(
     targets: Sequence[Unit], goldens: Sequence[Unit], target: Path, golden: Path
 ) -> tuple[list[tuple[str, Path, Path]], list[str]]:
-    if len(targets) == len(goldens) == 1:
+    have_ranks = [units[0].rank is not None for units in (targets, goldens)]
+    if len(targets) == len(goldens) == 1 and not all(have_ranks):
         # One process on either side: whatever the directories are called, they belong together.
         return [(targets[0].label, targets[0].directory, goldens[0].directory)], []
-    for units, path in ((targets, target), (goldens, golden)):
-        if units[0].rank is None:
+    for units, path, has_rank in ((targets, target, have_ranks[0]), (goldens, golden, have_ranks[1])):
+        if not has_rank:
+            labels = ", ".join(unit.label for unit in units[:4])
             raise CompareError(
-                f"{path}: holds several processes without a rank ({', '.join(unit.label for unit in units[:4])}); "
-                "give the directories of the two to compare, or remove what earlier runs left"
+                f"{path}: holds {labels} without a rank, and the other side more than one process; give the "
+                "directories of the two to compare, or remove what earlier runs left"
             )
     by_rank = {unit.rank: unit for unit in goldens}
     pairs = [(unit.label, unit.directory, by_rank[unit.rank].directory) for unit in targets if unit.rank in by_rank]
     if not pairs:
-        raise CompareError(f"{target} and {golden} have no rank in common")
+        ranks = [", ".join(unit.label for unit in units[:4]) for units in (targets, goldens)]
+        raise CompareError(
+            f"{target} and {golden} have no rank in common ({ranks[0]} and {ranks[1]}); to compare two ranks with each "
+            "other, give their directories"
+        )
     ranks = {unit.rank for unit in targets}
     missing = [f"{unit.label} is in {target} only" for unit in targets if unit.rank not in by_rank]
     missing += [f"{unit.label} is in {golden} only" for unit in goldens if unit.rank not in ranks]
@@ -197,11 +203,11 @@ def _compare_unit(
     rows = metrics.add_statistics(rows)
     if mode is Mode.TENSOR:
         rows = _add_tensor_metrics(rows, target, golden, progress)
-    rows = judge(rows)
-    if mode is Mode.CHECKSUM:
-        rows = _judge_checksums(rows)
+    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM)
     nodes = judge_nodes(rows)
+    rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if stack_path is None else read_stacks(Path(stack_path))
+    fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
     return UnitResult(
         label=label,
         target=target.path,
@@ -210,10 +216,10 @@ def _compare_unit(
         rows=rows,
         nodes=nodes,
         counts=_count(rows),
-        fault=first_fault(rows, nodes, target, golden, stacks),
-        lone_call=first_lone_call(rows, nodes, target, golden, stacks),
+        fault=fault,
+        lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes],
+        notes=[*target.notes, *golden.notes, *_note_uncompared(rows)],
         stacks=stacks,
     )
 
@@ -263,19 +269,16 @@ _TENSOR_COLUMNS = {
 }
 
 
-def _judge_checksums(rows: pl.DataFrame) -> pl.DataFrame:
-    """A differing checksum is an error whatever the statistics say: it is what this mode is asked for."""
-    has_both = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
-    differ = has_both & (pl.col("checksum_target") != pl.col("checksum_golden"))
-    rounded = pl.col("error").round_sig_figs(3)
-    within = pl.format(
-        "error: the CRC-32 differs; the relative error of the statistics, {}, is within the limit {}.", rounded, "limit"
-    )
-    message = pl.when(pl.col("error") <= pl.col("limit")).then(within).otherwise(pl.lit("error: the CRC-32 differs."))
-    return rows.with_columns(
-        verdict=pl.when(differ).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.col("verdict")),
-        messages=pl.when(differ).then(pl.concat_list(message, "messages")).otherwise(pl.col("messages")),
-    )
+def _is_empty_call() -> pl.Expr:
+    """Whether a row only says that both sides have a call without values."""
+    return (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
+
+
+def _note_uncompared(rows: pl.DataFrame) -> list[str]:
+    number = rows.filter(is_uncompared()).height
+    if not number:
+        return []
+    return [f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"]
 
 
 def _count(rows: pl.DataFrame) -> dict[str, int]:

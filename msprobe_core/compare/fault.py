@@ -1,8 +1,9 @@
 """Judge nodes, and find where two runs part.
 
 A node is one entry: a call in one direction. It is *suspect*, a place where a fault may be, if its tensor inputs agree
-and its outputs or its parameters do not. Where its inputs are not merely within their limits but equal, a much
-smaller difference of its outputs tells the same: rounding explains a few unit round-offs, not `EXPLAINED` of them.
+and its outputs, its parameters or its other arguments do not; different arguments that change nothing do not count.
+Where its inputs are not merely within their limits but equal, a much smaller difference of its outputs tells the same:
+rounding explains a few unit round-offs, not `EXPLAINED` of them. Rows that are exempt from judgement count for nothing.
 
 The first node in execution order where anything disagrees decides. If it is suspect, it is the fault. If what it got
 was wrong already, though nothing before it was, then the wrong value was made by something that is not recorded: inside
@@ -42,7 +43,8 @@ class Fault:
         is_culprit: Whether the node's own tensor inputs agree: the fault is in it. Otherwise what it got was already
             wrong, and came from outside of what was recorded.
         only_on: The side that has the node, ``target`` or ``golden``, where the other lacks it.
-        parts: What disagrees: ``inputs``, ``arguments``, ``parameters``, ``outputs``.
+        parts: What disagrees: ``inputs``, ``arguments``, ``parameters``, ``outputs``. An input that one side lacks is
+            a different argument.
         input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
         output_error: The same of its outputs.
         findings: Row name and message of each row that shows it.
@@ -64,8 +66,10 @@ class Fault:
 def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
     """Return one row per entry, in execution order: what fails where, and whether the node is suspect."""
     is_error = pl.col("verdict") == Verdict.ERROR.value
-    scalars = (pl.col("kind_target") == RowKind.SCALAR.value) & (pl.col("kind_golden") == RowKind.SCALAR.value)
-    is_scalar = scalars.fill_null(False)
+    is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
+    error = pl.col("judged_error")
+    sides = [pl.col(f"kind_{side}") != RowKind.TENSOR.value for side in ("target", "golden")]
+    is_no_tensor = pl.all_horizontal(sides).fill_null(False)
     is_input = pl.col("role") == Role.INPUT.value
     is_parameter = pl.col("role") == Role.PARAMETERS.value
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
@@ -73,20 +77,21 @@ def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
     nodes = judged.group_by("entry", maintain_order=True).agg(
         match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
         num_errors=is_error.sum(),
-        inputs_fail=(is_error & is_input & ~is_scalar).any(),
-        arguments_fail=(is_error & is_input & is_scalar).any(),
-        parameters_fail=(is_error & is_parameter).any(),
-        outputs_fail=(is_error & is_output).any(),
-        has_unmatched=(pl.col("verdict") == Verdict.UNMATCHED.value).any(),
+        inputs_fail=(is_error & is_input & ~is_no_tensor).any(),
+        arguments_fail=(is_input & ((is_error & is_no_tensor) | is_unmatched)).any(),
+        parameters_fail=(is_parameter & (is_error | is_unmatched)).any(),
+        outputs_fail=(is_output & (is_error | is_unmatched)).any(),
+        has_unmatched=is_unmatched.any(),
         has_warning=(pl.col("verdict") == Verdict.WARNING.value).any(),
-        input_error=pl.col("error").filter(is_input).max(),
-        parameter_error=pl.col("error").filter(is_parameter).max(),
-        output_error=pl.col("error").filter(is_output).max(),
-        output_roundings=(pl.col("error") / limits.roundoff_of(pl.col("precision"))).filter(is_output).max(),
+        input_error=error.filter(is_input).max(),
+        parameter_error=error.filter(is_parameter).max(),
+        output_error=error.filter(is_output).max(),
+        output_roundings=(error / limits.roundoff_of(pl.col("precision"))).filter(is_output).max(),
     )
     inputs_are_equal = (pl.col("input_error").fill_null(0.0) == 0.0) & ~pl.col("inputs_fail")
     is_beyond_rounding = pl.col("output_roundings").is_finite() & (pl.col("output_roundings") > EXPLAINED)
-    suspect = ~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail"))
+    arguments_matter = pl.col("arguments_fail") & (pl.col("output_error") != 0).fill_null(True)
+    suspect = ~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail") | arguments_matter)
     return nodes.with_columns(
         verdict=pl.when(pl.col("num_errors") > 0)
         .then(pl.lit(Verdict.ERROR.value))
@@ -128,9 +133,11 @@ def first_fault(
 
 
 def _ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
+    seen = {entry}  # the file may say that a call encloses itself
     parent = parents.get(entry)
-    while parent is not None:
+    while parent is not None and parent not in seen:
         yield parent
+        seen.add(parent)
         parent = parents.get(parent)
 
 
@@ -175,7 +182,7 @@ def _findings(own: pl.DataFrame) -> list[tuple[str, str]]:
     if not findings:
         findings = [
             (row, f"the relative error {error:.3g} is within the limit {limit:g}, but all inputs are equal.")
-            for row, error, limit in own.filter(pl.col("error") > 0).select(name, "error", "limit").rows()
+            for row, error, limit in own.filter(pl.col("judged_error") > 0).select(name, "judged_error", "limit").rows()
         ]
     return findings
 

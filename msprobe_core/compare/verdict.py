@@ -8,9 +8,14 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
 * Otherwise the row's ``error`` is held against the limit of the coarsest precision that either side has computed in
   up to this row: what comes after a bfloat16 operation is no better than bfloat16. A different dtype alone is
   therefore no error. Integers and booleans must be equal.
-* A gradient that vanishes beside the gradient it is computed from, on both sides, is zero in exact arithmetic (that
-  of the bias of an attention key is) and holds nothing but rounding errors, which are not compared.
-* Different ``requires_grad``, and dtypes of different kinds (float against int), are a warning.
+* Where checksums are compared, different ones are an error whatever the statistics say.
+* Exempt are: memory that nobody has set; the gradient of a bias that vanishes, on both sides, beside the gradient it is
+  the sum of (zero in exact arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the
+  target has a few unit round-offs of what it was computed from.
+* Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
+  a warning.
+
+Whatever looks for differences later reads ``judged_error``, which is null for rows that are exempt or not comparable.
 """
 
 from __future__ import annotations
@@ -39,15 +44,16 @@ _DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
 _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
 
 
-def judge(compared: pl.DataFrame) -> pl.DataFrame:
-    """Return ``compared`` with the columns ``limit``, ``verdict`` and ``messages`` (a list of strings).
+def judge(compared: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
+    """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
 
     Args:
         compared: Aligned rows with ``error``; where the tensors themselves were compared also ``problem``, text
             that says why a pair could not be.
+        by_checksum: Whether different checksums are an error.
     """
-    prepared = _with_source_norm(_with_precision(_with_problem(compared))).with_row_index("row")
-    findings = _findings()
+    prepared = _with_judged_error(_with_source(_with_precision(_with_problem(compared)))).with_row_index("row")
+    findings = _findings(by_checksum=by_checksum)
     # Texts are made for the rows that need one; in a healthy pair those are few.
     found = pl.any_horizontal(condition.fill_null(False) for _, condition, _ in findings)
     is_unmatched = pl.col("match") != Match.BOTH.value
@@ -93,44 +99,74 @@ def _with_precision(compared: pl.DataFrame) -> pl.DataFrame:
     ).with_columns(limit=limits.limit_of(pl.col("precision")))
 
 
-def _with_source_norm(compared: pl.DataFrame) -> pl.DataFrame:
-    """Add ``source_norm``: the largest golden norm among what a gradient is computed from; null for other rows."""
-    is_gradient = (pl.col("phase") != Phase.FORWARD.value) & (pl.col("role") != Role.INPUT.value)
-    received = (
-        compared.filter((pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.INPUT.value))
+def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
+    """Add ``source_norm`` and ``source_size``, the largest golden norm and magnitude among what the call was given.
+
+    Null for what it was given itself.
+    """
+    given = (
+        compared.filter((pl.col("role") == Role.INPUT.value) & _both(RowKind.TENSOR))
         .group_by(source="entry")
-        .agg(source_norm=pl.col("norm_golden").max())
+        .agg(source_norm=pl.col("norm_golden").max(), source_size=_size("golden").max())
     )
     own = compared.filter(pl.col("role") == Role.PARAMETERS_GRAD.value)["entry"].unique().to_list()
     sources = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}
+    is_made = pl.col("role") != Role.INPUT.value
     return (
-        compared.with_columns(source=pl.when(is_gradient).then(pl.col("entry").replace(sources)))
-        .join(received, on="source", how="left", maintain_order="left")
+        compared.with_columns(source=pl.when(is_made).then(pl.col("entry").replace(sources)))
+        .join(given, on="source", how="left", maintain_order="left")
         .drop("source")
     )
 
 
+def _with_judged_error(compared: pl.DataFrame) -> pl.DataFrame:
+    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
+    is_exempt = (_is_uninitialised() | _vanishes() | _rounds_to_zero()).fill_null(False)
+    comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~is_special
+    return compared.with_columns(is_exempt=is_exempt).with_columns(
+        judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.col("error"))
+    )
+
+
+def _same_shape() -> pl.Expr:
+    return pl.col("shape_target") == pl.col("shape_golden")
+
+
+def _size(side: str) -> pl.Expr:
+    return pl.max_horizontal(pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs())
+
+
 def _vanishes() -> pl.Expr:
-    source = pl.col("source_norm")
-    roundoff = limits.roundoff_of(limits.precision_of(pl.col("dtype_golden")))
-    is_golden_zero = pl.col("norm_golden") <= limits.VANISHING * roundoff * source
-    return (is_golden_zero & (pl.col("norm_target") <= pl.col("limit") * source)).fill_null(False)
+    """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
+    is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
+    own = limits.vanishing_share_of(limits.precision_of(pl.col("dtype_golden")))
+    shared = limits.vanishing_share_of(pl.col("precision"))
+    is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
+    return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
+
+
+def _rounds_to_zero() -> pl.Expr:
+    share = limits.vanishing_share_of(pl.col("precision"))
+    return (_size("golden") == 0) & (_size("target") > 0) & (_size("target") <= share * pl.col("source_size"))
 
 
 _Finding = tuple[Verdict, pl.Expr, pl.Expr]
 """Level, condition, text."""
 
 
-def _findings() -> list[_Finding]:
+def _findings(*, by_checksum: bool) -> list[_Finding]:
     is_pair = pl.col("match") == Match.BOTH.value
     both_tensors = is_pair & _both(RowKind.TENSOR)
     both_scalars = is_pair & _both(RowKind.SCALAR)
     numbers = both_tensors & ~_is_uninitialised()
     is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
-    same_shape = pl.col("shape_target") == pl.col("shape_golden")
+    same_shape = _same_shape()
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
     same_kind = pl.col("kind_of_target").eq_missing(pl.col("kind_of_golden"))
-    over = (pl.col("error") > pl.col("limit")) & ~_vanishes()
+    over = pl.col("judged_error") > pl.col("limit")
+    other_bytes = numbers & (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
+    other_integers = numbers & (pl.col("exact_target") != pl.col("exact_golden"))
+    is_excused = numbers & pl.col("is_exempt") & (pl.col("error") > pl.col("limit"))
     return [
         (
             Verdict.ERROR,
@@ -160,12 +196,29 @@ def _findings() -> list[_Finding]:
         ),
         (
             Verdict.ERROR,
-            numbers & same_shape & ~is_special & over & (pl.col("limit") > 0),
+            other_bytes & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
+            pl.lit("error: the CRC-32 differs."),
+        ),
+        (
+            Verdict.ERROR,
+            other_bytes & (pl.col("judged_error") <= pl.col("limit")),
+            pl.format("error: the CRC-32 differs; the relative error of the statistics, {}, is within the limit {}.",
+                      _rounded("judged_error"), "limit"),
+        ),
+        (
+            Verdict.ERROR,
+            other_integers,
+            pl.format("error: the integers differ: maximum and minimum are {}, golden {}.",
+                      "exact_target", "exact_golden"),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & over & (pl.col("limit") > 0),
             pl.format("error: the relative error {} is over the limit {}.", _rounded("error"), "limit"),
         ),
         (
             Verdict.ERROR,
-            numbers & same_shape & ~is_special & over & (pl.col("limit") == 0),
+            numbers & over & (pl.col("limit") == 0),
             pl.lit("error: the values differ, and values of this dtype must be equal."),
         ),
         (
@@ -184,6 +237,17 @@ def _findings() -> list[_Finding]:
             pl.lit("warning: requires_grad differs."),
         ),
         (
+            Verdict.WARNING,
+            numbers & same_shape & is_uncompared() & (_lacks_statistics("target") != _lacks_statistics("golden")),
+            pl.format("warning: the values were not compared: the {} has no statistics.",
+                      pl.when(_lacks_statistics("target")).then(pl.lit("target")).otherwise(pl.lit("golden"))),
+        ),
+        (
+            Verdict.PASS,
+            numbers & same_shape & is_uncompared() & _lacks_statistics("target") & _lacks_statistics("golden"),
+            pl.lit("note: the values were not compared: neither side has statistics."),
+        ),
+        (
             Verdict.PASS,
             both_tensors & ~same_dtype & same_kind,
             pl.format("note: the dtypes are {} and {}; the coarser sets the limit.", "dtype_target", "dtype_golden"),
@@ -195,8 +259,13 @@ def _findings() -> list[_Finding]:
         ),
         (
             Verdict.PASS,
-            numbers & (pl.col("error") > pl.col("limit")) & _vanishes(),
+            is_excused & _vanishes(),
             pl.lit("note: this gradient is rounding noise on both sides; it vanishes beside what it is computed from."),
+        ),
+        (
+            Verdict.PASS,
+            is_excused & _rounds_to_zero(),
+            pl.lit("note: the golden tensor is zero and the target a few roundings of what it is computed from."),
         ),
         (
             Verdict.PASS,
@@ -249,7 +318,8 @@ def _is_uninitialised() -> pl.Expr:
 def _scalars_agree() -> pl.Expr:
     target, golden = pl.col("text_target"), pl.col("text_golden")
     same_text = target == golden
-    both_floats = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
+    are_numbers = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
+    both_floats = are_numbers & ((pl.col("type_target") == "float") | (pl.col("type_golden") == "float"))
     difference = (pl.col("max_target") - pl.col("max_golden")).abs()
     is_within = difference <= limits.SCALAR_LIMIT * pl.col("max_golden").abs()
     close = both_floats & (metrics.is_equal("max") | is_within)
@@ -261,7 +331,27 @@ def _scalars_agree() -> pl.Expr:
 
 
 def differs() -> pl.Expr:
-    """Whether the values of a pair differ at all, however little."""
+    """Whether the values of a pair differ at all, however little; of judged rows."""
     in_statistics = pl.any_horizontal(*[(pl.col(f"{name}_diff") != 0).fill_null(False) for name in metrics.STATISTICS])
     in_bytes = (pl.col("checksum_target") != pl.col("checksum_golden")).fill_null(False)
-    return (pl.col("match") == Match.BOTH.value) & (in_statistics | in_bytes)
+    in_tensors = (pl.col("judged_error") > 0).fill_null(False)
+    is_error = pl.col("verdict") == Verdict.ERROR.value
+    is_judged = (pl.col("match") == Match.BOTH.value) & ~pl.col("is_exempt")
+    return is_judged & (in_statistics | in_bytes | in_tensors | is_error)
+
+
+def is_uncompared() -> pl.Expr:
+    """Whether both sides have a tensor of the same shape with elements, and nothing of its values could be compared."""
+    both_tensors = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR)
+    has_no_ground = pl.col("error").is_null() & ~pl.col("is_exempt") & pl.col("problem").is_null()
+    has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
+    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch() | _has_equal_specials()
+    return both_tensors & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)
+
+
+def _has_equal_specials() -> pl.Expr:
+    return pl.any_horizontal(*[metrics.is_equal(name).fill_null(False) for name in metrics.STATISTICS])
+
+
+def _lacks_statistics(side: str) -> pl.Expr:
+    return pl.all_horizontal(*[pl.col(f"{name}_{side}").is_null() for name in metrics.STATISTICS])

@@ -48,9 +48,10 @@ def _print_unit(unit: UnitResult, console: Console) -> None:
     if faults:
         return
     if unit.first_difference is not None:
-        console.print(Text(f"Within the limits; the first row that differs at all is {unit.first_difference}."))
+        line = f"Within the limits; the first row that differs at all is {unit.first_difference}."
     else:
-        console.print(Text("No value differs."))
+        line = "No value differs."
+    console.print(Text(line), soft_wrap=True)
 
 
 def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
@@ -73,9 +74,9 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
 def _reason(fault: Fault) -> str:
     if fault.only_on is not None:
         return f"This call is in the {fault.only_on} only: from here on the two programs differ."
-    if not fault.is_culprit:
+    if not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
-    blamed = " and ".join(part for part in fault.parts if part != "outputs")
+    blamed = " and ".join(part for part in fault.parts if part not in {"inputs", "outputs"})
     if not blamed:
         given = "" if fault.input_error is None else f" (relative error {fault.input_error:.2g})"
         wrong = "" if fault.output_error is None else f" (relative error {fault.output_error:.2g})"
@@ -97,7 +98,7 @@ def _verdict_line(result: ComparisonResult) -> Text:
     faults = [(unit.label, fault) for unit in result.units if (fault := unit.first_fault) is not None]
     if not faults:
         return Text("DIFFERENT: not every rank has a partner.", style="bold red")
-    label, fault = faults[0]
+    label, fault = min(faults, key=lambda found: found[1].position)
     place = f"{label}: {fault.entry}" if len(result.units) > 1 else fault.entry
     inside = f" in {fault.parent}" if fault.parent else ""
     return Text(f"DIFFERENT: first at {place}{inside}.", style="bold red")

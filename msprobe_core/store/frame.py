@@ -39,6 +39,7 @@ COLUMNS: dict[str, Any] = {
     "num_nan": pl.Int64,
     "num_inf": pl.Int64,
     "text": pl.String,  # a scalar as it was written; null for tensors
+    "exact": pl.String,  # maximum and minimum of integers beyond what float64 holds exactly; null for others
     "checksum": pl.String,
     "file_name": pl.String,
 }
@@ -75,11 +76,15 @@ class FrameBuilder:
                 if name != "execution" or isinstance(values, list):
                     self._add_gradient(entry, name, values)
             return
+        num_rows = len(self._rows)
         for part, role in _PARTS:
             values = record.get(part)
             if values:
                 for path, leaf in _leaves(values, ""):
                     self._add(entry, phase, role, path, leaf)
+        if len(self._rows) == num_rows:
+            # A call without values is a call all the same: its row, named like the entry, tells that it was made.
+            self._rows.append((entry, entry, entry, Role.OUTPUT, phase, *_NONE_CELLS))
 
     def build(self) -> pl.DataFrame:
         """Return the frame."""
@@ -138,11 +143,13 @@ def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, values
 
 
-_NONE_CELLS = (RowKind.NONE, *[None] * 14)
+_NONE_CELLS = (RowKind.NONE, *[None] * 15)
+_LARGEST_EXACT = 2**53
+"""Float64 holds all integers up to this one."""
 
 
 def _leaf_cells(leaf: Any) -> tuple[Any, ...]:
-    """Return kind, type, dtype, shape, numel, requires_grad, four statistics, two counts, text, checksum, file name."""
+    """Return the cells from ``kind`` on, in the order of `COLUMNS`."""
     if leaf is None:
         return _NONE_CELLS
     if not isinstance(leaf, dict):
@@ -175,9 +182,16 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         get("num_nan"),
         get("num_inf"),
         None,
+        _exact_text(get("Max"), get("Min")),
         get("md5"),
-        get("data_name"),
+        file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
     )
+
+
+def _exact_text(*values: Any) -> str | None:
+    if any(isinstance(value, int) and abs(value) > _LARGEST_EXACT for value in values):
+        return " and ".join(map(str, values))
+    return None
 
 
 def _scalar_value(fields: dict[str, Any]) -> Any:
@@ -194,6 +208,7 @@ def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     text = str(number) if kind == "float" and isinstance(value, str) else str(value)  # "Infinity" is inf to Python
     return (
         RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, text, None, None,
+        None,
     )  # fmt: skip
 
 
@@ -202,6 +217,11 @@ _PYTHON = _NUMERIC | {"str", "slice"}
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, int | float):
-        return float(value)
+    if isinstance(value, float):
+        return value
+    if isinstance(value, int):
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
     return _NOT_FINITE.get(value) if isinstance(value, str) else None

@@ -47,7 +47,12 @@ def verdict(result, row=f"{ENTRY}.output.0"):
         (tensor(scaled(-1.0)), tensor(X), "error", "over the limit"),
         (tensor(X, Max=400.0), tensor(X), "error", "over the limit"),
         (tensor(X, Mean=-1.5), tensor(X), "error", "over the limit"),
-        (tensor([0.0, 1e-9]), tensor([0.0, 0.0]), "error", "the relative error inf is over the limit"),
+        (tensor([0.0, 1e-3]), tensor([0.0, 0.0]), "error", "the relative error inf is over the limit"),
+        (tensor([0.0, 1e-7]), tensor([0.0, 0.0]), "pass", "a few roundings of what it is computed from"),
+        (tensor(X, Max=None, Min=None, Mean=None, Norm=None), tensor(X), "warning", "the target has no statistics"),
+        (tensor(X, Max=[1], Min=None, Mean=None, Norm=None), tensor(X), "warning", "the target has no statistics"),
+        (tensor(X, dtype="torch.uint64", Max=2**64 - 1), tensor(X, dtype="torch.uint64", Max=2**64 - 2), "error",
+         "the integers differ: maximum and minimum are 18446744073709551615 and -2"),
         (tensor([NAN, 1.0]), tensor([1.0, 1.0]), "error", "NaN differs: the target has some, the golden none"),
         (tensor([1.0, 1.0]), tensor([NAN, 1.0]), "error", "NaN differs: the target has none, the golden some"),
         (tensor(X, Mean="NaN"), tensor(X), "error", "NaN differs"),
@@ -89,6 +94,7 @@ def test_values(compare, target, golden, expected, message):
         ("str", "npu:0", "cuda:3", "pass"), ("torch.device", "cpu:None", "npu:0", "pass"),
         ("torch.dtype", "torch.float32", "torch.bfloat16", "pass"),
         ("float", -3.4028234663852886e38, -3.3895313892515355e38, "pass"), ("int", 1, 2, "error"),
+        ("int", 1_000_000, 1_000_001, "error"), ("float", 1_000_000.5, 1_000_000.6, "pass"),
     ],
 )  # fmt: skip
 def test_arguments(compare, kind, target, golden, expected):
@@ -107,10 +113,38 @@ def test_an_unmatched_row_never_passes(compare):
     assert result.units[0].counts["only golden"] == 1
 
 
-def test_uninitialised_memory_is_not_judged(compare):
-    target = {"data": {ENTRY: api(output=tensor(X)), "Torch.empty.0.forward": api(output=tensor(scaled(7.0)))}}
-    golden = {"data": {ENTRY: api(output=tensor(X)), "Torch.empty.0.forward": api(output=tensor(X))}}
-    assert compare(target, golden).agrees
+@pytest.mark.parametrize("checksums", [{}, {"md5": "0000000a"}])
+def test_uninitialised_memory_is_not_judged(compare, checksums):
+    def dump(factor, output):
+        other = {key: f"{int(value, 16) + int(factor):08x}" for key, value in checksums.items()}
+        return {"data": {
+            "Torch.empty.0.forward": api(output=tensor(scaled(factor), **other)),
+            ENTRY: api(tensor(X, **checksums), output=tensor(scaled(output), **checksums)),
+        }}  # fmt: skip
+
+    result = compare(dump(7.0, 1.0), dump(1.0, 1.0))
+    assert result.agrees
+    assert result.units[0].first_difference is None
+    assert compare(dump(7.0, 1.5), dump(1.0, 1.0)).units[0].fault.entry == ENTRY
+
+
+def test_values_without_statistics_are_counted_and_said(compare):
+    nothing = tensor(X, Max=None, Min=None, Mean=None, Norm=None, dtype="torch.float8_e4m3fn")
+    result = compare(api(tensor(X), nothing, output=tensor(X)), api(tensor(X), nothing, output=tensor(X)))
+    assert result.agrees
+    assert verdict(result, f"{ENTRY}.input.1")[1] == [
+        "note: the values were not compared: neither side has statistics."
+    ]
+    assert result.units[0].notes == [
+        "tensors that could not be compared, because one side or both have no statistics of them: 1"
+    ]
+
+
+def test_a_call_without_values_that_one_side_lacks(compare):
+    both = {ENTRY: api(output=tensor(X)), "Torch.seed.0.forward": {"input_args": [], "input_kwargs": {}, "output": []}}
+    result = compare({"data": {**both, "Torch.x.0.forward": {"input_args": []}}}, {"data": both})
+    assert (result.agrees, result.units[0].lone_call.entry) == (False, "Torch.x.0.forward")
+    assert result.units[0].rows.height == 2  # the call without values that both sides have is no row
 
 
 def test_rows_of_both_sides_stand_in_execution_order(compare):
@@ -243,6 +277,59 @@ def test_gradients_that_are_zero_but_for_rounding_are_not_compared(compare):
     assert (found, messages[0][:38]) == ("pass", "note: this gradient is rounding noise ")
     assert verdict(compare(dump(3e-1), dump(1e-9)), row)[0] == "error"
     assert verdict(compare(dump(3e-2), dump(1e-2)), row)[0] == "error"
+    assert verdict(compare(dump(9e-4), dump(3.6e-6)), row)[0] == "error"
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float8_e5m2", "torch.float32"])
+def test_a_gradient_that_is_lost_is_an_error(compare, dtype):
+    """Of a weight or an input there is no telling how large it should be beside the gradient it is computed from."""
+
+    def dump(value):
+        received, lost = tensor(X, dtype=dtype), tensor([[value, value]], dtype=dtype)
+        return {"data": {
+            "Module.k.Linear.backward.0": {"input": [received], "output": [lost]},
+            "Module.k.Linear.parameters_grad.0": {"weight": [lost]},
+        }}  # fmt: skip
+
+    result = compare(dump(0.0), dump(0.04))
+    assert verdict(result, "Module.k.Linear.parameters_grad.0.weight")[0] == "error"
+    assert verdict(result, "Module.k.Linear.backward.0.output.0")[0] == "error"
+
+
+def test_the_first_fault_passes_over_rounding_noise(compare):
+    def dump(noise, factor):
+        return {"data": {
+            "Module.k.Linear.backward.0": {"input": [tensor(X)], "output": [None, tensor([noise, -noise])]},
+            "Module.q.Linear.backward.0": {"input": [tensor(X)], "output": [tensor(scaled(factor))]},
+        }}  # fmt: skip
+
+    assert compare(dump(1e-8, 1.5), dump(3e-8, 1.0)).units[0].fault.entry == "Module.q.Linear.backward.0"
+
+
+def test_an_argument_that_differs_and_matters_comes_first(compare):
+    """In a pair of different precisions inputs are never equal, so an argument tells more than its effect."""
+
+    def dump(noise, argument, *, effect=9):
+        return {"data": {
+            "Tensor.a.0.forward": api(tensor(scaled(1 + noise)), argument, output=tensor(scaled(1 + effect * noise))),
+            "Tensor.b.0.forward": api(tensor(scaled(1 + 9 * noise)), output=tensor(scaled(1 + 50 * noise))),
+        }}  # fmt: skip
+
+    one, other = ({"type": "float", "value": value} for value in (0.1, 0.2))
+    fault = compare(dump(1e-4, other), dump(0.0, one)).units[0].fault
+    assert (fault.entry, fault.is_culprit, fault.parts) == ("Tensor.a.0.forward", True, ["arguments", "outputs"])
+    fault = compare(dump(1e-4, None), dump(0.0, one)).units[0].fault
+    assert (fault.entry, fault.is_culprit) == ("Tensor.a.0.forward", True)
+    # One that changes nothing is an error of its own, but not where the two part.
+    fault = compare(dump(1e-4, other, effect=0), dump(0.0, one)).units[0].fault
+    assert fault.entry == "Tensor.b.0.forward"
+
+
+def test_a_circle_in_the_nesting_comes_to_an_end(tmp_path):
+    parents = {ENTRY: "Module.m.M.forward.0", "Module.m.M.forward.0": "Module.m.M.forward.0"}
+    target = write_dump(tmp_path / "t", {ENTRY: api(tensor(scaled(2.0)), output=tensor(X))}, parents=parents)
+    golden = write_dump(tmp_path / "g", {ENTRY: api(tensor(X), output=tensor(X))}, parents=parents)
+    assert compare_dumps(target, golden).units[0].fault.entry == ENTRY
 
 
 def test_checksums_decide_in_checksum_mode(compare):
@@ -294,7 +381,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
         compare_dumps(one, tmp_path / "other")
     with pytest.raises(CompareError, match="does not exist"):
         compare_dumps(one, tmp_path / "nowhere")
-    with pytest.raises(CompareError, match=r"several processes without a rank \(proc1, proc2\)"):
+    with pytest.raises(CompareError, match="holds proc1, proc2 without a rank"):
         compare_dumps(tmp_path / "many", tmp_path / "many")
     write_dump(tmp_path / "fifth" / "rank5", {ENTRY: api(output=tensor(X))})
     write_dump(tmp_path / "fifth" / "rank6", {ENTRY: api(output=tensor(X))})
