@@ -357,8 +357,8 @@ class HookSpecs:
         Called: once, when a debugger is constructed or a command needs a framework, on the calling thread.
         Cost: start-up. The hook may import the framework; the module that holds the hook must not.
         Returns: `Framework` objects; each ``name`` appears in dumps as the field ``framework``.
-        Order: none. A name that two plugins offer is an error that names both.
-        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
+        Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """
 
@@ -370,8 +370,8 @@ class HookSpecs:
         Cost: start-up; the returned objects are then called for every selected tensor, so they
             enqueue work on the tensor's device and never wait for it.
         Returns: `Processor` objects; each ``name`` is a value of ``summary_mode``.
-        Order: none. A name that two plugins offer is an error that names both.
-        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
+        Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """
 
@@ -382,8 +382,8 @@ class HookSpecs:
         Called: once, when a session opens, on the thread that called ``start``.
         Cost: start-up; writers then work on the session's background thread.
         Returns: `WriterFactory` objects; each ``name`` is a value of the setting ``writer``.
-        Order: none. A name that two plugins offer is an error that names both.
-        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
+        Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """
 
@@ -395,7 +395,7 @@ class HookSpecs:
         Cost: start-up; must not import a framework, because dumps are read where none is installed.
         Returns: `Reader` objects. The first that recognises a path reads it.
         Order: plugins of third parties before the core's own.
-        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """
 
@@ -407,6 +407,6 @@ class HookSpecs:
         Cost: start-up of every command; import what a command needs inside it.
         Returns: `click.Command` objects; each ``name`` is what the user types.
         Order: as listed by ``msprobe --help``: sorted by name. A name that two plugins offer is an error.
-        Errors: raise `PluginError`. Any other exception disables the plugin, with a warning that names it.
+        Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """

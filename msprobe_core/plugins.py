@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import logging
-import pkgutil
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pluggy
 
@@ -99,46 +99,75 @@ class Registry:
             hooks = _hooks_of(module)
             self.manager.register(module, plugin.name)
             self.manager.check_pending()
-        except Exception as error:  # noqa: BLE001  # whatever a plugin of others raises must not end this program
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a plugin raises must not end this program
             self._drop(plugin, str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}")
         else:
             summary = (module.__doc__ or "").strip().partition("\n")[0]
             self._plugins[plugin.name] = replace(plugin, hooks=hooks, summary=summary)
 
     def _offers(self, hook: str) -> dict[str, Any]:
-        offers: dict[str, Any] = {}
-        providers: dict[str, str] = {}
-        for plugin, offered in self._ask(hook):
-            for offer in offered:
-                name = str(offer.name)
-                if name in offers:
-                    raise PluginError(
-                        f"the plugins '{providers[name]}' and '{plugin}' both offer {name!r} ({hook}); "
-                        "uninstall one of them"
-                    )
-                offers[name] = offer
-                providers[name] = plugin
-        return offers
-
-    def _ask(self, hook: str) -> Iterable[tuple[str, Sequence[Any]]]:
         # Each implementation by itself, so that a failure is the failure of one plugin, with a name.
         caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
+        offers: dict[str, Any] = {}
+        providers: dict[str, str] = {}
         for implementation in caller.get_hookimpls():
-            plugin = implementation.plugin_name
+            plugin = self._plugins[implementation.plugin_name]
             try:
-                offered = cast("Sequence[Any]", implementation.function() or ())
-            except MsprobeError:
-                raise
-            except Exception as error:  # noqa: BLE001  # as above
-                self._drop(self._plugins[plugin], f"{hook} failed: {type(error).__name__}: {error}")
+                offered = _checked_offers(hook, implementation.function(), providers)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  # as above
+                reason = str(error) if isinstance(error, MsprobeError) else f"{type(error).__name__}: {error}"
+                self._drop(plugin, f"{hook}: {reason}")
             else:
-                yield plugin, offered
+                offers |= offered
+                providers |= dict.fromkeys(offered, plugin.name)
+        return offers
 
     def _drop(self, plugin: Plugin, problem: str) -> None:
         if self.manager.get_plugin(plugin.name) is not None:
             self.manager.unregister(name=plugin.name)
         self._plugins[plugin.name] = replace(plugin, problem=problem)
         _logger.warning("the plugin '%s' (%s) is left out: %s", plugin.name, plugin.source, problem)
+
+
+def _checked_offers(hook: str, offered: object, providers: Mapping[str, str]) -> dict[str, Any]:
+    """Return what an implementation of ``hook`` returned, by name; ``providers`` are the plugins of names taken.
+
+    Raises:
+        PluginError: it is no list of such objects, or a name is taken.
+    """
+    protocol = _OFFERED[hook]
+    offers: dict[str, Any] = {}
+    for offer in cast("Iterable[Any]", offered or ()):
+        missing = sorted(name for name in _members_of(protocol) if not hasattr(offer, name))
+        if missing:
+            raise PluginError(f"it returned {offer!r}, which is no {protocol.__name__}: it lacks {', '.join(missing)}")
+        name = str(offer.name)
+        if name in providers:
+            raise PluginError(f"it offers {name!r}, and so does the plugin '{providers[name]}'; uninstall one of them")
+        offers[name] = offer
+    return offers
+
+
+class _Command(Protocol):
+    """What makes a click.Command, which is not imported for this."""
+
+    name: str
+
+    def main(self) -> Any: ...
+
+
+_OFFERED: dict[str, type] = {
+    "msprobe_register_frameworks": hookspecs.Framework,
+    "msprobe_register_processors": hookspecs.Processor,
+    "msprobe_register_writers": hookspecs.WriterFactory,
+    "msprobe_register_readers": hookspecs.Reader,
+    "msprobe_register_commands": _Command,
+}
+
+
+def _members_of(protocol: type) -> set[str]:
+    names = vars(protocol).keys() | inspect.get_annotations(protocol).keys()
+    return {name for name in names if not name.startswith("_")}
 
 
 def _hooks_of(module: object) -> tuple[str, ...]:
@@ -163,15 +192,22 @@ def registry() -> Registry:
     for module in _BUILT_IN:
         found.add(Plugin(_built_in_name(module), _version_of_core(), "msprobe-core"), _importer(module))
     shadow = shadowing_package()
-    for plugin, module in _discover():
+    for plugin, load, module in _discover():
         # Importing it would run the other distribution's package.
         is_hidden = shadow is not None and module.startswith(f"{NAMESPACE}.")
-        found.add(plugin, refuse_shadowing if is_hidden else _importer(module))
+        found.add(plugin, refuse_shadowing if is_hidden else load)
     return found
 
 
-def _importer(module: str) -> Callable[[], ModuleType]:
-    return lambda: importlib.import_module(module)
+def _importer(value: str) -> Callable[[], object]:
+    """Return a function that loads ``package.module`` or ``package.module:object``."""
+    module, _, path = value.partition(":")
+
+    def load() -> object:
+        loaded = importlib.import_module(module)
+        return operator.attrgetter(path)(loaded) if path else loaded
+
+    return load
 
 
 def _built_in_name(module: str) -> str:
@@ -184,25 +220,43 @@ def _version_of_core() -> str:
     return __version__
 
 
-def _discover() -> Iterable[tuple[Plugin, str]]:
-    seen: set[str] = set()
-    for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
-        if point.name in seen:
-            continue  # an editable install beside its wheel lists itself twice
-        seen.add(point.name)
-        version, source = (point.dist.version, point.dist.name) if point.dist else (None, "unknown distribution")
-        yield Plugin(point.name, version, source), point.value
+def _discover() -> Iterable[tuple[Plugin, Callable[[], object], str]]:
+    """Yield each plugin with a function that loads it and the module that this imports."""
+    seen: dict[str, str] = {}
+    points = [
+        (point.name, point.dist.name if point.dist else "unknown distribution", point)
+        for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    ]
+    # Of two with one name, the distribution of this project comes first.
+    for name, source, point in sorted(points, key=lambda p: (p[0], p[1] != f"{NAMESPACE}-{p[0]}", p[1])):
+        version = point.dist.version if point.dist else None
+        if name not in seen:
+            seen[name] = source
+            yield Plugin(name, version, source), _importer(point.value), point.module
+        elif seen[name] != source:  # an editable install beside its wheel lists itself twice
+            reason = f"its name {name!r} is that of the plugin of {seen[name]}; uninstall one of them"
+            yield Plugin(f"{name} ({source})", version, source), _refuser(reason), point.module
     for name in _namespace_members():
         if name not in seen:
-            yield Plugin(name, None, "not installed"), f"{NAMESPACE}.{name}.hooks"
+            module = f"{NAMESPACE}.{name}.hooks"
+            yield Plugin(name, None, "not installed"), _importer(module), module
+
+
+def _refuser(reason: str) -> Callable[[], object]:
+    def refuse() -> object:
+        raise PluginError(reason)
+
+    return refuse
 
 
 def _namespace_members() -> Iterable[str]:
+    """Return the packages of the namespace that have a module of hooks; none is imported for that."""
     spec = importlib.util.find_spec(NAMESPACE)
     if spec is None or spec.submodule_search_locations is None or spec.origin is not None:
         return []
-    members = {member.name for member in pkgutil.iter_modules(spec.submodule_search_locations) if member.ispkg}
-    return sorted(name for name in members if importlib.util.find_spec(f"{NAMESPACE}.{name}.hooks"))
+    return sorted(
+        {hooks.parent.name for root in spec.submodule_search_locations for hooks in Path(root).glob("*/hooks.py")}
+    )
 
 
 def shadowing_package() -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,12 +16,14 @@ from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import Fault, first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.tensors import Progress, compare_files
 from msprobe_core.compare.verdict import Verdict, differs, is_uncompared, judge
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.model import Task
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_stacks
 from msprobe_core.store.layout import Unit, find_units
+
+_logger = logging.getLogger(__name__)
 
 
 class Mode(str, Enum):
@@ -83,7 +86,7 @@ class ComparisonResult:
         target: As given.
         golden: As given.
         units: One per pair, by rank.
-        missing: What has no partner: the rank directories that one side lacks.
+        missing: Ranks that were not compared, in words: those that one side lacks, and those that cannot be read.
     """
 
     target: Path
@@ -93,7 +96,7 @@ class ComparisonResult:
 
     @property
     def agrees(self) -> bool:
-        """Whether every pair agrees and none is missing."""
+        """Whether every pair agrees and no rank was left out."""
         return not self.missing and all(unit.agrees for unit in self.units)
 
 
@@ -121,10 +124,18 @@ def compare_dumps(
     target, golden = Path(target), Path(golden)
     pairs, missing = _pair_up(target, golden)
     units: list[UnitResult] = []
+    failed: list[str] = []
     for label, target_path, golden_path in pairs:
-        target_dump, golden_dump = read_dump(target_path), read_dump(golden_path)
-        units.append(_compare_unit(label, target_dump, golden_dump, stack_path, progress))
-    return ComparisonResult(target, golden, units, missing)
+        try:
+            target_dump, golden_dump = read_dump(target_path), read_dump(golden_path)
+            units.append(_compare_unit(label, target_dump, golden_dump, stack_path, progress))
+        except (CompareError, DumpError) as error:  # noqa: PERF203  # a pair of ranks costs more than a try
+            if len(pairs) == 1:
+                raise
+            failed.append(f"{label} could not be compared: {error}")
+    if not units:
+        raise CompareError(f"no rank of {target} and {golden} could be compared; {failed[0]}")
+    return ComparisonResult(target, golden, units, [*missing, *failed])
 
 
 def read_dump(path: Path) -> Dump:
@@ -134,20 +145,41 @@ def read_dump(path: Path) -> Dump:
         DumpError: it cannot be read.
         CompareError: no reader recognises it.
     """
-    if not path.exists():
+    _check_exists(path)
+    reader = _reader_of(path)
+    if reader is None:
+        raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
+    try:
+        return reader.read(path)
+    except MsprobeError:
+        raise
+    except Exception as error:
+        raise DumpError(f"{path}: the reader '{reader.name}' failed ({type(error).__name__}: {error})") from error
+
+
+def _reader_of(path: Path) -> Reader | None:
+    for reader in registry().readers():
+        try:
+            if reader.recognises(path):
+                return reader
+        except Exception as error:  # noqa: BLE001, PERF203  # a reader of others must not keep ours from their files
+            _logger.warning("the reader '%s' failed at %s (%s: %s)", reader.name, path, type(error).__name__, error)
+    return None
+
+
+def _check_exists(path: Path) -> None:
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a null character
+        raise CompareError(f"{path}: is no path ({error})") from error
+    if not exists:
         raise CompareError(f"{path}: does not exist")
-    readers: list[Reader] = registry().readers()
-    for reader in readers:
-        if reader.recognises(path):
-            return reader.read(path)
-    raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
 
 
 def _pair_up(target: Path, golden: Path) -> tuple[list[tuple[str, Path, Path]], list[str]]:
     """Return the pairs to compare, each with a label, and the names of what has no partner."""
     for path in (target, golden):
-        if not path.exists():
-            raise CompareError(f"{path}: does not exist")
+        _check_exists(path)
     if _is_dump(target) and _is_dump(golden):
         return [("", target, golden)], []
     if _is_dump(target) != _is_dump(golden):
@@ -157,7 +189,7 @@ def _pair_up(target: Path, golden: Path) -> tuple[list[tuple[str, Path, Path]], 
 
 
 def _is_dump(path: Path) -> bool:
-    return path.is_file() or any(reader.recognises(path) for reader in registry().readers())
+    return path.is_file() or _reader_of(path) is not None
 
 
 def _pair_units(

@@ -24,7 +24,7 @@ def print_summary(result: ComparisonResult, files: ReportFiles, console: Console
     for unit in result.units:
         _print_unit(unit, console)
     for line in result.missing:
-        console.print(Text(f"No partner: {line}.", style="bold red"))
+        console.print(Text(f"Not compared: {line}.", style="bold red"))
     for paths in files.tables:
         for path in paths:
             console.print(Text(f"Table:   {path}"), soft_wrap=True)
@@ -97,7 +97,7 @@ def _verdict_line(result: ComparisonResult) -> Text:
         return Text("AGREE: every row is matched and within its limit.", style="bold green")
     faults = [(unit.label, fault) for unit in result.units if (fault := unit.first_fault) is not None]
     if not faults:
-        return Text("DIFFERENT: not every rank has a partner.", style="bold red")
+        return Text("DIFFERENT: not every rank could be compared.", style="bold red")
     label, fault = min(faults, key=lambda found: found[1].position)
     place = f"{label}: {fault.entry}" if len(result.units) > 1 else fault.entry
     inside = f" in {fault.parent}" if fault.parent else ""

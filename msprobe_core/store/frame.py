@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, cast
 
@@ -70,6 +70,14 @@ class FrameBuilder:
         Raises:
             TypeError, ValueError, KeyError, AttributeError: the record does not have the shape of a record.
         """
+        num_rows = len(self._rows)
+        try:
+            self._add_rows(entry, record)
+        except BaseException:
+            del self._rows[num_rows:]
+            raise
+
+    def _add_rows(self, entry: str, record: Mapping[str, Any]) -> None:
         phase = _phase_of(entry)
         if phase is Phase.PARAMETERS_GRAD:
             for name, values in record.items():
@@ -91,10 +99,7 @@ class FrameBuilder:
         # Series by Series: polars takes several times as long when it is handed all of them at once.
         columns = zip(*self._rows, strict=True) if self._rows else [() for _ in COLUMNS]
         return pl.DataFrame(
-            [
-                pl.Series(name, column, dtype=dtype, strict=False)
-                for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)
-            ]
+            [_series(name, column, dtype) for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)]
         )
 
     def _add_gradient(self, entry: str, name: str, values: Any) -> None:
@@ -112,6 +117,14 @@ class FrameBuilder:
         shown = name if file_name is None else names.row_of_file(file_name)
         # Enum members are strings; their .value is a slow property.
         self._rows.append((shown, key or name, entry, role, phase, *cells))
+
+
+def _series(name: str, column: Sequence[Any], dtype: Any) -> pl.Series:
+    try:
+        return pl.Series(name, column, dtype=dtype, strict=False)
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON allows and text does not
+        cleaned = [cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell for cell in column]
+        return pl.Series(name, cleaned, dtype=dtype, strict=False)
 
 
 def _phase_of(entry: str) -> Phase:

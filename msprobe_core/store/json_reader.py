@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -17,6 +17,8 @@ from msprobe_core.store import layout
 
 if TYPE_CHECKING:
     import polars as pl
+
+_V = TypeVar("_V")
 
 MAX_BYTES = 10 << 30
 """Largest file that is read, in bytes."""
@@ -29,25 +31,34 @@ class JsonDump:
         self.path = path
         self.header = header
         self.frame = frame
-        self.notes = notes
+        self.notes = list(notes)
         self._stacks: Mapping[str, Sequence[str]] | None = None
         self._parents: Mapping[str, str | None] | None = None
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:
-        """Frames by entry name, innermost first; empty if there is no ``stack.json``."""
+        """Frames by entry name, innermost first; empty if there is no ``stack.json``, or none that can be read."""
         if self._stacks is None:
-            path = self.path.parent / layout.STACK_FILE
-            self._stacks = read_stacks(path) if path.exists() else {}
+            self._stacks = self._read_beside(layout.STACK_FILE, read_stacks)
         return self._stacks
 
     @property
     def parents(self) -> Mapping[str, str | None]:
-        """Enclosing call by entry name; empty if there is no ``construct.json``."""
+        """Enclosing call by entry name; empty if there is no ``construct.json``, or none that can be read."""
         if self._parents is None:
-            path = self.path.parent / layout.CONSTRUCT_FILE
-            self._parents = read_parents(path) if path.exists() else {}
+            self._parents = self._read_beside(layout.CONSTRUCT_FILE, read_parents)
         return self._parents
+
+    def _read_beside(self, name: str, read: Callable[[Path], Mapping[str, _V]]) -> Mapping[str, _V]:
+        """Read a file that helps and is not needed: a damaged one costs a note, not the comparison."""
+        path = self.path.parent / name
+        if not path.exists():
+            return {}
+        try:
+            return read(path)
+        except DumpError as error:
+            self.notes.append(f"{error}; compared without it")
+            return {}
 
     def tensor_path(self, file_name: str) -> Path:
         """Return the path of a tensor's file.
@@ -125,6 +136,7 @@ def read_json_dump(path: Path) -> JsonDump:
     from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
 
     notes: list[str] = []
+    malformed: list[str] = []
     content = _read_object(path, notes)
     data = content.get("data")
     if not isinstance(data, dict) or not isinstance(content.get("task"), str):
@@ -136,9 +148,13 @@ def read_json_dump(path: Path) -> JsonDump:
         record = records.pop(entry)
         try:
             builder.add_entry(entry, record)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise DumpError(f"{path}: the record {entry!r} is malformed ({error})") from error
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            malformed.append(f"the record {entry!r} is malformed ({error})")
     frame = builder.build()
+    if malformed and not frame.height:
+        raise DumpError(f"{path}: {malformed[0]}; no other record is sound")
+    if malformed:
+        notes.append(f"{path}: {malformed[0]}; malformed records, which are left out: {len(malformed)}")
     header = RunHeader(
         task=content["task"],
         level=str(content.get("level", "")),
@@ -163,6 +179,7 @@ def _read_object(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
 
 
 def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
+    content = content.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -9,10 +9,13 @@ Source: the format that ``torch.save`` of PyTorch 1.6 and later writes.
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -25,6 +28,11 @@ from msprobe_core.errors import DumpError
 Array: TypeAlias = NDArray[Any]
 
 _MAX_PICKLE_BYTES = 1 << 20
+_MAX_TENSOR_BYTES = 64 << 30
+"""Largest tensor that is unfolded from its file; one with strides of 0 may be any size."""
+
+_READABLE_KINDS = "biufcSU"
+"""Kinds of NumPy dtypes that files may hold: numbers, booleans, text."""
 
 
 def read_tensor(path: Path) -> Array:
@@ -36,18 +44,34 @@ def read_tensor(path: Path) -> Array:
     Raises:
         DumpError: the file is missing, damaged, holds something else than one tensor, or would run code.
     """
+    read = _READERS.get(path.suffix)
+    if read is None:
+        raise DumpError(f"{path}: unknown kind of tensor file; expected .pt or .npy")
     try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        if path.suffix == ".pt":
-            return _read_pt(path)
+        return read(path)
     except DumpError:
         raise
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DumpError(f"{path}: is not a whole tensor file ({error})") from error
-    raise DumpError(f"{path}: unknown kind of tensor file; expected .pt or .npy")
+    except MemoryError as error:
+        raise DumpError(f"{path}: does not fit into memory") from error
+    except Exception as error:  # foreign bytes: there is no list of the ways in which zip archives and headers break
+        raise DumpError(f"{path}: is not a whole tensor file ({error or type(error).__name__})") from error
+
+
+def _read_npy(path: Path) -> Array:
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        if dtype.kind not in _READABLE_KINDS:
+            raise DumpError(f"{path}: holds values of the type {dtype}, not numbers")
+        # NumPy would make room for what the header claims before it looks at the file.
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes > path.stat().st_size - file.tell():
+            raise DumpError(f"{path}: is cut off: its header says {num_bytes} bytes, and that is more than it has")
+        file.seek(0)
+        return np.load(file, allow_pickle=False)
 
 
 def _read_pt(path: Path) -> Array:
@@ -58,6 +82,9 @@ def _read_pt(path: Path) -> Array:
             return _Archive(archive, path).read()
 
 
+_READERS = {".npy": _read_npy, ".pt": _read_pt}
+
+
 @dataclass(frozen=True)
 class _Storage:
     """Bytes of a tensor, and the dtype they were declared with; ``None`` for an untyped storage."""
@@ -66,11 +93,28 @@ class _Storage:
     dtype: str | None
 
 
-@dataclass(frozen=True)
 class _Global:
-    """A name in the pickle that stands for a type."""
+    """A name in the pickle that stands for a type.
 
-    name: str
+    Made anew for each mention, as are the functions below: a pickle can write to the objects that it is given.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _Function:
+    """A name in the pickle that stands for a function."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Array]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Array:
+        return self.call(*args)
 
 
 class _Archive:
@@ -122,9 +166,13 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for a global."""
-        known = _GLOBALS.get((module, name))
-        if known is not None:
-            return known
+        function = _FUNCTIONS.get((module, name))
+        if function is not None:
+            return _Function(function)
+        if (module, name) in _TYPES:
+            return _Global(name)
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
         if module == "torch" and (name.removesuffix("Storage") in _STORAGES or name in _DTYPES):
             return _Global(name)
         raise DumpError(f"refers to {module}.{name}, which no tensor needs; it was not run")
@@ -151,9 +199,23 @@ def _rebuild(storage: _Storage, offset: int, size: tuple[int, ...], stride: tupl
     last_element = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if 0 not in size and last_element >= flat.size:
         raise DumpError(f"describes a tensor larger than its {len(storage.content)} bytes; the file is damaged")
+    if math.prod(size) * flat.itemsize > _MAX_TENSOR_BYTES:
+        raise DumpError(f"describes a tensor of the shape {size}, which is too large to unfold")
     strides = tuple(step * flat.itemsize for step in stride)
     view = np.lib.stride_tricks.as_strided(flat[offset:], size, strides, writeable=False)
-    return _widen(view, dtype)
+    return _resolve(_widen(view, dtype), rest)
+
+
+def _resolve(values: Array, rest: tuple[Any, ...]) -> Array:
+    """Apply what PyTorch has put off: a view that is to be conjugated, or negated, says so beside its bytes."""
+    for argument in rest:
+        if type(argument) is dict:
+            flags = cast("dict[object, object]", argument)
+            if flags.get("neg") is True:
+                values = np.negative(values)
+            if flags.get("conj") is True:
+                values = np.conjugate(values)
+    return values
 
 
 def _rebuild_parameter(data: Array, *_: Any) -> Array:
@@ -161,7 +223,7 @@ def _rebuild_parameter(data: Array, *_: Any) -> Array:
 
 
 def _rebuild_from_type(function: Any, _type: Any, args: tuple[Any, ...], _state: Any) -> Array:
-    if function not in (_rebuild, _rebuild_parameter):
+    if not isinstance(function, _Function):
         raise DumpError("describes a tensor subclass with a constructor of its own")
     return function(*args)
 
@@ -173,34 +235,57 @@ def _widen(values: Array, dtype: str) -> Array:
         return bits.view(np.float32)
     if dtype in _FLOAT8:
         return np.asarray(_float8_table(*_FLOAT8[dtype])[values])
+    if dtype == "float8_e8m0fnu":  # an exponent and nothing else; source: OCP Microscaling Formats 1.0, 5.4.1
+        return np.asarray(np.where(values == 255, np.nan, np.ldexp(1.0, values.astype(np.int32) - 127)), np.float32)
+    if dtype == "complex32":
+        codes = cast("Any", np.ravel(np.ascontiguousarray(values)))
+        return np.reshape(codes.view(np.float16).astype(np.float32).view(np.complex64), values.shape)
     return values
 
 
+class _Special(Enum):
+    """What the codes that are no numbers look like."""
+
+    IEEE = "infinities and NaN at the largest exponent"
+    FINITE = "NaN at the largest code of either sign"
+    UNSIGNED_ZERO = "NaN in the place of negative zero, and a bias one larger"
+
+
 @cache
-def _float8_table(num_exponent_bits: int, num_mantissa_bits: int, has_infinity: bool) -> NDArray[np.float32]:
-    """Return the value of each code. Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022, table 1."""
+def _float8_table(num_exponent_bits: int, num_mantissa_bits: int, special: _Special) -> NDArray[np.float32]:
+    """Return the value of each code.
+
+    Sources: Micikevicius et al., FP8 Formats for Deep Learning, 2022, table 1; for the formats without a negative zero
+    Noune et al., 8-bit Numerical Formats for Deep Neural Networks, 2022.
+    """
     codes = np.arange(256)
     exponent = (codes >> num_mantissa_bits) & (2**num_exponent_bits - 1)
     mantissa = codes & (2**num_mantissa_bits - 1)
-    bias = 2 ** (num_exponent_bits - 1) - 1
+    bias = 2 ** (num_exponent_bits - 1) - (special is not _Special.UNSIGNED_ZERO)
     is_normal = exponent > 0
     fraction = mantissa / 2.0**num_mantissa_bits + is_normal
     value = fraction * 2.0 ** (np.maximum(exponent, 1) - bias)
     is_top = exponent == 2**num_exponent_bits - 1
-    if has_infinity:
+    if special is _Special.IEEE:
         value[is_top] = np.where(mantissa[is_top] == 0, np.inf, np.nan)
-    else:
+    elif special is _Special.FINITE:
         value[is_top & (mantissa == 2**num_mantissa_bits - 1)] = np.nan
+    else:
+        value[128] = np.nan
     value[codes >= 128] *= -1
     return value.astype(np.float32)
 
 
-_FLOAT8 = {"float8_e4m3fn": (4, 3, False), "float8_e5m2": (5, 2, True)}
+_FLOAT8 = {
+    "float8_e4m3fn": (4, 3, _Special.FINITE), "float8_e5m2": (5, 2, _Special.IEEE),
+    "float8_e4m3fnuz": (4, 3, _Special.UNSIGNED_ZERO), "float8_e5m2fnuz": (5, 2, _Special.UNSIGNED_ZERO),
+}  # fmt: skip
 
 _DTYPES: dict[str, str] = {
     "float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "complex128": "<c16",
     "complex64": "<c8", "int64": "<i8", "int32": "<i4", "int16": "<i2", "int8": "|i1", "uint64": "<u8",
     "uint32": "<u4", "uint16": "<u2", "uint8": "|u1", "bool": "|b1", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1",
+    "float8_e4m3fnuz": "|u1", "float8_e5m2fnuz": "|u1", "float8_e8m0fnu": "|u1", "complex32": "<u4",
 }  # fmt: skip
 """How NumPy reads the bytes of each dtype."""
 
@@ -211,14 +296,13 @@ _STORAGES = {
 }  # fmt: skip
 """Dtype of each typed storage class of PyTorch, without its ending ``Storage``."""
 
-_GLOBALS: dict[tuple[str, str], Any] = {
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Array]] = {
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
     ("torch._utils", "_rebuild_tensor_v3"): _rebuild,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
     ("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
-    ("torch.nn.parameter", "Parameter"): _Global("Parameter"),
-    ("torch", "Tensor"): _Global("Tensor"),
-    ("torch.storage", "UntypedStorage"): _Global("UntypedStorage"),
-    ("collections", "OrderedDict"): OrderedDict,
 }
-"""What stands in for each global that the description of a tensor may name."""
+"""What stands in for each function that the description of a tensor may name."""
+
+_TYPES = frozenset({("torch.nn.parameter", "Parameter"), ("torch", "Tensor"), ("torch.storage", "UntypedStorage")})
+"""Types that it may name."""

@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,6 @@ import pytest
 
 import msprobe_core
 from msprobe_core import hookspecs
-from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, Registry
 
@@ -33,7 +33,7 @@ def offer(*names, hook="msprobe_register_processors"):
 
     @hookimpl(specname=hook)
     def implementation():
-        return [SimpleNamespace(name=name) for name in names]
+        return [SimpleNamespace(name=name, reduce=None, recognises=None, read=None) for name in names]
 
     return SimpleNamespace(**{hook: implementation, "__doc__": "A plugin.\n\nMore."})
 
@@ -78,11 +78,70 @@ def test_one_that_fails_when_asked_is_named_and_left_out(registry, caplog):
     assert [plugin.name for plugin in registry.plugins if plugin.problem] == ["moody"]
 
 
-def test_a_name_that_two_plugins_offer_is_an_error_that_names_both(registry):
+def test_of_two_that_offer_one_name_the_later_is_left_out(registry, caplog):
     registry.add(Plugin("one", None, "x"), lambda: offer("sketch"))
-    registry.add(Plugin("two", None, "y"), lambda: offer("sketch"))
-    with pytest.raises(PluginError, match=r"'(one|two)' and '(one|two)' both offer 'sketch'"):
-        registry.processors()
+    registry.add(Plugin("two", None, "y"), lambda: offer("histogram", "sketch"))
+    assert list(registry.processors()) == ["sketch"]
+    assert "the plugin 'two' (y) is left out" in caplog.text
+    assert "it offers 'sketch', and so does the plugin 'one'; uninstall one of them" in caplog.text
+
+
+def failing_generator():
+    yield SimpleNamespace(name="sketch", reduce=None)
+    raise ValueError("half way")
+
+
+@pytest.mark.parametrize(
+    ("offered", "problem"),
+    [
+        (5, "'int' object is not iterable"),
+        (["a"], "it returned 'a', which is no Processor: it lacks name, reduce"),
+        (failing_generator(), "half way"),
+        ([SimpleNamespace(name="sketch")], "it lacks reduce"),
+    ],
+)
+def test_one_that_offers_something_else_is_named_and_left_out(registry, offered, problem, caplog):
+    @hookimpl(specname="msprobe_register_processors")
+    def implementation():
+        return offered
+
+    registry.add(Plugin("odd", None, "x"), lambda: SimpleNamespace(msprobe_register_processors=implementation))
+    registry.add(Plugin("fine", None, "y"), lambda: offer("fine"))
+    assert list(registry.processors()) == ["fine"]
+    assert "the plugin 'odd' (x) is left out: msprobe_register_processors: " in caplog.text
+    assert problem in caplog.text
+
+
+@pytest.mark.parametrize("error", ["raise SystemExit(7)", "import sys; sys.exit(7)", "1 / 0", "this is no Python"])
+@pytest.mark.parametrize("place", ["__init__.py", "hooks.py"])
+def test_commands_work_beside_a_broken_plugin(tmp_path, error, place):
+    package = tmp_path / "msprobe" / "broken"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "hooks.py"):
+        (package / name).write_text(error if name == place else "")
+    command = [sys.executable, "-m", "msprobe_core", "plugins"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"^broken .* BROKEN: ", run.stdout, re.MULTILINE)
+    assert "frameworks: pytorch" in run.stdout or "frameworks: none" in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+def test_two_distributions_with_one_name(tmp_path):
+    for source in ("aaa", "msprobe-pair"):
+        info = tmp_path / f"{source.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {source}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[msprobe]\npair = pair_hooks:plugin\n")
+    (tmp_path / "pair_hooks.py").write_text('class Hooks:\n    """A pair."""\n\nplugin = Hooks()\n')
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-m", "msprobe_core", "plugins"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    assert re.search(r"^pair +1\.0 +msprobe-pair +nothing  A pair\.", run.stdout, re.MULTILINE)
+    assert "BROKEN: its name 'pair' is that of the plugin of msprobe-pair; uninstall one of them" in run.stdout
 
 
 def test_third_parties_readers_come_first(registry):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dumps import api, tensor, write_dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,3 +222,34 @@ def test_a_dump_without_its_companions_is_read(tmp_path):
     dump = read_json_dump(tmp_path / "dump.json")
     assert dump.stacks == {}
     assert dump.parents == {}
+
+
+def test_odd_values_do_not_cost_the_file(tmp_path):
+    leaf = {"type": "torch.Tensor", "dtype": "torch.int64", "shape": [1], "Max": 10**400, "Min": -(10**400)}
+    data = {
+        "Torch.a.0.forward": {"input_args": [{**leaf, "data_name": -1}], "output": [{"type": "str", "value": "x"}]},
+        "Torch.b.0.forward": None,
+        "Torch.c.0.forward": {"input_args": [{"type": "torch.Tensor", "dtype": "x", "shape": "2"}], "output": [leaf]},
+    }
+    text = json.dumps({"task": "statistics", "data": data}).replace('"x"}]}', '"\\ud800"}]}')
+    path = tmp_path / "dump.json"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    dump = read_json_dump(path)
+    assert dump.frame["entry"].to_list() == ["Torch.a.0.forward"] * 2
+    assert dump.frame["max"].to_list()[0] == float("inf")
+    assert dump.frame["file_name"].to_list() == [None, None]
+    assert dump.frame["text"].to_list()[1] == "?"
+    [note] = dump.notes
+    assert "the record 'Torch.b.0.forward' is malformed" in note
+    assert note.endswith("left out: 2")
+
+
+@pytest.mark.parametrize("name", ["stack.json", "construct.json"])
+def test_a_damaged_companion_costs_a_note(tmp_path, name):
+    write_dump(tmp_path, {"Torch.a.0.forward": api(output=tensor())})
+    (tmp_path / name).write_text('{"0": [["Torch.a.0.forward"')
+    dump = read_json_dump(tmp_path / "dump.json")
+    assert (dict(dump.stacks), dict(dump.parents)) == ({}, {})
+    [note] = dump.notes
+    assert f"{name}: is not valid JSON" in note
+    assert note.endswith("; compared without it")

@@ -1,5 +1,6 @@
 """``.pt`` and ``.npy`` are read without a framework, and nothing in them is run."""
 
+import contextlib
 import io
 import os
 import pickle
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msprobe_core.errors import DumpError
 from msprobe_core.store.tensors import read_tensor
@@ -51,9 +54,9 @@ class Pickler(pickle._Pickler):
         return None
 
 
-def write_pt(path, value, storages=None, *, compression=zipfile.ZIP_STORED, byteorder=b"little"):
+def write_pt(path, value, storages=None, *, compression=zipfile.ZIP_STORED, byteorder=b"little", pickler=Pickler):
     buffer = io.BytesIO()
-    Pickler(buffer, 2).dump(value)
+    pickler(buffer, 2).dump(value)
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", buffer.getvalue())
         archive.writestr("archive/byteorder", byteorder)
@@ -171,9 +174,88 @@ def test_npy(tmp_path):
     np.save(tmp_path / "x.npy", values)
     np.testing.assert_array_equal(read_tensor(tmp_path / "x.npy"), values)
     np.save(tmp_path / "o.npy", np.array([Exploit()], dtype=object), allow_pickle=True)
-    with pytest.raises(DumpError, match="not a whole tensor file"):
+    with pytest.raises(DumpError, match="holds values of the type object, not numbers"):
         read_tensor(tmp_path / "o.npy")
     assert not MARK.exists()
     (tmp_path / "t.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:90])
     with pytest.raises(DumpError, match="not a whole tensor file"):
         read_tensor(tmp_path / "t.npy")
+    (tmp_path / "t.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-8])
+    with pytest.raises(DumpError, match="is cut off: its header says 32 bytes"):
+        read_tensor(tmp_path / "t.npy")
+    np.savez(tmp_path / "z.npz", values)
+    (tmp_path / "z.npz").rename(tmp_path / "z.npy")
+    with pytest.raises(DumpError, match="not a whole tensor file"):
+        read_tensor(tmp_path / "z.npy")
+    for odd in (np.array([(1, 2.0)], dtype="i4,f8"), np.array(["2026-01-01"], dtype="datetime64[D]")):
+        np.save(tmp_path / "s.npy", odd)
+        with pytest.raises(DumpError, match="not numbers"):
+            read_tensor(tmp_path / "s.npy")
+
+
+def test_a_header_that_claims_too_much_is_not_believed(tmp_path):
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)})
+        file.write(b"1234")
+    with pytest.raises(DumpError, match="is cut off: its header says 40000000000000 bytes"):
+        read_tensor(tmp_path / "x.npy")
+    path = write_pt(tmp_path / "x.pt", tensor(size=(10**12,), stride=(0,)), {"0": b"\0" * 24})
+    with pytest.raises(DumpError, match="too large to unfold"):
+        read_tensor(path)
+
+
+def test_views_that_are_conjugated_or_negated_later(tmp_path):
+    content = np.array([1 + 2j, 3 - 4j], np.complex64)
+    for flags, expected in (({"conj": True}, content.conj()), ({"neg": True}, -content), ({}, content)):
+        storage = Storage(Global("torch", "ComplexFloatStorage"), "0", 2)
+        value = Call(V2, storage, 0, (2,), (1,), False, OrderedDict(), flags)
+        path = write_pt(tmp_path / "x.pt", value, {"0": content.tobytes()})
+        np.testing.assert_array_equal(read_tensor(path), expected)
+
+
+class Build:
+    """Writes to an object while a pickle is read."""
+
+    def __init__(self, target, state):
+        self.target, self.state = target, state
+
+
+class BuildingPickler(Pickler):
+    def save(self, value, save_persistent_id=True):
+        if isinstance(value, Build):
+            self.save(value.target)
+            self.save(value.state)
+            self.write(b"b")
+        else:
+            super().save(value, save_persistent_id)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [V2, FLOAT, Global("torch.storage", "UntypedStorage"), Global("collections", "OrderedDict")],
+    ids=["function", "storage", "type", "OrderedDict"],
+)
+@pytest.mark.parametrize(
+    "state", [{"name": "x", "call": "x"}, (None, {"name": "x", "call": "x", "__defaults__": (1,)})]
+)
+def test_one_file_changes_nothing_for_the_next(tmp_path, target, state):
+    content = np.arange(6, dtype=np.float32)
+    sound = write_pt(tmp_path / "sound.pt", tensor(), {"0": content.tobytes()})
+    value = [Build(target, state), tensor()]
+    hostile = write_pt(tmp_path / "hostile.pt", value, {"0": content.tobytes()}, pickler=BuildingPickler)
+    with pytest.raises(DumpError):
+        read_tensor(hostile)
+    np.testing.assert_array_equal(read_tensor(sound), content.reshape(2, 3))
+    assert not hasattr(OrderedDict, "call")
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_damage_of_any_kind_is_one_kind_of_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("damage") / "x.pt"
+    content = bytearray(write_pt(path, tensor(), {"0": b"\0" * 24}).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    with contextlib.suppress(DumpError):  # and nothing else
+        read_tensor(path)

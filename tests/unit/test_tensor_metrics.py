@@ -139,3 +139,19 @@ def test_error_does_not_depend_on_the_unit(golden, unit):
 def test_a_tensor_agrees_with_itself(golden):
     metrics = compare_tensors(golden.copy(), golden)
     assert (metrics.error, metrics.euclidean, metrics.largest_abs, metrics.within_1e3) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_large_integers_are_compared_exactly():
+    large = 2**53
+    metrics = compare_tensors(np.array([large + 1, 1]), np.array([large, 1]))
+    assert metrics.largest_abs == 1.0
+    assert metrics.error > 0
+    top = np.array([2**64 - 1], np.uint64)
+    assert compare_tensors(top, np.array([2**64 - 2], np.uint64)).error > 0
+    assert compare_tensors(top, top.copy()).error == 0.0
+
+
+def test_texts_are_equal_or_not():
+    assert compare_tensors(np.array(["a", "b"]), np.array(["a", "b"])).error == 0.0
+    assert compare_tensors(np.array(["a", "b"]), np.array(["a", "c"])).problem == "the texts differ"
+    assert compare_tensors(np.array(["1"]), np.array([1])).problem == "the texts differ"
