@@ -51,7 +51,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for name, architecture in {**ARCHITECTURES, "llama, 8 layers": EIGHT_LAYERS}.items():
         batch = architecture.batch()
-        halved = {k: v.bfloat16() if v.is_floating_point() else v for k, v in batch.items()}
+        halved = {k: v.bfloat16() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in batch.items()}
         for pair in ("pure", "autocast"):
             cells = []
             for task in ("statistics", "tensor"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, StoreError
 
 if TYPE_CHECKING:
+    from msprobe_core.compare.engine import ComparisonResult
     from msprobe_core.compare.tensors import Progress
+    from msprobe_core.report import ReportFiles
 
 
 @click.command()
@@ -52,20 +56,37 @@ def compare(
     Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps could not be compared.
     """
     del stack_mode, compare_only, highlight  # what they ask for is always done
-    # polars, numpy and rich are not needed to say --help.
-    from rich.console import Console
-
+    # polars and numpy are not needed to say --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.compare import compare_dumps
     from msprobe_core.report import write_report
-    from msprobe_core.report.terminal import print_summary
 
     request = _request(target_path, golden_path, input_path)
     with _progress_bar() as progress:
         result = compare_dumps(request.npu_path, request.bench_path, stack_path=request.stack_file, progress=progress)
     files = write_report(result, output_path, xlsx=xlsx or input_path is not None)
-    print_summary(result, files, Console(highlight=False))
+    _show(result, files)
     return EXIT_AGREES if result.agrees else EXIT_DIFFERENT
+
+
+def _show(result: ComparisonResult, files: ReportFiles) -> None:
+    """Print the summary. A reader that has closed its end of the pipe has seen enough; the exit status stays."""
+    from rich.console import Console
+
+    from msprobe_core.report.terminal import print_summary
+
+    class PatientConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """Do not exit, which rich would do with status 1."""
+            raise BrokenPipeError
+
+    try:
+        print_summary(result, files, PatientConsole(highlight=False))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise StoreError(f"the result cannot be shown ({error.strerror or error}); it is in {files.summary}") from error
 
 
 class CompareRequest(msgspec.Struct, frozen=True):
@@ -80,6 +101,8 @@ class CompareRequest(msgspec.Struct, frozen=True):
     def stack_file(self) -> Path | None:
         """The stacks of the target, where they are given as a file; those of a directory are found there."""
         path = Path(self.stack_path) if self.stack_path else None
+        if path is not None and not path.exists():
+            raise CompareError(f"{path}: does not exist, and compare.json gives it as 'stack_path'")
         return path if path is not None and path.is_file() else None
 
 
@@ -95,10 +118,11 @@ def _request(target: Path | None, golden: Path | None, request: Path | None) -> 
 
 def _read_request(path: Path) -> CompareRequest:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CompareRequest)
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
+        return msgspec.json.decode(content, type=CompareRequest)
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CompareError(
             f'{path}: is not a compare.json ({error}); it needs "npu_path" and "bench_path", both text'
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ EXIT_FAILED = 2
 EXIT_INTERRUPTED = 130
 
 DEBUG_VARIABLE = "MSPROBE_DEBUG"
+_OFF = {"", "0", "false", "no", "off"}
 
 
 class _PluginGroup(click.Group):
@@ -48,9 +50,8 @@ def _commands() -> dict[str, click.Command]:
 @click.pass_context
 def _root(ctx: click.Context, *, debug: bool, framework: str | None) -> None:
     """Find where a training run goes wrong: compare its dump with that of a trusted run."""
+    del debug  # `_run` has seen it already: parsing may fail too
     ctx.obj = framework
-    if debug:
-        os.environ[DEBUG_VARIABLE] = "1"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -66,25 +67,21 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    wants_traceback = "--debug" in arguments or bool(os.environ.get(DEBUG_VARIABLE))
+    wants_traceback = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "").lower() not in _OFF
     try:
         status: Any = _root.main(arguments, prog_name="msprobe", standalone_mode=False)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        if wants_traceback:
-            raise
         error.show()
         return EXIT_FAILED
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except MsprobeError as error:
+    except Exception as error:  # noqa: BLE001  # a traceback is no answer
         if wants_traceback:
-            raise
-        return _fail(str(error))
-    except Exception as error:
-        if wants_traceback:
-            raise
+            traceback.print_exc()
+        if isinstance(error, MsprobeError):
+            return _fail(str(error))
         return _fail(
             f"internal error ({type(error).__name__}: {error}); run again with `msprobe --debug …` and report the "
             "traceback"

@@ -39,7 +39,10 @@ def _difference(name: str) -> pl.Expr:
 
 
 def _relative(name: str) -> pl.Expr:
-    return pl.when(is_equal(name)).then(0.0).otherwise((pl.col(f"{name}_diff") / pl.col(f"{name}_golden")).abs())
+    difference = pl.col(f"{name}_diff")
+    ratio = (difference / pl.col(f"{name}_golden")).abs()
+    # Tables show the sign of an infinite difference, and no ratio to it.
+    return pl.when(is_equal(name)).then(0.0).when(difference.is_infinite()).then(difference).otherwise(ratio)
 
 
 def _error() -> pl.Expr:

@@ -40,7 +40,7 @@ class Verdict(str, Enum):
     UNMATCHED = "unmatched"
 
 
-_DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
+DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
 _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
 
 
@@ -325,7 +325,7 @@ def _scalars_agree() -> pl.Expr:
     close = both_floats & (metrics.is_equal("max") | is_within)
     lowest = pl.col("max_target").is_in(limits.LOWEST_FINITE) & pl.col("max_golden").is_in(limits.LOWEST_FINITE)
     # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
-    devices = target.str.contains(_DEVICE_TEXT) & golden.str.contains(_DEVICE_TEXT)
+    devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
     dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
     return pl.any_horizontal(ground.fill_null(False) for ground in (same_text, close, lowest, devices, dtypes))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ import polars as pl
 from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.limits import LIMITS
+from msprobe_core.errors import StoreError
 from msprobe_core.report.table import VERDICT_COLOURS, Column, columns_of, texts_of, with_stacks
 from msprobe_core.store.layout import create_file, make_directory
 
@@ -23,6 +25,8 @@ SUMMARY_FILE = "summary.json"
 
 _MAX_SHEET_ROWS = 1_048_576
 _MAX_CELL_CHARACTERS = 32_767
+_NO_CELL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""What the format of spreadsheets, XML, has no place for."""
 _FORMULA_STARTS = "=+-@\t\r"
 _SIGNED_NUMBER = r"^[+-](\d+(\.\d*)?(e[+-]?\d+)?%?|inf)$"
 
@@ -51,16 +55,39 @@ def write_report(result: ComparisonResult, directory: Path, *, xlsx: bool = Fals
     tables: list[list[Path]] = []
     for unit in result.units:
         stem = f"compare_result_{unit.label}_{stamp}" if unit.label.startswith("rank") else f"compare_result_{stamp}"
-        path = directory / f"{stem}.{'xlsx' if xlsx else 'csv'}"
-        if xlsx:
-            _write_xlsx(unit, path)
-        else:
-            _write_csv(unit, path)
+        path = _unused(directory, stem, ".xlsx" if xlsx else ".csv")
+        with _whole_or_gone(path):
+            if xlsx:
+                _write_xlsx(unit, path)
+            else:
+                _write_csv(unit, path)
         tables.append([path])
     summary = directory / SUMMARY_FILE
-    with create_file(summary) as file:
+    with _whole_or_gone(summary), create_file(summary) as file:
         file.write(msgspec.json.format(msgspec.json.encode(_summary(result, tables)), indent=2) + b"\n")
     return ReportFiles(tables, summary)
+
+
+def _unused(directory: Path, stem: str, suffix: str) -> Path:
+    """Return a path that is not taken: two comparisons may end within one second."""
+    path, number = directory / f"{stem}{suffix}", 1
+    while path.exists():
+        number += 1
+        path = directory / f"{stem}_{number}{suffix}"
+    return path
+
+
+@contextmanager
+def _whole_or_gone(path: Path) -> Generator[None, None, None]:
+    """Turn a failure to write ``path`` into a `StoreError`, and leave no part of it behind."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        reason = error.strerror or error
+        raise StoreError(f"{path}: cannot be written ({reason}); free space or choose another directory") from error
 
 
 def _write_csv(unit: UnitResult, path: Path) -> None:
@@ -77,27 +104,32 @@ def _write_xlsx(unit: UnitResult, path: Path) -> None:
     from openpyxl.utils import get_column_letter
 
     columns = columns_of(unit)
+    rows, texts = with_stacks(unit), texts_of(unit)
+    num_rows = _MAX_SHEET_ROWS - 1
     book = Workbook(write_only=True)
-    sheet = book.create_sheet("compare")
-    sheet.freeze_panes = "B2"
-    num_rows = min(unit.rows.height + 1, _MAX_SHEET_ROWS)
-    sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{num_rows}"
-    for i, column in enumerate(columns, start=1):
-        width = {"Name": 48, "message": 60, "Info": 40}.get(column.header.replace("_", " ").rpartition(" ")[2], 16)
-        sheet.column_dimensions[get_column_letter(i)].width = width
-    for row in _sheet_rows(sheet, unit, columns):
-        sheet.append(row)
+    for start in range(0, rows.height, num_rows):
+        part = rows.slice(start, num_rows)
+        sheet = book.create_sheet(f"compare {start // num_rows + 1}" if start else "compare")
+        sheet.freeze_panes = "B2"
+        sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{part.height + 1}"
+        for i, column in enumerate(columns, start=1):
+            width = {"Name": 48, "message": 60, "Info": 40}.get(column.header.replace("_", " ").rpartition(" ")[2], 16)
+            sheet.column_dimensions[get_column_letter(i)].width = width
+        for row in _sheet_rows(sheet, part, texts.slice(start, num_rows), columns):
+            sheet.append(row)
     with create_file(path) as file:
         book.save(file)
 
 
-def _sheet_rows(sheet: Any, unit: UnitResult, columns: Sequence[Column]) -> Iterator[list[Any]]:
-    """Yield the rows of the sheet: the header, then as many as fit, the cells styled by their row's verdict."""
+def _sheet_rows(sheet: Any, rows: pl.DataFrame, texts: pl.DataFrame, columns: Sequence[Column]) -> Iterator[list[Any]]:
+    """Yield the rows of one sheet: the header, then ``rows``, the cells styled by their row's verdict."""
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.styles import Font, PatternFill
 
     def cell(value: Any, *, fill: Any = None, bold: bool = False, number_format: str = "") -> Any:
         made = WriteOnlyCell(sheet, value=value)
+        if isinstance(value, str):
+            made.data_type = "s"  # openpyxl takes "#N/A" for an error
         if fill is not None:
             made.fill = fill
         if bold:
@@ -107,8 +139,6 @@ def _sheet_rows(sheet: Any, unit: UnitResult, columns: Sequence[Column]) -> Iter
         return made
 
     yield [cell(column.header, bold=True) for column in columns]
-    rows = with_stacks(unit).head(_MAX_SHEET_ROWS - 1)
-    texts = texts_of(unit).head(_MAX_SHEET_ROWS - 1)
     no_number = pl.lit(None, dtype=pl.Float64)
     numbers = rows.select(
         (no_number if column.number is None else column.number).alias(column.header) for column in columns
@@ -122,7 +152,7 @@ def _sheet_rows(sheet: Any, unit: UnitResult, columns: Sequence[Column]) -> Iter
         fill = fills.get(verdict)
         yield [
             _sheet_value(text, number)
-            if fill is None and not number_format
+            if fill is None and not number_format and not text.startswith("#")
             else cell(_sheet_value(text, number), fill=fill, number_format=number_format)
             for text, number, number_format in zip(row_texts, row_numbers, formats, strict=True)
         ]
@@ -131,7 +161,7 @@ def _sheet_rows(sheet: Any, unit: UnitResult, columns: Sequence[Column]) -> Iter
 def _sheet_value(text: str, number: float | None) -> str | float:
     if number is not None and math.isfinite(number):
         return number
-    text = text[:_MAX_CELL_CHARACTERS]
+    text = _NO_CELL_CHARACTERS.sub("\ufffd", text)[:_MAX_CELL_CHARACTERS]
     return "'" + text if text.startswith(tuple(_FORMULA_STARTS)) and number is None else text
 
 

@@ -6,6 +6,7 @@ text; a numeric cell has its number too, which spreadsheets get instead.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.engine import Mode, UnitResult
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.compare.verdict import DEVICE_TEXT, Verdict
 from msprobe_core.store.frame import RowKind
 
 NO_FILE = "-1"
@@ -117,15 +118,37 @@ def _consistent_grad() -> Column:
 
 def _message_list() -> pl.Expr:
     """Return the messages as the text of a JSON list."""
-    joined = pl.col("messages").list.join("\x1f")
-    escaped = joined.str.replace_all("\\", "\\\\", literal=True).str.replace_all('"', '\\"', literal=True)
-    listed = pl.format('["{}"]', escaped.str.replace_all("\x1f", '", "', literal=True))
+    escaped = pl.col("messages").list.eval(
+        pl.element().str.replace_many(list(_JSON_ESCAPES), list(_JSON_ESCAPES.values()))
+    )
+    listed = pl.format('["{}"]', escaped.list.join('", "'))
     return pl.when(pl.col("messages").list.len() > 0).then(listed).otherwise(pl.lit("[]"))
+
+
+_JSON_ESCAPES = {'"': '\\"', "\\": "\\\\"} | {chr(code): f"\\u{code:04x}" for code in range(32)}
 
 
 def _checksums() -> list[Column]:
     titles = {"target": "NPU MD5", "golden": "BENCH MD5"}
-    return [Column(titles[side], pl.col(f"checksum_{side}")) for side, _ in _SIDES]
+    return [Column(titles[side], _checksum(side)) for side, _ in _SIDES]
+
+
+def _checksum(side: str) -> pl.Expr:
+    """Return the checksum of a tensor, zeros if it has none; of anything else, that of its text."""
+    of_text = pl.col(f"text_{side}").map_batches(_crc32_of_texts, return_dtype=pl.String)
+    kind = pl.col(f"kind_{side}")
+    return (
+        pl.when(kind == RowKind.TENSOR.value)
+        .then(pl.col(f"checksum_{side}").fill_null("00000000"))
+        .when(kind == RowKind.SCALAR.value)
+        .then(of_text)
+    )
+
+
+def _crc32_of_texts(texts: pl.Series) -> pl.Series:
+    distinct = texts.drop_nulls().unique().to_list()
+    checksums = [f"{zlib.crc32(text.encode()):08x}" for text in distinct]
+    return texts.to_frame("text").select(pl.col("text").replace(distinct, checksums)).to_series()
 
 
 def _statistics() -> list[Column]:
@@ -150,11 +173,11 @@ def _value_text(number: pl.Expr, dtype: pl.Expr) -> pl.Expr:
     as_bool = pl.when(number == 1).then(pl.lit("True")).otherwise(pl.lit("False"))
     return (
         pl.when(number.is_nan())
-        .then(pl.lit("nan"))
+        .then(pl.lit(NOT_A_NUMBER))
         .when(number.is_infinite())
         .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
         .when(is_whole)
-        .then(number.cast(pl.Int64, strict=False).cast(pl.String))
+        .then(pl.coalesce(number.cast(pl.Int64, strict=False).cast(pl.String), number.cast(pl.String)))
         .when(dtype.str.to_lowercase().str.contains("bool") & number.is_in([0.0, 1.0]))
         .then(as_bool)
         .otherwise(number.cast(pl.String))
@@ -190,12 +213,17 @@ def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
     both_missing = pl.col(f"{name}_target").is_null() & pl.col(f"{name}_golden").is_null()
     is_tensor_pair = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
     is_pair = pl.col("match") == Match.BOTH.value
+    sides = ("target", "golden")
+    both_devices = pl.all_horizontal(*[pl.col(f"text_{side}").str.contains(DEVICE_TEXT) for side in sides])
+    is_bool = pl.any_horizontal(*[pl.col(f"type_{side}") == "bool" for side in sides])
     return (
         pl.when(~is_pair)
         .then(pl.lit(NOT_AVAILABLE))
         .when(same_text | both_none | (is_tensor_pair & both_missing))
         .then(pl.lit("0"))
-        .when(number.is_null())
+        .when(both_devices)
+        .then(pl.lit(NOT_AVAILABLE))
+        .when(number.is_null() | is_bool)
         .then(pl.lit("Diff"))
         .when(number.is_nan())
         .then(pl.lit(NOT_A_NUMBER))

@@ -61,7 +61,7 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text(f"  inside {fault.parent}")
     yield Text(f"  {_reason(fault)}")
     for row, message in fault.findings[:_MAX_FINDINGS]:
-        yield Text(f"  {row}  {message}")
+        yield Text(f"  {row}  {_printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
     frames = _frames_of_user(fault.stack)
@@ -69,6 +69,11 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text("  called from")
         for frame in frames:
             yield Text(f"    {' '.join(frame.split())}")
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` in one line, without characters that would command the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _reason(fault: Fault) -> str:

@@ -43,14 +43,15 @@ def make_directory(path: Path) -> None:
         StoreError: it cannot be created, or something else has that name.
     """
     missing = [path]
-    while not missing[-1].exists() and missing[-1].parent != missing[-1]:
-        missing.append(missing[-1].parent)
     try:
+        while not missing[-1].exists() and missing[-1].parent != missing[-1]:
+            missing.append(missing[-1].parent)
         # `mkdir(parents=True)` would give the parents the default mode.
         for directory in reversed(missing):
             directory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be created ({error.strerror}); choose another 'dump_path'") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"{path}: cannot be created ({reason}); choose another directory") from error
 
 
 def create_file(path: Path) -> BinaryIO:

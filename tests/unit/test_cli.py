@@ -1,7 +1,12 @@
 """The command line: exit codes, one sentence per failure, both spellings of compare."""
 
 import json
+import os
 import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from dumps import api, tensor, write_dump
@@ -146,11 +151,101 @@ def test_an_unknown_command_is_exit_2(run):
     assert "comapre" in err
 
 
-def test_debug_shows_the_traceback(dumps):
-    from msprobe_core.errors import CompareError
+@pytest.mark.parametrize("variable", [None, "0", "1"])
+@pytest.mark.parametrize("options", [[], ["--debug"]])
+def test_debug_shows_the_traceback_and_leaves_the_exit_status(dumps, capsys, monkeypatch, options, variable):
+    monkeypatch.delenv("MSPROBE_DEBUG", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("MSPROBE_DEBUG", variable)
+    with pytest.raises(SystemExit) as ended:
+        main([*options, "compare", "-tp", str(dumps / "x"), "-gp", str(dumps / "y")])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert ("Traceback" in err) == (bool(options) or variable == "1")
+    assert err.splitlines()[-1].startswith("msprobe: error: ")
 
-    with pytest.raises(CompareError):
-        main(["--debug", "compare", "-tp", str(dumps / "x"), "-gp", str(dumps / "y")])
+
+def command(*arguments):
+    return [sys.executable, "-m", "msprobe_core", *map(str, arguments)]
+
+
+def test_a_closed_pipe_leaves_the_exit_status(dumps):
+    for target, expected in (("good", 0), ("bad", 1)):
+        arguments = command("compare", "-tp", dumps / target, "-gp", dumps / "good", "-o", dumps / "out")
+        reading, writing = os.pipe()
+        os.close(reading)
+        run = subprocess.run(arguments, stdout=writing, stderr=subprocess.PIPE, text=True)
+        os.close(writing)
+        assert (run.returncode, run.stderr) == (expected, "")
+
+
+def test_a_full_terminal_is_said(dumps):
+    arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 2
+    assert re.fullmatch(r"msprobe: error: the result cannot be shown \(No space left.*summary\.json\n", run.stderr)
+
+
+@pytest.mark.parametrize("options", [[], ["--xlsx"]])
+def test_a_full_disk_leaves_no_half_table(dumps, options):
+    arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out", *options)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # noqa: E731
+    run = subprocess.run(arguments, capture_output=True, text=True, preexec_fn=limit)
+    assert run.returncode == 2
+    assert re.match(r"msprobe: error: .*cannot be written \(.*\); free space or choose another directory", run.stderr)
+    assert list((dumps / "out").iterdir()) == []
+
+
+def test_one_damaged_rank_leaves_the_others(run, dumps):
+    for side in ("good", "bad"):
+        write_dump(dumps / side / "rank1", {ENTRY: api(output=tensor(X))})
+    (dumps / "bad" / "rank0" / "dump.json").write_text("{")
+    code, out, _ = run("compare", "-tp", dumps / "bad", "-gp", dumps / "good", "-o", dumps / "out")
+    assert code == 1
+    assert re.search(r"Not compared: rank0 could not be compared: .*dump\.json: is not valid JSON", out)
+    assert "(rank1, statistics)" in out
+
+
+def test_ranks_with_other_numbers_are_not_paired(run, dumps):
+    write_dump(dumps / "third" / "rank3", {ENTRY: api(tensor(X), output=tensor(X))})
+    code, _, err = run("compare", "-tp", dumps / "third", "-gp", dumps / "good", "-o", dumps / "out")
+    assert code == 2
+    assert "have no rank in common (rank3 and rank0); to compare two ranks" in err
+
+
+def test_text_that_commands_the_terminal_is_shown_as_text(run, tmp_path):
+    for side, text in (("target", "a\x1b[31m\nb"), ("golden", "c")):
+        write_dump(tmp_path / side, {ENTRY: api({"type": "str", "value": text}, tensor(X), output=tensor(X))})
+    arguments = ("compare", "-tp", tmp_path / "target", "-gp", tmp_path / "golden", "-o", tmp_path / "out")
+    _, out, _ = run(*arguments)
+    assert r"the arguments differ, a\x1b[31m\nb and c." in out
+    assert run(*arguments, "--xlsx")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xff\xfe", "is not a compare.json"),
+        (b"[" * 100_000, "is not a compare.json"),
+        (json.dumps({"npu_path": "x" * 5000, "bench_path": "y"}).encode(), "is no path"),
+        (b'\xef\xbb\xbf{"npu_path": "gone", "bench_path": "y"}', "gone: does not exist"),
+    ],
+    ids=["no text", "deep", "long path", "byte order mark"],
+)
+def test_malformed_requests(run, tmp_path, content, expected):
+    (tmp_path / "compare.json").write_bytes(content)
+    code, _, err = run("compare", "-i", tmp_path / "compare.json", "-o", tmp_path / "out")
+    assert code == 2
+    assert expected in err
+
+
+def test_a_stack_path_that_leads_nowhere_is_said(run, dumps):
+    paths = {"npu_path": str(dumps / "bad"), "bench_path": str(dumps / "good"), "stack_path": str(dumps / "gone")}
+    (dumps / "compare.json").write_text(json.dumps(paths))
+    code, _, err = run("compare", "-i", dumps / "compare.json", "-o", dumps / "out", "-s")
+    assert code == 2
+    assert "gone: does not exist, and compare.json gives it as 'stack_path'" in err
 
 
 def test_an_internal_error_is_a_sentence_too(run, dumps, monkeypatch):

@@ -71,9 +71,10 @@ def test_statistics_table(report):
         (1.0, NAN, "Nan", "Nan"),
         (INF, INF, "0", "0"),
         (INF, 1.0, "inf", "inf"),
-        (-INF, 1.0, "-inf", "inf"),
-        (1.0, INF, "-inf", "Nan"),
-        (INF, -INF, "inf", "Nan"),
+        (-INF, 1.0, "-inf", "-inf"),
+        (1.0, INF, "-inf", "-inf"),
+        (1.0, -INF, "inf", "inf"),
+        (INF, -INF, "inf", "inf"),
     ],
 )
 def test_cells_of_differences(report, target, golden, diff, relative):
@@ -242,3 +243,55 @@ def test_result_files_are_for_the_owner_only(report):
     data = {ENTRY: api(output=tensor(X))}
     path, _ = report(data, data)
     assert all(file.stat().st_mode & 0o077 == 0 for file in (path, path.parent, path.parent / "summary.json"))
+
+
+def test_a_table_longer_than_a_sheet_goes_on_in_the_next(report, monkeypatch):
+    from msprobe_core.report import files
+
+    monkeypatch.setattr(files, "_MAX_SHEET_ROWS", 4)
+    data = {f"Torch.abs.{i}.forward": api(output=tensor(X)) for i in range(7)}
+    path, _ = report(data, data, xlsx=True)
+    sheets = openpyxl.load_workbook(path).worksheets
+    assert [sheet.title for sheet in sheets] == ["compare", "compare 2", "compare 3"]
+    assert [sheet.max_row for sheet in sheets] == [4, 4, 2]
+    names = [sheet.cell(row, 1).value for sheet in sheets for row in range(2, sheet.max_row + 1)]
+    assert names == [f"Torch.abs.{i}.forward.output.0" for i in range(7)]
+
+
+def test_odd_text_in_a_spreadsheet(report):
+    data = {ENTRY: api({"type": "str", "value": "#N/A"}, {"type": "str", "value": "a\x1b[0m"}, output=tensor(X))}
+    path, _ = report(data, data, xlsx=True)
+    rows = {row[0].value: row for row in openpyxl.load_workbook(path).active.iter_rows()}
+    assert {cell.data_type for cell in rows[f"{ENTRY}.input.0"] if cell.value == "#N/A"} == {"s"}
+    assert "a\ufffd[0m" in [cell.value for cell in rows[f"{ENTRY}.input.1"]]
+
+
+def test_messages_are_json_whatever_they_quote(report):
+    texts = 'a"b\\\n\x1f\x07', "c"
+    sides = [{ENTRY: api({"type": "str", "value": text}, output=tensor(X))} for text in texts]
+    _, rows = read_csv(report(*sides)[0])
+    [message] = json.loads(rows[f"{ENTRY}.input.0"]["Err_message"])
+    assert message == f"error: the arguments differ, {texts[0]} and c."
+
+
+def test_cells_of_devices_and_booleans_that_differ(report):
+    def dump(device, flag):
+        return {ENTRY: api({"type": "str", "value": device}, {"type": "bool", "value": flag}, output=tensor(X))}
+
+    _, rows = read_csv(report(dump("npu:0", True), dump("cuda:1", False))[0])
+    assert [rows[f"{ENTRY}.input.{i}"]["Max diff"] for i in range(2)] == ["N/A", "Diff"]
+    assert [rows[f"{ENTRY}.input.{i}"]["MeanRelativeErr"] for i in range(2)] == ["N/A", "Diff"]
+
+
+def test_checksums_of_what_is_no_tensor(report):
+    data = {ENTRY: api({"type": "int", "value": 0}, {"type": "float", "value": -0.1}, tensor(X),
+                       output=tensor(X, md5="0000000a"))}  # fmt: skip
+    _, rows = read_csv(report(data, data)[0])
+    assert [rows[f"{ENTRY}.input.{i}"]["NPU MD5"] for i in range(3)] == ["f4dbdf21", "0dae4479", "00000000"]
+
+
+def test_two_comparisons_within_a_second_have_a_table_each(report, tmp_path):
+    data = {ENTRY: api(output=tensor(X))}
+    first, second = report(data, data)[0], report(data, data)[0]
+    assert first != second
+    assert len(list((tmp_path / "out").glob("*.csv"))) == 2

@@ -138,7 +138,7 @@ def test_a_symbolic_link_in_the_place_of_a_file_is_not_followed(tmp_path):
 
 def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"cannot be created .*; choose another 'dump_path'"):
+    with pytest.raises(StoreError, match=r"cannot be created .*; choose another directory"):
         layout.make_directory(tmp_path / "file" / "step0")
 
 
