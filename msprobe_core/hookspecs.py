@@ -46,8 +46,16 @@ class Reducer(Protocol):
     def identity(self, tensor: Any) -> tuple[int, int] | None:
         """Return a key that tells this tensor, with the values it has now, from every other until ``collect``.
 
-        ``None`` where the framework cannot promise that: the tensor is then read each time it is seen.
+        ``None`` where the framework cannot tell: the tensor is then read each time it is seen.
         """
+        ...
+
+    def shows_writes(self, tensor: Any) -> bool:
+        """Whether whoever may write to this tensor now changes its identity by it; if not, it is read each time."""
+        ...
+
+    def distrust(self, tensor: Any) -> None:
+        """Take note that somebody can write to this tensor's memory without its identity, or a view's, showing it."""
         ...
 
     def collect(self) -> None:
@@ -120,7 +128,11 @@ class CallRecorder(Protocol):
         ...
 
     def distrust(self, tensor: Any) -> None:
-        """Read this tensor anew whenever it is seen: somebody holds its memory and can write to it unnoticed."""
+        """Read this tensor and all that share its memory whenever they are seen: somebody can write unnoticed."""
+        ...
+
+    def note_failure(self, where: str, error: Exception) -> None:
+        """Take note that something could not be recorded, and why; it is said once for each kind of failure."""
         ...
 
     def pass_over(self, tensor: Any) -> None:
@@ -228,7 +240,10 @@ class Framework(Protocol):
         ...
 
     def snapshot(self, tensor: Any) -> Any:
-        """Return a copy that later writes to ``tensor`` do not change; enqueued, not waited for."""
+        """Return a copy that later writes to ``tensor`` do not change; enqueued, not waited for.
+
+        ``None`` if its elements cannot be copied, as those of a sparse tensor; it is then recorded without a file.
+        """
         ...
 
     def save(self, snapshot: Any, path: Path) -> None:

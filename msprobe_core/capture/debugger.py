@@ -219,6 +219,8 @@ def _let_forked_children_be(debugger: PrecisionDebugger) -> None:
     """Keep a child of ``fork`` (a data-loader worker) from recording into its parent's dump."""
 
     def abandon() -> None:
+        if PrecisionDebugger._instance is debugger:  # pyright: ignore[reportPrivateUsage]
+            PrecisionDebugger._instance = None  # pyright: ignore[reportPrivateUsage]  # the child may make its own
         session = debugger._session  # pyright: ignore[reportPrivateUsage]
         if session is not None:
             session.abandon()

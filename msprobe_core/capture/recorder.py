@@ -28,8 +28,10 @@ from msprobe_core.model import (
 _logger = logging.getLogger(__name__)
 
 
-TensorSink = Callable[[Any, str], str]
-"""Keeps a whole tensor under a file stem, in the background, and returns the file's name."""
+TensorSink = Callable[[Any, str, TensorValue], None]
+"""Keeps a whole tensor under a file stem, in the background, and sets the value's ``file_name``; if it can."""
+
+_MAX_KINDS_OF_FAILURES = 20
 
 
 _UNSET = Digest(Stats())
@@ -118,9 +120,10 @@ class Recorder:
         self._tracks_parents = tracks_parents
         self._expands = expands_modules and selection.has_patterns
         self._keep_tensor = keep_tensor
-        self._values = ValueBuilder(framework, self._note_failure)
-        self._skeletons = ValueBuilder(framework, self._note_failure, tensors_only=True)
-        self._has_failed = False
+        self._values = ValueBuilder(framework, self.note_failure)
+        self._skeletons = ValueBuilder(framework, self.note_failure, tensors_only=True)
+        self._failures_said: set[tuple[str, str]] = set()
+        self.num_failures = 0
         self._lock = threading.RLock()
         self._local = threading.local()
         self._step = 0
@@ -130,7 +133,6 @@ class Recorder:
     def _reset(self) -> None:
         self._counts: dict[str, int] = {}
         self._digests: dict[tuple[int, int], Digest] = {}
-        self._distrusted: set[int] = set()
         self._finished: list[tuple[int, Entry]] = []
         self._backwards: list[_Backward] = []
         self._gradients: dict[str, tuple[int, Entry]] = {}
@@ -356,19 +358,22 @@ class Recorder:
 
     def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | None:
         try:
-            value = TensorValue(self._framework.describe(tensor), self._digest(tensor))
-            if self._keep_tensor is not None and value.digest is not _UNSET:
-                value.file_name = self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path))
+            value = TensorValue(self._framework.describe(tensor), Digest(Stats()))
         except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
-            self._note_failure(f"{entry} {category} {path}", error)
+            self.note_failure(f"{entry} {category} {path}", error)
             return None
+        try:
+            value.digest = self._digest(tensor)
+            if self._keep_tensor is not None and value.digest is not _UNSET:
+                self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path), value)
+        except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
+            self.note_failure(f"{entry} {category} {path}", error)
         return value
 
     def _digest(self, tensor: Any) -> Digest:
         key = self._identity(tensor)
-        if key is not None and key[0] in self._distrusted:
-            key = None
-        if key is not None and (known := self._digests.get(key)) is not None:
+        known = None if key is None else self._digests.get(key)
+        if known is not None and (known is _UNSET or self._reducer.shows_writes(tensor)):
             return known
         digest = Digest()
         self._processor.reduce(tensor, digest, self._reducer)
@@ -383,19 +388,17 @@ class Recorder:
             self._digests[key] = _UNSET
 
     def distrust(self, tensor: Any) -> None:
-        """Read this tensor anew whenever it is seen."""
-        key = self._identity(tensor)
-        if key is not None:
-            self._distrusted.add(key[0])
+        """Read this tensor, and all that share its memory, anew whenever they are seen."""
+        self._reducer.distrust(tensor)
 
-    def _note_failure(self, where: str, error: Exception) -> None:
-        if not self._has_failed:
-            self._has_failed = True
+    def note_failure(self, where: str, error: Exception) -> None:
+        """Say what could not be recorded: once for each kind of failure, and how many there were at the step's end."""
+        self.num_failures += 1
+        kind = (type(error).__name__, str(error)[:40])
+        if kind not in self._failures_said and len(self._failures_said) < _MAX_KINDS_OF_FAILURES:
+            self._failures_said.add(kind)
             _logger.warning(
-                "%s: not recorded (%s: %s); training goes on, and further failures are not reported",
-                where,
-                type(error).__name__,
-                error,
+                "%s: not recorded, or not wholly (%s: %s); training goes on", where, type(error).__name__, error
             )
 
     # --- flush ------------------------------------------------------------------------------------------------
@@ -409,7 +412,6 @@ class Recorder:
         with self._lock:
             self._reducer.collect()
             self._digests.clear()
-            self._distrusted.clear()
             timed = [*self._finished, *self._gradients.values()]
             timed += [(backward.last_tick, backward.entry) for backward in self._backwards]
             for backward in self._backwards:

@@ -14,9 +14,9 @@ from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config
-from msprobe_core.errors import ConfigError, MsprobeError, SessionError, StoreError
+from msprobe_core.errors import ConfigError, SessionError, StoreError
 from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
-from msprobe_core.model import Level, RunHeader, Task
+from msprobe_core.model import Level, RunHeader, Task, TensorValue
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
 
@@ -65,6 +65,7 @@ class Session:
         self._selection = Selection(config.options)
         self._queue = BackgroundQueue()
         self._attachment: Attachment | None = None
+        self._detached: list[Attachment] = []
         self._models: Sequence[Model] = ()
         self._writer: Writer | None = None
         self._directory: Path | None = None
@@ -125,7 +126,7 @@ class Session:
         if self._attachment is not None:
             attachment, self._attachment = self._attachment, None
             attachment.detach()
-            attachment.settle()
+            self._detached.append(attachment)
         self._flush()
 
     def step(self) -> None:
@@ -135,6 +136,10 @@ class Session:
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
         self._close_writer()
+        self._detached.clear()
+        if self._recorder.num_failures:
+            number, self._recorder.num_failures = self._recorder.num_failures, 0
+            _logger.warning("step %d: %d values or calls were not recorded, or not wholly", self._step, number)
         self._recorder.next_step()
         self._step += 1
         last = self._config.last_step
@@ -198,28 +203,43 @@ class Session:
         self._directory = directory
         _logger.info("recording step %d to %s", self._step, directory)
 
-    def _keep_tensor(self, tensor: Any, stem: str) -> str:
+    def _keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
         assert self._directory is not None
+        snapshot = self._framework.snapshot(tensor)
+        if snapshot is None:
+            return
         name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
         path = self._directory / layout.TENSOR_DIRECTORY / name
-        snapshot = self._framework.snapshot(tensor)
-        self._queue.submit(lambda: self._framework.save(snapshot, path), size_bytes=getattr(snapshot, "nbytes", 0))
-        return name
+        value.file_name = name
+
+        def save() -> None:
+            try:
+                self._framework.save(snapshot, path)
+            except Exception as error:
+                value.file_name = None  # the record is written later, by the same thread
+                path.unlink(missing_ok=True)
+                if (full := _os_error_in(error)) is not None:
+                    raise StoreError(f"{path}: cannot be written ({full.strerror or full})") from error
+                self._recorder.note_failure(name, error)
+
+        self._queue.submit(save, size_bytes=getattr(snapshot, "nbytes", 0))
 
     def _flush(self) -> None:
         writer = self._writer
         if writer is None:
             return
-        batch = self._recorder.drain()
-        self._queue.submit(lambda: writer.write(batch))
         try:
+            for attachment in self._detached:
+                attachment.settle()
+            batch = self._recorder.drain()
+            self._queue.submit(lambda: writer.write(batch))
             self._queue.wait()
-        except (MsprobeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  # of a framework, a disk or a third party's writer
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording for good; training goes on."""
-        reason = error if isinstance(error, StoreError) else StoreError(f"{self._directory}: {error}")
+        reason = error if isinstance(error, StoreError) else f"{self._directory}: {type(error).__name__}: {error}"
         _logger.error("recording ends at step %d: %s", self._step, reason)
         self._is_finished = True
         self._recorder.shut()
@@ -229,6 +249,17 @@ class Session:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _os_error_in(error: BaseException | None) -> OSError | None:
+    """Return the `OSError` behind ``error``: PyTorch turns a full disk into a RuntimeError."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _choose(setting: str, name: str, offers: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from msprobe_core.hookspecs import Framework
@@ -42,7 +42,7 @@ class ValueBuilder:
 
     def named(self, kwargs: Mapping[str, Any], leaf: Leaf) -> dict[str, Value]:
         """Return the values of keyword arguments or parameters."""
-        return {str(key): self._build_guarded(value, str(key), leaf) for key, value in kwargs.items()}
+        return {name: self._build_guarded(value, name, leaf) for name, value in _named_items(kwargs)}
 
     def _build_guarded(self, value: Any, path: str, leaf: Leaf) -> Value:
         try:
@@ -75,10 +75,21 @@ class ValueBuilder:
         children = _children(value)
         inside = (*inside, id(value))
         if isinstance(children, Mapping):
-            return {str(key): self._build(item, f"{path}.{key}", leaf, inside) for key, item in children.items()}
+            return {name: self._build(item, f"{path}.{name}", leaf, inside) for name, item in _named_items(children)}
         if children is not None:
             return [self._build(item, f"{path}.{i}", leaf, inside) for i, item in enumerate(children)]
         return None if self._tensors_only else _describe_python(value)
+
+
+def _named_items(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items under names of their own: 1 and "1" are two keys, and one text."""
+    taken: set[str] = set()
+    for key, value in mapping.items():
+        name = str(key)
+        while name in taken:
+            name += "'"
+        taken.add(name)
+        yield name, value
 
 
 _PLAIN = frozenset({tuple, list, dict})
@@ -102,7 +113,7 @@ def _describe_python(value: Any) -> Argument | None:
     if isinstance(value, slice):
         bounds = cast("slice[Any, Any, Any]", value)
         parts = (bounds.start, bounds.stop, bounds.step)
-        return Argument("slice", [part if isinstance(part, int) else None for part in parts])
+        return Argument("slice", [int(part) if isinstance(part, int) else None for part in parts])
     if value is Ellipsis:
         return Argument("ellipsis", "...")
     for kind in _SCALARS_BY_BASE:
@@ -120,7 +131,8 @@ def _describe_numpy(value: Any) -> Argument | None:
     if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
         return None
     if value.ndim == 0 and value.dtype.kind in "biuf":
-        return Argument(str(value.dtype), value.item())
+        # Of a long double, item() is the same again.
+        return Argument(str(value.dtype), float(value) if value.dtype.kind == "f" else value.item())
     if value.dtype.kind in "biuf" and value.size:
         reduced = value.astype("float64") if value.dtype.kind == "f" else value
         fields = {

@@ -66,7 +66,12 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     Raises:
         ConfigError: the file cannot be read, a key is unknown, a value is not allowed, or two values conflict.
     """
-    file = None if path is None else Path(path)
+    try:
+        file = None if path is None else Path(path)
+    except TypeError as error:
+        raise ConfigError(
+            f"the path of a configuration is text, not {type(path).__name__}; give settings by name"
+        ) from error
     fields = {} if file is None else dict(_read(file))
     where = "arguments" if file is None else str(file)
     values, blocks = _split_blocks(fields, where)
@@ -84,10 +89,11 @@ def _read(path: Path) -> Mapping[str, Any]:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ConfigError(f"{path}: larger than 16 MiB; this is not a configuration file")
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); give the path of a JSON or YAML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read ({reason}); give the path of a JSON or YAML file") from error
     content = _decode(path, text)
     if not isinstance(content, dict):
         raise ConfigError(f'{path}: holds {type(content).__name__}, but must hold an object such as {{"level": "L0"}}')
@@ -95,21 +101,22 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _decode(path: Path, text: str) -> object:
+    kind, decode = ("YAML", yaml.safe_load) if path.suffix.lower() in {".yaml", ".yml"} else ("JSON", _decode_json)
     try:
-        if path.suffix.lower() in {".yaml", ".yml"}:
-            return yaml.safe_load(text)
-        return msgspec.json.decode(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid JSON ({error})") from error
+        return decode(text)
+    except (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: no such date
+        raise ConfigError(f"{path}: is not valid {kind} ({' '.join(str(error).split())})") from error
+
+
+_decode_json = msgspec.json.Decoder().decode
 
 
 def _split_blocks(fields: JsonObject, where: str) -> tuple[JsonObject, dict[Task, object]]:
     tasks = {task.value: task for task in Task}
     values: JsonObject = {}
     blocks: dict[Task, object] = {}
-    for key, value in fields.items():
+    for name, value in fields.items():
+        key = _text_of_key(name)
         if key in tasks:
             blocks[tasks[key]] = value
         elif key in _FORMER_TASKS:
@@ -133,7 +140,8 @@ def _check_fields(
     values: Mapping[str, Any], types: Mapping[str, Any], where: str, former: Mapping[str, str]
 ) -> JsonObject:
     checked: JsonObject = {}
-    for key, value in values.items():
+    for name, value in values.items():
+        key = _text_of_key(name)
         if key in former:
             _logger.warning("%s: the field '%s' is of an older release: %s", where, key, former[key])
         elif key not in types:
@@ -141,6 +149,11 @@ def _check_fields(
         else:
             checked[key] = _check_value(key, value, types[key], where)
     return checked
+
+
+def _text_of_key(key: object) -> str:
+    """Return a key as text: YAML reads ``on``, ``1`` and ``null`` as values of other types."""
+    return key if isinstance(key, str) else "on" if key is True else "off" if key is False else str(key)
 
 
 def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
@@ -157,7 +170,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
     if value is None:
         # Published templates write null for "not set": the default stands.
         return _default(key)
-    if key == "task" and value in _FORMER_TASKS:
+    if key == "task" and isinstance(value, str) and value in _FORMER_TASKS:
         raise ConfigError(f"{where}: the task {value!r} is of an older release; {_FORMER_TASKS[value]}")
     try:
         return msgspec.convert(value, expected)

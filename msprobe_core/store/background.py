@@ -12,7 +12,7 @@ Job = Callable[[], None]
 class BackgroundQueue:
     """Runs jobs in order on a thread of its own; holds back the caller while too much waits.
 
-    The first job that fails ends the work: later jobs are dropped, and ``wait`` raises the error once.
+    A job that fails keeps none of the others from running; ``wait`` raises the first error, once.
     """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
@@ -70,10 +70,9 @@ class BackgroundQueue:
         while (item := self._jobs.get()) is not None:
             job, size_bytes = item
             try:
-                if self._error is None:
-                    job()
+                job()
             except Exception as error:  # noqa: BLE001  # raised again by wait, on the thread that asked for the work
-                self._error = error
+                self._error = self._error or error
             finally:
                 del job, item
                 with self._changed:

@@ -26,7 +26,7 @@ from msprobe_core.model import (
 )
 from msprobe_core.store import layout
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>").encode
 
 
 class JsonObjectStream:
@@ -62,7 +62,7 @@ class JsonObjectStream:
         """
         if not members:
             return
-        lines = b",\n".join(_encode(key) + b":" + value for key, value in members)
+        lines = b",\n".join(_encode(_text(key)) + b":" + value for key, value in members)
         self._write(lines if self._is_empty else b",\n" + lines)
         self._is_empty = False
 
@@ -106,7 +106,7 @@ class JsonWriter:
 
     def write(self, batch: Batch) -> None:
         """Append a batch to all files."""
-        self._dump.append([(entry.name, _encode(entry_json(entry))) for entry in batch.entries])
+        self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:
@@ -128,6 +128,14 @@ class JsonWriter:
             members.append((str(self._num_stacks), _encode([entry_names, frames])))
             self._num_stacks += 1
         return members
+
+
+def _encoded(entry: Entry) -> bytes:
+    """Return the entry as JSON; one that cannot be says why instead, so that the others are written."""
+    try:
+        return _encode(entry_json(entry))
+    except Exception as error:  # noqa: BLE001  # arguments are objects of the user
+        return _encode({"error": f"not recorded: {type(error).__name__}", "execution": {"sequence": entry.sequence}})
 
 
 def _head(directory: Path, header: RunHeader) -> bytes:
@@ -172,7 +180,7 @@ def value_json(value: Value) -> Any:
     if isinstance(value, list):
         return [value_json(item) for item in value]
     if isinstance(value, dict):
-        return {key: value_json(item) for key, item in value.items()}
+        return {_text(key): value_json(item) for key, item in value.items()}
     if isinstance(value, GradientSlot):
         return value_json(value.value)
     if isinstance(value, Argument):
@@ -210,10 +218,12 @@ def _argument_json(argument: Argument) -> dict[str, Any]:
     if argument.fields is not None:
         return {"type": argument.type, **{key: _number_json(part) for key, part in argument.fields.items()}}
     value = argument.value
-    if isinstance(value, str):
-        # A string that came out of a tokenizer's bytes may hold lone surrogates, which JSON in UTF-8 cannot.
-        value = value.encode("utf-8", "backslashreplace").decode("utf-8")
-    return {"type": argument.type, "value": _number_json(value)}
+    return {"type": argument.type, "value": _text(value) if isinstance(value, str) else _number_json(value)}
+
+
+def _text(text: str) -> str:
+    """Return ``text`` as UTF-8 can have it: text out of a tokenizer's bytes may hold lone surrogates."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _number_json(number: Any) -> Any:

@@ -413,8 +413,10 @@ def test_one_reading_serves_all_records_of_a_tensor(record):
     finally:
         PyTorchFramework.reducer = original
     num_leaves = sum(len(leaves({k: v for k, v in entry.items() if k != "execution"})) for entry in dump.data.values())
-    # Input, four parameters, and the results of linear, relu and linear.
-    assert len(seen) == len(set(seen)) == 8
+    # Input, four parameters, and the results of linear, relu and linear. Parameters are read at each call, because
+    # fused optimizers write to them unnoticed.
+    assert len(set(seen)) == 8
+    assert len(seen) == 12
     assert num_leaves > 20
 
 
@@ -514,7 +516,7 @@ def test_a_failure_of_the_probe_does_not_reach_the_training(tmp_path, close_debu
         assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
     debugger.close()
     assert caplog.text.count("training goes on") == 1
-    assert "Tensor.__add__.0.forward input 0: not recorded (RuntimeError: planted)" in caplog.text
+    assert "Tensor.__add__.0.forward input 0: not recorded, or not wholly (RuntimeError: planted)" in caplog.text
 
 
 def test_a_full_disk_does_not_reach_the_training(tmp_path, close_debugger, caplog, monkeypatch):

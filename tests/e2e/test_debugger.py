@@ -121,7 +121,7 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
 def test_a_directory_that_cannot_be_written_is_said_at_start(tmp_path):
     (tmp_path / "file").write_text("")
     debugger = PrecisionDebugger(dump_path=tmp_path / "file")
-    with pytest.raises(StoreError, match="choose another 'dump_path'"):
+    with pytest.raises(StoreError, match="choose another directory"):
         debugger.start()
     assert torch._C._len_torch_function_stack() == 0
 

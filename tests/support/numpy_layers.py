@@ -142,6 +142,12 @@ class ArrayReducer:
     def identity(self, tensor: Array) -> tuple[int, int] | None:
         return None
 
+    def shows_writes(self, tensor: Array) -> bool:
+        return True
+
+    def distrust(self, tensor: Array) -> None:
+        return
+
     def collect(self) -> None:
         return
 

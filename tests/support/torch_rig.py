@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.overrides
 from msprobe.pytorch._framework import PyTorchFramework
 from torch import nn
 from torch.autograd import Variable
@@ -88,4 +89,10 @@ class TorchRig:
             for module in model.modules()
         ]
         parameters = [len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters()]
-        return hooks, parameters, torch._C._len_torch_function_stack(), id(Variable._execution_engine)
+        return (
+            hooks,
+            parameters,
+            torch._C._len_torch_function_stack(),
+            id(Variable._execution_engine),
+            id(torch.overrides.has_torch_function),
+        )

@@ -149,6 +149,35 @@ def test_unreadable_files(tmp_path):
         load_config(tmp_path / "code.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("c.json", '{"task": ["statistics"]}', "'task' is ['statistics']; "),
+        ("c.json", '{"task": {}}', "'task' is {}; "),
+        ("c.json", "[" * 100_000, "is not valid JSON"),
+        ("c.yaml", "1: 2", "unknown field '1' (value 2); "),
+        ("c.yaml", "on: x", "unknown field 'on' (value 'x'); "),
+        ("c.yaml", "null: 1", "unknown field 'None' (value 1); "),
+        ("c.yaml", "statistics: {null: 1}", "'statistics': unknown field 'None' (value 1); "),
+        ("c.yaml", "load: {1: 2}", "'load': unknown field '1' (value 2); "),
+        ("c.yaml", "dump_path: 2001-99-99", "is not valid YAML (month must be in 1..12"),
+        ("c.yaml", "a: &a [*a]", "unknown field 'a'"),
+    ],
+)  # fmt: skip
+def test_values_of_odd_types(tmp_path, name, content, expected):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError) as raised:
+        load_config(tmp_path / name)
+    assert str(raised.value).startswith(f"{tmp_path / name}: ")
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize("path", [{"task": "statistics"}, 3, "a\0b", "x" * 5000])
+def test_what_is_no_path(path):
+    with pytest.raises(ConfigError, match=r"the path of a configuration is text, not|cannot be read"):
+        load_config(path)
+
+
 def test_a_wrong_argument_is_named_as_such():
     with pytest.raises(ConfigError, match=r"the arguments of PrecisionDebugger: 'level' is 'L9'"):
         load_config(None, level="L9")

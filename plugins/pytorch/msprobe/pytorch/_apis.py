@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -100,6 +100,24 @@ _UNSETTING: frozenset[Function] = frozenset(
     for name in names
     if hasattr(namespace, name)
 )
+
+
+def silently_written(api: Api, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a call of ``api`` writes to without raising their version."""
+    if api.name.startswith(_SILENT_PREFIXES):
+        for group in (*args, *kwargs.values()):
+            yield from (item for item in (group if isinstance(group, tuple | list) else [group]) if _is_tensor(item))
+    elif api.name in _KEEPING_STATISTICS:
+        yield from filter(_is_tensor, (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")))
+
+
+_SILENT_PREFIXES = ("_fused_", "_amp_")
+_KEEPING_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+"""Their second and third arguments are running statistics."""
+
+
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)
 
 
 def _is_among(function: Function, functions: frozenset[Function]) -> bool:

@@ -14,10 +14,10 @@ import torch.overrides
 from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
-from msprobe.pytorch._functions import ApiMode, BackwardEngine
+from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._modules import ModuleHooks
 from msprobe.pytorch._quiet import Quiet
-from msprobe.pytorch._reduce import TorchReducer
+from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, NamedModel, Reducer
 from msprobe_core.model import Argument, TensorMeta
@@ -70,7 +70,8 @@ class PyTorchFramework:
         """Describe a size, dtype, device, layout, memory format, process group or reduce operation."""
         kind = type(value)
         if kind is torch.Size:
-            return Argument("torch.Size", list(value))
+            # Symbolic sizes, and the tensors that tracing puts there, are no numbers.
+            return Argument("torch.Size", [size if type(size) is int else type(size).__name__ for size in value])
         if kind in (torch.dtype, torch.layout):
             return Argument(f"torch.{kind.__name__}", str(value))
         if kind is torch.device:
@@ -94,9 +95,10 @@ class PyTorchFramework:
         return self._apis[risk_level]
 
     def snapshot(self, tensor: Any) -> Any:
-        """Return a contiguous detached copy on the tensor's own device."""
+        """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""
         with Quiet():
-            return tensor.detach().clone(memory_format=torch.contiguous_format)
+            values = readable(tensor)
+            return None if values is None else values.clone(memory_format=torch.contiguous_format)
 
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a copy with ``torch.save``."""
@@ -110,18 +112,21 @@ class _Attachment:
     def __init__(
         self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder, apis: ApiTable
     ) -> None:
+        self._recorder = recorder
         self._unsettled: dict[int, Callable[[], None]] = {}
         self._removals: list[Callable[[], None]] = []
         try:
             if options.level.has_modules:
-                self._removals.append(ModuleHooks(models, recorder, self._unsettled).remove)
+                hooks = ModuleHooks(models, recorder, self._unsettled)
+                self._removals.append(hooks.remove)
+                hooks.install()
             if options.level.has_apis:
                 mode = ApiMode(recorder, apis, self._unsettled)
                 mode.push()
                 self._removals.append(mode.remove)
-                engine = BackwardEngine(mode)
-                engine.install()
-                self._removals.append(engine.remove)
+                for stand_in in (BackwardEngine(mode), FastPathCheck(mode)):
+                    stand_in.install()
+                    self._removals.append(stand_in.remove)
         except BaseException:
             self.detach()
             raise
@@ -135,7 +140,7 @@ class _Attachment:
         """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""
         while self._unsettled:
             _, hand_over = self._unsettled.popitem()
-            with Quiet():
+            with Quiet(self._recorder.note_failure):
                 hand_over()
 
 

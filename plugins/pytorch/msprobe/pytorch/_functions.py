@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
+import torch.overrides
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call, leaves_memory_unset
+from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call, leaves_memory_unset, silently_written
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
-from msprobe_core.hookspecs import CallRecorder
+from msprobe_core.hookspecs import Call, CallRecorder
 
 
 class ApiMode(TorchFunctionMode):
@@ -34,21 +36,40 @@ class ApiMode(TorchFunctionMode):
         self._apis = apis
         self._unsettled = unsettled
         self._operators: dict[tuple[object, int], bool] = {}
+        self._is_on = True
 
     def push(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # the inherited one is obsolete
-        """Begin to see calls of this thread."""
-        torch._C._push_on_torch_function_stack(self)
+        """Begin to see calls of this thread.
+
+        Below the modes of the user, each of which takes the uppermost out when its block ends, and above that of
+        ``set_default_device``, which looks for itself at the very bottom.
+        """
+        above = [mode for mode in _take_all_modes() if not _is_left_over(mode)]
+        below = [above.pop()] if above and above[-1] is _default_device_mode() else []
+        for mode in [*below, self, *reversed(above)]:
+            torch._C._push_on_torch_function_stack(mode)
 
     def remove(self) -> None:
-        """See nothing any more. Modes that the user has entered since, and left in place, stay."""
-        above: list[TorchFunctionMode] = []
-        while torch._C._len_torch_function_stack():
-            mode = torch._C._pop_torch_function_stack()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
+        """See nothing any more.
+
+        On another thread than that of ``push``, or in the middle of a call that is being handled, the mode is not on
+        the stack and cannot be taken out; it passes all calls on until the next ``push`` or ``remove`` clears it away.
+        """
+        self._is_on = False
+        for mode in reversed([mode for mode in _take_all_modes() if not _is_left_over(mode)]):
             torch._C._push_on_torch_function_stack(mode)
+
+    @contextmanager
+    def inside_backward(self) -> Generator[None, None, None]:
+        """Be on the stack once more: a mode is off while it handles a call, and ``backward`` is one."""
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            yield
+        finally:
+            modes = _take_all_modes()
+            modes.remove(self)
+            for mode in reversed(modes):
+                torch._C._push_on_torch_function_stack(mode)
 
     @property
     def is_active(self) -> bool:
@@ -64,6 +85,8 @@ class ApiMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if not self._is_on:
+            return func(*args, **kwargs)
         api = self._apis.find(func)
         recorder = self._recorder
         if api is None or not recorder.is_open:
@@ -72,9 +95,10 @@ class ApiMode(TorchFunctionMode):
                 self._note_memory(func, args, result)
             return result
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
+        call: Call | None = None
         gradients: CallGradients | None = None
         builds_graph = torch.is_grad_enabled()
-        with Quiet():
+        with Quiet(recorder.note_failure):
             call = recorder.open_api(api.prefix, name)
             recorder.record_inputs(call, args, kwargs)
             if call.wants_gradients and builds_graph:
@@ -82,13 +106,18 @@ class ApiMode(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except BaseException:
-            recorder.close(call)
+            if call is not None:
+                recorder.close(call)
             raise
-        with Quiet():
+        if call is None:
+            return result
+        with Quiet(recorder.note_failure):
             output = _result_of(api, args, result)
             is_computation = _has_tensor(output)
             if leaves_memory_unset(func):
                 recorder.pass_over(output)
+            for written in silently_written(api, args, kwargs):
+                recorder.distrust(written)
             if is_computation:
                 recorder.record_outputs(call, output)
                 if gradients is not None:
@@ -100,12 +129,12 @@ class ApiMode(TorchFunctionMode):
         """Follow what a function that is not recorded does to the memory of tensors."""
         recorder = self._recorder
         if args and exposes_memory(func):
-            with Quiet():
+            with Quiet(recorder.note_failure):
                 for value in (args[0], result):
                     if isinstance(value, torch.Tensor):
                         recorder.distrust(value)
         elif leaves_memory_unset(func):
-            with Quiet():
+            with Quiet(recorder.note_failure):
                 recorder.pass_over(result)
 
     def _is_operator(self, frame: FrameType) -> bool:
@@ -116,6 +145,61 @@ class ApiMode(TorchFunctionMode):
         if known is None:
             known = self._operators[site] = is_operator_call(frame)
         return known
+
+
+class FastPathCheck:
+    """Keeps PyTorch's fused transformer layers fused: they ask whether anybody overrides functions, and we do not.
+
+    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` compute another way, with other results, where a function
+    mode is on. They look the check up in its module at each call, so that it can answer as if our mode were off.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, mode: ApiMode) -> None:
+        """Prepare; ``install`` begins."""
+        self._mode = mode
+        self._check: Any = None
+
+    def install(self) -> None:
+        """Take the check's place."""
+        with self._lock:
+            self._check = torch.overrides.has_torch_function
+            torch.overrides.has_torch_function = self  # pyright: ignore[reportAttributeAccessIssue]
+
+    def remove(self) -> None:
+        """Give the place back."""
+        with self._lock:
+            if torch.overrides.has_torch_function is self:
+                torch.overrides.has_torch_function = self._check  # pyright: ignore[reportAttributeAccessIssue]
+
+    def __call__(self, arguments: Any) -> bool:
+        """Whether anybody overrides functions of these arguments; for PyTorch's own layers, anybody but us."""
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.nn.modules."):
+            return self._check(arguments)
+        modes = _take_all_modes()
+        try:
+            for mode in reversed([mode for mode in modes if mode is not self._mode]):
+                torch._C._push_on_torch_function_stack(mode)
+            return self._check(arguments)
+        finally:
+            _take_all_modes()
+            for mode in reversed(modes):
+                torch._C._push_on_torch_function_stack(mode)
+
+
+def _take_all_modes() -> list[TorchFunctionMode]:
+    """Empty this thread's stack of function modes, and return them, the uppermost first."""
+    return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+
+
+def _default_device_mode() -> TorchFunctionMode | None:
+    holder = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
+    return getattr(holder, "device_context", None)
+
+
+def _is_left_over(mode: TorchFunctionMode) -> bool:
+    return isinstance(mode, ApiMode) and not mode._is_on
 
 
 def _result_of(api: Api, args: tuple[Any, ...], result: Any) -> Any:
@@ -164,11 +248,8 @@ class BackwardEngine:
         mode = self._mode
         if threading.get_ident() != self._thread or mode.is_active:
             return self._engine.run_backward(*args, **kwargs)
-        mode.push()
-        try:
+        with mode.inside_backward():
             return self._engine.run_backward(*args, **kwargs)
-        finally:
-            mode.remove()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

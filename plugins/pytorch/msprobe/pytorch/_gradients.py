@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from msprobe.pytorch._quiet import Quiet
+from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.hookspecs import Call, CallRecorder
 from msprobe_core.model import GradientSlot
 
@@ -51,7 +52,7 @@ class _Part:
 class CallGradients:
     """Watches the gradients of one call: made before it, ``attach`` after it."""
 
-    __slots__ = ("_call", "_edges", "_first", "_leaves", "_recorder", "_unsettled")
+    __slots__ = ("_call", "_edges", "_first", "_leaves", "_postponed", "_recorder", "_unsettled")
 
     def __init__(
         self,
@@ -75,20 +76,38 @@ class CallGradients:
         self._unsettled = unsettled
         self._edges: dict[tuple[Node, int], list[_Part]] = {}
         self._leaves: dict[int, list[_Part]] = {}
+        self._postponed: list[tuple[GradientSlot, Tensor, int]] = []
         for slot, tensor in recorder.input_gradients(call, args, kwargs):
-            node = tensor.grad_fn
-            if node is None:
-                self._leaves.setdefault(id(tensor), []).append(_Part(slot))
+            if _may_make_its_node(tensor):
+                self._postponed.append((slot, tensor, tensor._version))
             else:
-                self._edges.setdefault((node, tensor.output_nr), []).append(_Part(slot))
+                self._note_edge(slot, tensor)
         self._first = next_sequence_number()
+
+    def _note_edge(self, slot: GradientSlot, tensor: Tensor) -> None:
+        node = tensor.grad_fn
+        if node is None:
+            self._leaves.setdefault(id(tensor), []).append(_Part(slot))
+        else:
+            self._edges.setdefault((node, tensor.output_nr), []).append(_Part(slot))
 
     def attach(self, output: Any) -> None:
         """Set the hooks, on nodes that the call created."""
         results = self._recorder.output_gradients(self._call, output)
+        has_slots = bool(results)
+        if self._postponed:
+            # The call has used them by now, and made their nodes where they were missing. What it merely hands on is
+            # left alone: nobody may have used it yet.
+            handed_on = {id(tensor) for _, tensor in results}
+            for slot, tensor, version in self._postponed:
+                if id(tensor) not in handed_on and tensor._version == version:
+                    self._note_edge(slot, tensor)
+            postponed = {id(tensor) for _, tensor, _ in self._postponed}
+            results = [(slot, tensor) for slot, tensor in results if id(tensor) not in postponed]
+            self._postponed = []
         starts = [tensor.grad_fn for _, tensor in results if tensor.grad_fn is not None]
         if self._edges or self._leaves:
-            boundary = self._find_boundary(starts if results else _grad_functions(output))
+            boundary = self._find_boundary(starts if has_slots else _grad_functions(output))
         else:
             boundary = {}
         watched: set[int] = set()
@@ -106,6 +125,8 @@ class CallGradients:
     def _find_boundary(self, starts: Sequence[Node]) -> dict[Node, list[tuple[int, _Part]]]:
         """Return the nodes that send gradients to the arguments: which of their edges lead to which argument."""
         boundary: dict[Node, list[tuple[int, _Part]]] = {}
+        # What made an argument is outside, whatever its number says: each thread counts for itself.
+        outside = {node for node, _ in self._edges}
         seen = {node for node in starts if self._is_inside(node)}  # several results may share a node
         pending = list(seen)
         while pending:
@@ -115,7 +136,7 @@ class CallGradients:
                     continue
                 for part in self._parts_at(following, number):
                     boundary.setdefault(node, []).append((i, part))
-                if following not in seen and self._is_inside(following):
+                if following not in seen and following not in outside and self._is_inside(following):
                     seen.add(following)
                     pending.append(following)
         return boundary
@@ -153,7 +174,7 @@ class CallGradients:
         def hook(gradients: tuple[Tensor | None, ...]) -> None:
             if not recorder.is_open:
                 return
-            with Quiet():
+            with Quiet(recorder.note_failure):
                 for number, slot, same in places:
                     gradient = gradients[number]
                     if gradient is not None:
@@ -169,7 +190,7 @@ class CallGradients:
         def hook(sent: tuple[Tensor | None, ...], _received: tuple[Tensor | None, ...]) -> None:
             if not self._recorder.is_open:
                 return
-            with Quiet():
+            with Quiet(self._recorder.note_failure):
                 for i, part in parts:
                     self._receive(part, sent[i])
 
@@ -192,12 +213,23 @@ class CallGradients:
             self._recorder.record_gradient(self._call, part.slot, total)
 
 
-def _grad_functions(output: Any) -> list[Node]:
+def _may_make_its_node(tensor: Tensor) -> bool:
+    """Whether asking for the tensor's node may create it.
+
+    The node of a view is made anew when it is asked for after its base was written to. Made early, it would get an
+    earlier number, the engine would run it at another time, and sums of gradients would round differently.
+    """
+    return tensor._is_view() and tensor._version > 0
+
+
+def _grad_functions(output: Any, depth: int = 0) -> list[Node]:
     """Return the nodes of the tensors in a result, for when the gradients of results are not asked for."""
     if isinstance(output, Tensor):
         return [output.grad_fn] if output.grad_fn is not None else []
+    if depth == MAX_DEPTH:
+        return []
     if isinstance(output, Mapping):
-        return [node for item in output.values() for node in _grad_functions(item)]
+        output = list(cast("Mapping[Any, Any]", output).values())
     if isinstance(output, tuple | list):
-        return [node for item in output for node in _grad_functions(item)]
+        return [node for item in output for node in _grad_functions(item, depth + 1)]
     return []

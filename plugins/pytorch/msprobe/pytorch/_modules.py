@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
@@ -28,7 +30,7 @@ class ModuleHooks:
     def __init__(
         self, models: Sequence[NamedModel], recorder: CallRecorder, unsettled: dict[int, Callable[[], None]]
     ) -> None:
-        """Set the hooks.
+        """Prepare; ``install`` begins.
 
         Args:
             models: Their modules are recorded, the roots included. A module that is found twice counts once, under
@@ -36,12 +38,16 @@ class ModuleHooks:
             recorder: Is told of every call.
             unsettled: See `CallGradients`.
         """
+        self._models = models
         self._recorder = recorder
         self._unsettled = unsettled
         self._handles: list[_Handle] = []
+
+    def install(self) -> None:
+        """Set the hooks."""
         seen_parameters: set[int] = set()
         seen_modules: set[int] = set()
-        for model in models:
+        for model in self._models:
             for path, module in _modules_of(model):
                 if id(module) not in seen_modules:
                     seen_modules.add(id(module))
@@ -58,25 +64,50 @@ class ModuleHooks:
             return  # runs outside of Python; what it contains cannot be hooked either
         type_name = type(module).__name__
         running = _Running(self._recorder, path, type_name, self._unsettled)
-        self._handles.append(module.register_forward_pre_hook(running.before, with_kwargs=True))
+        self._handles.append(module.register_forward_pre_hook(_Hook(running.before), with_kwargs=True))
         # always_call: also when the forward raises, so that the nesting of calls stays right.
-        self._handles.append(module.register_forward_hook(running.after, with_kwargs=True, always_call=True))
+        self._handles.append(module.register_forward_hook(_Hook(running.after), with_kwargs=True, always_call=True))
         stem = module_stem(_PREFIX, path, type_name)
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad and id(parameter) not in seen_parameters:
+        for name, parameter in _own_parameters(module).items():
+            if _accumulates_gradient(parameter) and id(parameter) not in seen_parameters:
                 seen_parameters.add(id(parameter))
                 self._handles.append(self._hook_parameter(parameter, stem, name))
 
-    def _hook_parameter(self, parameter: nn.Parameter, stem: str, name: str) -> _Handle:
+    def _hook_parameter(self, parameter: Tensor, stem: str, name: str) -> _Handle:
         recorder = self._recorder
 
         def hook(accumulated: Tensor) -> None:
             gradient = accumulated.grad
             if gradient is not None and recorder.is_open:
-                with Quiet():
+                with Quiet(recorder.note_failure):
                     recorder.record_parameter_gradient(stem, name, gradient)
 
         return parameter.register_post_accumulate_grad_hook(hook)
+
+
+def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
+    # Not named_parameters: modules override it.
+    return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+
+
+def _accumulates_gradient(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter)
+
+
+class _Hook:
+    """A hook that a copied, pickled or saved model does not take along: there it becomes one that does nothing."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of the standard library, so that a model saved in a window can be loaded where nothing of ours is installed.
+        return getattr, (nullcontext(), "__exit__")
 
 
 def _modules_of(model: NamedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -104,12 +135,13 @@ class _Running:
         recorder = self._recorder
         if not recorder.is_open:
             return
+        call: Call | None = None
         gradients: CallGradients | None = None
         builds_graph = torch.is_grad_enabled()
-        with Quiet():
+        with Quiet(recorder.note_failure):
             call = recorder.open_module(_PREFIX, self._path, self._type_name)
             recorder.record_inputs(call, args, kwargs)
-            recorder.record_parameters(call, dict(module.named_parameters(recurse=False)))
+            recorder.record_parameters(call, _own_parameters(module))
             if call.wants_gradients and builds_graph:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
         begun = _Begun(call, gradients, sys.exc_info()[1])
@@ -121,18 +153,21 @@ class _Running:
         if not calls:
             return
         begun = calls.pop()
+        if begun.call is None:
+            return
         has_raised = output is None and sys.exc_info()[1] is not begun.exception
-        with Quiet():
+        with Quiet(self._recorder.note_failure):
             if not has_raised:
                 self._recorder.record_outputs(begun.call, output)
                 if begun.gradients is not None:
                     begun.gradients.attach(output)
+        with Quiet(self._recorder.note_failure):
             self._recorder.close(begun.call)
 
 
 class _Begun(NamedTuple):
     """A call that has begun; ``exception`` was being handled then, by code around the call."""
 
-    call: Call
+    call: Call | None
     gradients: CallGradients | None
     exception: BaseException | None

@@ -1,21 +1,31 @@
-"""A guard under which our own tensor work is invisible: to autograd, to function modes and to autocast."""
+"""The block in which our own work is done: invisible to PyTorch's modes, and never raising into the training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
-from torch._C import _DisableAutocast, _len_torch_dispatch_stack  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+from torch._C import _DisableAutocast, _get_tracing_state, _len_torch_dispatch_stack, _set_tracing_state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
 
 class Quiet:
     """Context manager; make a new one for each block.
 
-    Under it no graph is built, no ``__torch_function__`` is called, autocast is off, and no dispatch mode of the user
-    sees what we do. Nothing of that outlives the block.
+    Under it no graph is built, no ``__torch_function__`` is called, autocast and tracing are off, and no dispatch mode
+    of the user sees what we do. Nothing of that outlives the block; nor does an exception, which ``on_failure`` gets.
     """
 
-    __slots__ = ("_autocast", "_functions", "_grad", "_modes")
+    __slots__ = ("_autocast", "_functions", "_grad", "_modes", "_on_failure", "_trace")
+
+    def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
+        """Make one.
+
+        Args:
+            on_failure: Is told of an exception, and the block then ends as if there were none; ``None`` lets
+                exceptions through.
+        """
+        self._on_failure = on_failure
 
     def __enter__(self) -> None:
         # First: switching grad mode is itself reported to function modes.
@@ -25,6 +35,9 @@ class Quiet:
         torch._C._set_grad_enabled(False)
         self._autocast = _DisableAutocast()
         self._autocast.__enter__()
+        self._trace = _get_tracing_state()
+        if self._trace is not None:
+            _set_tracing_state(None)
         self._modes = None
         if _len_torch_dispatch_stack():
             from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
@@ -34,9 +47,15 @@ class Quiet:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if self._modes is not None:
             self._modes.__exit__(kind, error, trace)
+        if self._trace is not None:
+            _set_tracing_state(self._trace)
         self._autocast.__exit__(kind, error, trace)
         torch._C._set_grad_enabled(self._grad)
         self._functions.__exit__(kind, error, trace)
+        if self._on_failure is None or not isinstance(error, Exception):
+            return False
+        self._on_failure("a call", error)
+        return True

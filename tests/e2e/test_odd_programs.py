@@ -1,0 +1,495 @@
+"""Programs that are unusual: the probe changes nothing in them, raises nothing into them, and records what is there."""
+
+import copy
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from msprobe.pytorch import PrecisionDebugger
+from recorded import Recorded, leaves
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import msprobe_core
+
+REPOSITORY = Path(msprobe_core.__file__).parents[1]
+
+
+@pytest.fixture
+def probe(tmp_path, close_debugger):
+    """Return a debugger that records everything to ``tmp_path/run``."""
+
+    def probe(level="L1", task="statistics", **options):
+        (tmp_path / "c.json").write_text(json.dumps({"risk_level": "ALL", "task": task, task: options}))
+        return PrecisionDebugger(tmp_path / "c.json", dump_path=tmp_path / "run", level=level)
+
+    return probe
+
+
+@pytest.fixture
+def dump(tmp_path):
+    return lambda: Recorded(tmp_path / "run").data
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def modes():
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+# --- nothing is changed -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_fused_transformer_layers_stay_fused(probe, dump, has_mask, level):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2).eval()
+    x, mask = torch.randn(2, 8, 16), torch.zeros(2, 8, dtype=torch.bool)
+    mask[1, 5:] = True
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=mask if has_mask else None)
+        with probe(level).start(model):
+            found = model(x, src_key_padding_mask=mask if has_mask else None)
+    assert torch.equal(found, expected)
+    if level == "L1":  # hooks on modules, which the layers look for too, keep them from fusing more than the attention
+        assert "Torch._transformer_encoder_layer_fwd.0.forward" in dump()
+
+
+class StaleView(nn.Module):
+    """Hands on a view whose base has been written to since: asking for its node makes it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x0):
+        x = x0 * 1.0
+        v = x[:]
+        x.mul_(1.1)
+        self.inner((v,))
+        a, b = x * 0.3, x.sin()
+        return (a + b + v.exp()).sum()
+
+
+class Use(nn.Module):
+    def forward(self, inputs):
+        return inputs[0] * 2
+
+
+@pytest.mark.parametrize("inner", [nn.Identity, Use])
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_stale_views_are_left_stale(probe, level, inner):
+    model = StaleView(inner())
+    torch.manual_seed(0)
+    values = torch.randn(4096)
+
+    def gradient():
+        x0 = values.clone().requires_grad_()
+        model(x0).backward()
+        return x0.grad
+
+    expected = gradient()
+    with probe(level).start(model):
+        found = gradient()
+    assert torch.equal(found, expected)
+
+
+def test_a_probed_model_is_copied_pickled_and_saved_without_us(probe, tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    debugger = probe("mix")
+    debugger.start(model)
+    model(torch.ones(1, 2)).sum().backward()
+    copies = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.optim.swa_utils.AveragedModel(model).module,
+    ]
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    assert b"msprobe" not in buffer.getvalue()
+    buffer.seek(0)
+    copies.append(torch.load(buffer, weights_only=False))
+    for other in copies:
+        assert torch.equal(other(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    debugger.stop()
+    names = [entry for entry in Recorded(tmp_path / "run").data if entry.startswith("Module.0.Linear.forward")]
+    assert len(names) == 1 + len(copies)  # those of the model itself only
+
+
+# --- nothing is raised ------------------------------------------------------------------------------------------
+
+
+class Lazily(dict):
+    def __iter__(self):
+        raise KeyError("not now")
+
+    items = values = __iter__
+
+
+def circular():
+    found = {}
+    found["me"] = found
+    return found
+
+
+@pytest.mark.parametrize("make", [circular, Lazily, lambda: [torch.ones(2), object()], lambda: torch.ones(2)])
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_modules_may_return_anything(probe, make, level):
+    class Odd(nn.Module):
+        def forward(self, x):
+            return make()
+
+    model = Odd()
+    with probe(level).start(model):
+        assert type(model(torch.ones(2, requires_grad=True))) is type(make())
+
+
+class OddInt(int):
+    pass
+
+
+def jagged():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    return nested.view(nested.shape)
+
+
+def fake():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.sin(torch.ones(2))
+
+
+ODD_CALLS = {
+    "jagged": jagged,
+    "traced": lambda: torch.jit.trace(lambda x: x.view(x.shape) + 1, (torch.ones(2),)),
+    "vmap": lambda: torch.func.vmap(torch.sin)(torch.ones(3, 2)),
+    "grad": lambda: torch.func.grad(lambda t: t.sin().sum())(torch.ones(2)),
+    "fake": fake,
+    "sparse": lambda: torch.ones(2, 2).to_sparse() * 2,
+    "strided": lambda: torch.sin(torch.ones(4, 3)[:1, 0]),
+}
+
+
+@pytest.mark.parametrize("name", ODD_CALLS)
+@pytest.mark.parametrize(
+    ("task", "mode"), [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_odd_tensors_cost_neither_the_step_nor_the_other_records(probe, dump, name, task, mode):
+    debugger = probe(task=task, summary_mode=mode)
+    with debugger.start():
+        ODD_CALLS[name]()
+        torch.cos(torch.ones(2))
+    debugger.step()
+    cosine = dump()["Torch.cos.0.forward"]
+    assert cosine["output"][0]["Max"] == pytest.approx(0.5403, abs=1e-4)
+    assert ("data_name" in cosine["output"][0]) == (task == "tensor")
+
+
+def test_odd_arguments_cost_neither_the_step_nor_the_other_records(probe, dump):
+    class Module(nn.Module):
+        def forward(self, *args, **kwargs):
+            return args[0] + 1
+
+    tensor = torch.ones(2)
+    model = Module()
+    with probe("L0").start(model):
+        model(tensor, np.longdouble(1.5), slice(OddInt(1), None), {"\udcff": tensor, 1: tensor, "1": tensor * 2})
+    inputs = dump()["Module.Module.forward.0"]["input_args"]
+    assert inputs[1]["value"] == 1.5
+    assert inputs[2]["value"] == [1, None, None]
+    assert {key: value["Max"] for key, value in inputs[3].items()} == {"\\udcff": 1.0, "1": 1.0, "1'": 2.0}
+
+
+def test_start_survives_odd_modules(probe, dump):
+    class Renamed(nn.Linear):
+        def named_parameters(self, prefix=""):
+            return super().named_parameters(prefix)
+
+    model = nn.Sequential(Renamed(2, 2), nn.LazyLinear(3), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[2].weight = nn.Parameter(model[2].weight)
+    del model[2]._parameters["bias"]
+    bias = torch.ones(1, requires_grad=True) * 2  # meta-learners put tensors that have a history in this place
+    model[2]._parameters["bias"] = bias
+    with probe("L0").start(model):
+        model(torch.ones(1, 2)).sum().backward()
+    assert "Module.1.LazyLinear.forward.0" in dump() or "Module.1.Linear.forward.0" in dump()
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model)
+
+
+def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch):
+    from msprobe.pytorch._modules import ModuleHooks
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hook_module, seen = ModuleHooks._hook_module, []
+
+    def fail_at_the_second(self, path, module, parameters):
+        if len(seen) == 2:
+            raise RuntimeError("planted")
+        seen.append(path)
+        hook_module(self, path, module, parameters)
+
+    monkeypatch.setattr(ModuleHooks, "_hook_module", fail_at_the_second)
+    with pytest.raises(RuntimeError, match="planted"):
+        probe("mix").start(model)
+    assert [len(module._forward_hooks) for module in model.modules()] == [0, 0, 0]
+    assert modes() == []
+
+
+def test_a_disk_that_fills_up_ends_recording_and_not_training(tmp_path):
+    script = """
+import resource, sys, torch
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1", task="tensor")
+with debugger.start():
+    torch.sin(torch.ones(8))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+    total = sum(torch.sin(torch.ones(100_000)).sum().item() for _ in range(3))
+debugger.step()
+print(total)
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) == pytest.approx(3e5 * np.sin(1), rel=1e-4)
+    assert "Traceback" not in run.stderr
+    assert "recording ends at step 0" in run.stderr
+    recorded = Recorded(tmp_path)
+    whole = recorded.tensor(recorded.data["Torch.sin.0.forward"]["output"][0])
+    np.testing.assert_allclose(whole, np.full(8, np.sin(1)), rtol=1e-6)
+    assert "data_name" not in recorded.data["Torch.sin.1.forward"]["output"][0]
+
+
+# --- modes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", [Mode, lambda: torch.device("cpu")], ids=["mode", "device"])
+def test_blocks_of_the_user_may_end_inside_ours(probe, dump, context):
+    debugger = probe()
+    with context():
+        debugger.start()
+        torch.ones(2) + 1
+    torch.ones(2) * 2
+    debugger.stop()
+    assert modes() == []
+    assert {"Tensor.__add__.0.forward", "Tensor.__mul__.0.forward"} <= dump().keys()
+
+
+@pytest.mark.parametrize("context", [Mode, lambda: torch.device("cpu")], ids=["mode", "device"])
+def test_our_blocks_may_end_inside_the_users(probe, dump, context):
+    debugger = probe()
+    debugger.start()
+    with context():
+        torch.ones(2) + 1
+        debugger.stop()
+        assert len(modes()) == 1
+    assert modes() == []
+    assert "Tensor.__add__.0.forward" in dump()
+
+
+def test_stop_on_another_thread_ends_recording(probe, dump):
+    debugger = probe()
+    debugger.start()
+    torch.ones(2) + 1
+    thread = threading.Thread(target=debugger.stop)
+    thread.start()
+    thread.join()
+    torch.ones(2) * 2
+    debugger.start()
+    torch.ones(2) - 1
+    debugger.stop()
+    assert modes() == []
+    assert {entry.split(".")[1] for entry in dump()} == {"ones", "__add__", "__sub__"}
+
+
+def test_stop_inside_backward_ends_recording(probe):
+    debugger = probe()
+    x = torch.ones(2, requires_grad=True)
+    debugger.start()
+    y = x * 2
+    y.register_hook(lambda gradient: debugger.stop())
+    y.sum().backward()
+    debugger.start()
+    debugger.stop()
+    assert modes() == []
+
+
+# --- values are those of the moment -----------------------------------------------------------------------------
+
+
+def maxima(data, entry, part="input_args"):
+    return [leaf["Max"] for leaf in leaves(data[entry][part]).values() if "Max" in leaf]
+
+
+def test_fused_optimizers_write_unnoticed(probe, dump):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=True)
+    means = []
+    with probe("mix").start(model):
+        for _ in range(2):
+            means.append(model.weight.mean().item())
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [dump()[f"Module.Linear.forward.{i}"]["parameters"]["weight"]["Mean"] for i in range(2)]
+    assert found == pytest.approx(means, abs=1e-6)
+
+
+def test_gradient_scaling_writes_unnoticed(probe, dump):
+    x = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with probe().start():
+        scaler.scale((x * 2).sum()).backward()
+        scaler.unscale_(optimizer)
+        x.grad.add(0)
+    assert maxima(dump(), "Tensor.add.0.forward")[0] == 2.0
+
+
+def test_running_statistics_and_numpy_write_unnoticed(probe, dump):
+    norm, array = nn.BatchNorm1d(3), np.zeros(2)
+    x, shared = torch.randn(8, 3) + 5, torch.from_numpy(array)
+    with probe().start():
+        norm(x)
+        norm(x)
+        torch.sin(shared)
+        array += 1
+        torch.sin(shared)
+    running = [dump()[f"Functional.batch_norm.{i}.forward"] for i in range(2)]
+    means = [leaves({**entry["input_args"], **entry["input_kwargs"]} if isinstance(entry["input_args"], dict)
+                    else entry["input_args"])["1"]["Mean"] for entry in running]  # fmt: skip
+    assert means[0] == 0.0
+    assert means[1] > 0.3
+    assert [maxima(dump(), f"Torch.sin.{i}.forward")[0] for i in range(2)] == [0.0, 1.0]
+
+
+def test_writes_through_data_show_in_views_too(probe, dump):
+    x = torch.zeros(4, requires_grad=True) * 1
+    w = x.view(-1)
+    with probe().start():
+        torch.sin(w)
+        x.data.add_(1)
+        torch.sin(w)
+    assert [maxima(dump(), f"Torch.sin.{i}.forward")[0] for i in range(2)] == [0.0, 1.0]
+
+
+def test_collectives_write_unnoticed(tmp_path):
+    script = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+from msprobe.pytorch import PrecisionDebugger
+def work(rank, path, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    debugger = PrecisionDebugger(dump_path=path, level="L1")
+    with debugger.start():
+        h = torch.full((2,), rank + 1.0) * 1.0
+        dist.all_reduce(h)
+        torch.sin(h)
+    debugger.close()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, (sys.argv[1], sys.argv[2]), nprocs=2)
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run"), str(tmp_path / "store")]
+    subprocess.run(command, check=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    for rank in range(2):
+        data = json.loads((tmp_path / "run" / "step0" / f"rank{rank}" / "dump.json").read_text())["data"]
+        assert maxima(data, "Torch.sin.0.forward") == [3.0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.full((1 << 22,), 0.1), torch.full((4,), 1e-30), torch.randn(1 << 20) + 1e4, torch.full((4,), 3e38),
+        torch.full((4,), 1e-200, dtype=torch.float64), torch.full((4,), 1e200, dtype=torch.float64),
+        torch.randn(3, 5000, 7).permute(2, 0, 1), torch.randn(1, 10).expand(1000, 10), torch.randn(4097).bfloat16(),
+    ],
+    ids=["equal", "small", "far from zero", "large", "tiny", "huge", "permuted", "expanded", "bfloat16"],
+)  # fmt: skip
+def test_norms_are_accurate_at_any_size_and_scale(values):
+    from msprobe.pytorch._reduce import _host_statistics
+
+    size = values.double().abs().max()
+    expected = ((values.double() / size).norm() * size).item()
+    assert _host_statistics(values).l2_norm == pytest.approx(expected, rel=1e-5)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------
+
+
+def test_what_another_thread_made_is_outside_of_the_call(probe, dump):
+    x, made = torch.ones(3, requires_grad=True), {}
+
+    def work():
+        y = torch.ones(1, requires_grad=True)
+        for _ in range(3000):  # nodes are numbered per thread
+            y = y * 1.0
+        made["h"] = x * 2
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with probe().start():
+        torch.add(made["h"], x).sum().backward()
+    assert maxima(dump(), "Torch.add.0.backward", "output") == [1.0, 1.0]
+
+
+def test_stop_before_backward_keeps_gradients_of_which_a_part_never_comes(probe, dump):
+    class Two(nn.Module):
+        def forward(self, x):
+            return x * 2, x * 3
+
+    model = Two()
+    debugger = probe("L0")
+    debugger.start(model)
+    first, _ = model(torch.ones(3, requires_grad=True))
+    debugger.stop()
+    first.sum().backward()
+    debugger.step()
+    assert maxima(dump(), "Module.Two.backward.0", "output") == [2.0]
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+
+
+def test_a_forked_child_may_make_its_own_debugger(tmp_path):
+    script = """
+import os, sys, torch
+from msprobe.pytorch import PrecisionDebugger
+from msprobe_core.errors import SessionError
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1")
+with debugger.start():
+    torch.ones(2) + 1
+pid = os.fork()
+if pid == 0:
+    try:
+        PrecisionDebugger.start()
+    except SessionError as error:
+        print("child:", error, flush=True)
+    own = PrecisionDebugger(dump_path=sys.argv[2], level="L1")
+    with own.start():
+        torch.ones(2) * 3
+    own.close()
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "parent"), str(tmp_path / "child")]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert run.returncode == 0, run.stderr
+    assert "child: no PrecisionDebugger has been made yet" in run.stdout
+    assert "Tensor.__add__.0.forward" in Recorded(tmp_path / "parent").data
+    assert "Tensor.__mul__.0.forward" in Recorded(tmp_path / "child").data
