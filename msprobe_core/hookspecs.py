@@ -58,6 +58,11 @@ class Reducer(Protocol):
         """Take note that somebody can write to this tensor's memory without its identity, or a view's, showing it."""
         ...
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all digests are filled in, so that there is nothing to wait for."""
+        ...
+
     def collect(self) -> None:
         """Fetch all results in one transfer per device, fill in their digests, and forget all identities."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,9 @@ TensorSink = Callable[[Any, str, TensorValue], None]
 """Keeps a whole tensor under a file stem, in the background, and sets the value's ``file_name``; if it can."""
 
 _MAX_KINDS_OF_FAILURES = 20
+
+BACKLOG_ENTRIES, BACKLOG_SECONDS = 4096, 1.0
+"""How much may be recorded, and for how long, before it is offered for writing: what a killed process loses."""
 
 
 _UNSET = Digest(Stats())
@@ -72,15 +76,21 @@ class _Call:
 class _Backward:
     """The backward entry of one call while its gradients arrive."""
 
-    __slots__ = ("begun", "entry", "last_tick", "num_expected", "num_filled", "written")
+    __slots__ = ("begun", "encloses", "entry", "last_tick", "num_expected", "num_filled", "written")
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
+        self.encloses = False
         self.num_expected = 0
         self.num_filled = 0
         self.last_tick = 0
         self.begun = False
         self.written = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all gradients are there, and everything inside has run that has to stand before it."""
+        return self.num_filled >= self.num_expected and not self.encloses
 
 
 class Recorder:
@@ -128,6 +138,9 @@ class Recorder:
         self._local = threading.local()
         self._step = 0
         self._is_open = True
+        self._last_offer = time.monotonic()
+        self._num_since_offer = 0
+        self.on_backlog: Callable[[], None] | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -140,6 +153,7 @@ class Recorder:
         self._gradients_written: dict[str, int] = {}
         self._covered: set[str] = set()
         self._parents: dict[str, str | None] = {}
+        self._parents_written: set[str] = set()
         self._tick = 0
         self._num_written = 0
         self._num_late = 0
@@ -232,6 +246,7 @@ class Recorder:
             elif call.entry is not None:
                 self._finished.append((self._next_tick(), call.entry))
                 call.entry = None
+                self._offer_backlog()
 
     def _stack(self) -> list[_Call]:
         """Return the open module calls of this thread, outermost first."""
@@ -279,6 +294,8 @@ class Recorder:
         """Say how many slots will be filled if the whole graph is run."""
         if call.backward is not None:
             call.backward.num_expected = num_outputs + num_inputs
+            # A module whose inputs take no gradient has all of its own before anything inside it has run.
+            call.backward.encloses = call.stem is not None and not num_inputs
             if self._tracks_parents and call.backward.num_expected:
                 with self._lock:
                     self._parents[call.backward_name] = call.backward.entry.parent
@@ -302,6 +319,7 @@ class Recorder:
             backward.num_filled += 1
             if backward.num_filled == backward.num_expected:
                 self._selection.end(call.backward_name)
+            self._offer_backlog()
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
         """Take the gradient of one parameter, as it has been accumulated so far."""
@@ -412,20 +430,50 @@ class Recorder:
         with self._lock:
             self._reducer.collect()
             self._digests.clear()
-            timed = [*self._finished, *self._gradients.values()]
-            timed += [(backward.last_tick, backward.entry) for backward in self._backwards]
-            for backward in self._backwards:
-                backward.written = True
             for (stem, _), count in self._gradient_counts.items():
                 self._gradients_written[stem] = max(count, self._gradients_written.get(stem, 0))
-            entries = in_execution_order(timed, self._parents)
-            for entry in entries:
-                entry.sequence = self._num_written
-                self._num_written += 1
-                drop_empty_places(entry)
-            batch = Batch(entries, self._parents)
+            entries = self._take_out([*self._finished, *self._gradients.values()], self._backwards)
+            parents = {name: p for name, p in self._parents.items() if name not in self._parents_written}
             self._finished, self._backwards, self._gradients, self._parents = [], [], {}, {}
-            return batch
+            self._parents_written.clear()
+            return Batch(entries, parents)
+
+    def drain_complete(self) -> Batch:
+        """Return those entries that nothing can be added to any more; nothing while results are on a device.
+
+        Gradients of parameters, and backward entries that wait for gradients or for what is inside, come with
+        ``drain``.
+        """
+        with self._lock:
+            if not self._reducer.is_complete:
+                return Batch([], {})
+            complete = [backward for backward in self._backwards if backward.is_complete]
+            entries = self._take_out(self._finished, complete)
+            self._finished = []
+            self._backwards = [backward for backward in self._backwards if not backward.written]
+            parents = {entry.name: self._parents[entry.name] for entry in entries if entry.name in self._parents}
+            self._parents_written |= parents.keys()
+            return Batch(entries, parents)
+
+    def _take_out(self, timed: list[tuple[int, Entry]], backwards: Sequence[_Backward]) -> list[Entry]:
+        for backward in backwards:
+            backward.written = True
+        timed = timed + [(backward.last_tick, backward.entry) for backward in backwards]
+        entries = in_execution_order(timed, self._parents)
+        for entry in entries:
+            entry.sequence = self._num_written
+            self._num_written += 1
+            drop_empty_places(entry)
+        return entries
+
+    def _offer_backlog(self) -> None:
+        if self.on_backlog is None:
+            return
+        self._num_since_offer += 1
+        if self._num_since_offer >= BACKLOG_ENTRIES or time.monotonic() - self._last_offer >= BACKLOG_SECONDS:
+            self._num_since_offer = 0
+            self.on_backlog()
+            self._last_offer = time.monotonic()
 
     def next_step(self) -> None:
         """Begin a new step: all indices begin at 0 again, and gradients of the old step are no longer taken."""

@@ -73,6 +73,7 @@ class Session:
         self._is_finished = False
         self._process = os.getpid()
         self._recorder = self._new_recorder()
+        self._recorder.on_backlog = self._write_backlog
 
     def _new_recorder(self) -> Recorder:
         config = self._config
@@ -236,6 +237,15 @@ class Session:
             self._queue.wait()
         except Exception as error:  # noqa: BLE001  # of a framework, a disk or a third party's writer
             self._give_up(error)
+
+    def _write_backlog(self) -> None:
+        """Hand over what is complete, without waiting: a process that is killed in a window loses a second of it."""
+        writer = self._writer
+        if writer is None:
+            return
+        batch = self._recorder.drain_complete()
+        if batch.entries:
+            self._queue.submit(lambda: writer.write(batch))
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording for good; training goes on."""

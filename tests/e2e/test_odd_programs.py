@@ -493,3 +493,35 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert "child: no PrecisionDebugger has been made yet" in run.stdout
     assert "Tensor.__add__.0.forward" in Recorded(tmp_path / "parent").data
     assert "Tensor.__mul__.0.forward" in Recorded(tmp_path / "child").data
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGTERM)", "os._exit(3)"]
+)
+def test_a_process_that_dies_in_a_window_loses_a_second_of_it(tmp_path, end):
+    script = f"""
+import os, sys, time, torch
+from torch import nn
+from msprobe.pytorch import PrecisionDebugger
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="mix")
+debugger.start(model)
+begin = time.monotonic()
+while time.monotonic() - begin < 2.5:
+    model(torch.ones(2, 4)).sum().backward()
+    time.sleep(0.01)
+{end}
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, cwd=REPOSITORY)
+    assert run.returncode != 0
+    recorded = Recorded(tmp_path)  # the file is whole
+    indices = [int(entry.split(".")[2]) for entry in recorded.starting("Functional.linear.")]
+    assert max(indices) > 20
+    assert {
+        "Functional.linear.0.backward",
+        "Module.0.Linear.forward.0",
+        "Module.2.Linear.backward.0",
+    } <= recorded.data.keys()
+    sequences = [record["execution"]["sequence"] for record in recorded.data.values()]
+    assert sequences == list(range(len(sequences)))
+    assert recorded.json("construct.json")["Functional.linear.0.forward"] == "Module.0.Linear.forward.0"

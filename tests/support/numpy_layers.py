@@ -148,6 +148,10 @@ class ArrayReducer:
     def distrust(self, tensor: Array) -> None:
         return
 
+    @property
+    def is_complete(self) -> bool:
+        return True
+
     def collect(self) -> None:
         return
 

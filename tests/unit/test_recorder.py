@@ -313,3 +313,54 @@ def test_a_backward_that_is_complete_too_early_stands_behind_its_children():
     later = entry("later", None)
     ordered = in_execution_order([(1, outer), (2, inner), (3, leaf), (4, later)], {"hidden": "outer"})
     assert [item.name for item in ordered] == ["leaf", "inner", "outer", "later"]
+
+
+def test_what_is_complete_can_be_written_early(recorder):
+    outer = recorder.open_module("Module", "", "Net")
+    args, output = (array(),), array()
+    call = api(recorder, "linear", *args, output=output)
+    out, inside = with_gradients(recorder, call, args, output)
+    waiting = api(recorder, "relu", *args, output=output)
+    waiting_out, _ = with_gradients(recorder, waiting, args, output)
+    enclosing_out, _ = with_gradients(recorder, outer, (), output)
+    first = recorder.drain_complete()
+    assert names(first) == ["Functional.linear.0.forward", "Functional.relu.0.forward"]
+    assert first.parents == dict.fromkeys(names(first), "Module.Net.forward.0")
+    recorder.close(outer)
+    recorder.record_gradient(outer, enclosing_out[0], array())
+    recorder.record_gradient(waiting, waiting_out[0], array())
+    recorder.record_gradient(call, out[0], array())
+    recorder.record_gradient(call, inside[0], array())
+    recorder.record_parameter_gradient("Module.a.Linear", "weight", array())
+    second = recorder.drain_complete()
+    assert names(second) == ["Module.Net.forward.0", "Functional.linear.0.backward"]
+    third = recorder.drain()
+    assert names(third) == ["Functional.relu.0.backward", "Module.Net.backward.0", "Module.a.Linear.parameters_grad.0"]
+    batches = [first, second, third]
+    assert [entry.sequence for batch in batches for entry in batch.entries] == list(range(7))
+    written = [name for batch in batches for name in batch.parents]
+    assert len(written) == len(set(written)) == 6  # gradients of parameters have none
+    assert recorder.drain().entries == []
+
+
+def test_nothing_is_written_early_while_results_are_on_a_device(recorder, framework, monkeypatch):
+    monkeypatch.setattr(CountingReducer, "is_complete", False)
+    api(recorder, "relu", array())
+    assert recorder.drain_complete().entries == []
+    assert names(recorder.drain()) == ["Functional.relu.0.forward"]
+
+
+def test_a_backlog_is_offered_by_number_and_by_time(recorder, monkeypatch):
+    from msprobe_core.capture import recorder as module
+
+    offered, now = [], [100.0]
+    monkeypatch.setattr(module, "BACKLOG_ENTRIES", 3)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    recorder._last_offer = now[0]
+    recorder.on_backlog = lambda: offered.append(len(recorder.drain_complete().entries))
+    for _ in range(7):
+        api(recorder, "relu", array())
+    assert offered == [3, 3]
+    now[0] += 1.0
+    api(recorder, "relu", array())
+    assert offered == [3, 3, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from msprobe_core.capture.checksum import crc32_text
 from msprobe_core.model import Digest, Stats
 
 _WeakTensorRef: Callable[[Tensor], object] | None = getattr(torch._C, "_WeakTensorRef", None)
@@ -103,6 +103,11 @@ class TorchReducer:
         """Trust no tensor in this one's storage any more."""
         self._exposed.add(tensor.untyped_storage()._cdata)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing waits on a device."""
+        return not self._deferred and not self._checksums
+
     def collect(self) -> None:
         """Fetch all results, one transfer per device, and forget all identities."""
         for deferred in self._deferred.values():
@@ -122,7 +127,7 @@ def crc32_of(values: Tensor) -> str:
     """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
     flat = values.resolve_conj().resolve_neg().contiguous().reshape(-1)
     flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride and be called contiguous
-    return f"{zlib.crc32(cast('Any', flat.view(torch.uint8).numpy())):08x}"
+    return crc32_text(flat.view(torch.uint8).numpy())
 
 
 def readable(tensor: Tensor) -> Tensor | None:
