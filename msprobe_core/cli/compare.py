@@ -83,9 +83,11 @@ def _show(result: ComparisonResult, files: ReportFiles) -> None:
     try:
         print_summary(result, files, PatientConsole(highlight=False))
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
+        # Python writes what is left when it ends, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return
         raise StoreError(f"the result cannot be shown ({error.strerror or error}); it is in {files.summary}") from error
 
 

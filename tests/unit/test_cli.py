@@ -165,10 +165,18 @@ def test_debug_shows_the_traceback_and_leaves_the_exit_status(dumps, capsys, mon
     assert err.splitlines()[-1].startswith("msprobe: error: ")
 
 
+@pytest.fixture(params=["buffered", "unbuffered"])
+def buffering(request, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    if request.param == "unbuffered":
+        monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+
 def command(*arguments):
     return [sys.executable, "-m", "msprobe_core", *map(str, arguments)]
 
 
+@pytest.mark.usefixtures("buffering")
 def test_a_closed_pipe_leaves_the_exit_status(dumps):
     for target, expected in (("good", 0), ("bad", 1)):
         arguments = command("compare", "-tp", dumps / target, "-gp", dumps / "good", "-o", dumps / "out")
@@ -179,6 +187,7 @@ def test_a_closed_pipe_leaves_the_exit_status(dumps):
         assert (run.returncode, run.stderr) == (expected, "")
 
 
+@pytest.mark.usefixtures("buffering")
 def test_a_full_terminal_is_said(dumps):
     arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
     with Path("/dev/full").open("w") as full:
