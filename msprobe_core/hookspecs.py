@@ -90,8 +90,16 @@ class CallRecorder(Protocol):
     handed back as it came.
     """
 
-    def open_api(self, prefix: str, name: str) -> Call:
-        """Begin a call of an API: ``prefix`` as ``Functional``, ``name`` as ``linear``."""
+    def open_api(self, prefix: str, name: str, owner: str | None = None) -> Call:
+        """Begin a call of an API: ``prefix`` as ``Functional``, ``name`` as ``linear``.
+
+        ``owner`` is what a call outside of every module belongs to, such as ``optimizer``: its parent in that case.
+        """
+        ...
+
+    @property
+    def is_outside_modules(self) -> bool:
+        """Whether an ``owner`` is of use: the nesting is recorded, and no module call of this thread is open."""
         ...
 
     def open_module(self, prefix: str, path: str, type_name: str) -> Call:

@@ -153,6 +153,7 @@ class Recorder:
         self._gradients_written: dict[str, int] = {}
         self._covered: set[str] = set()
         self._parents: dict[str, str | None] = {}
+        self._owners: dict[str, _Call] = {}
         self._parents_written: set[str] = set()
         self._tick = 0
         self._num_written = 0
@@ -165,11 +166,16 @@ class Recorder:
         """Whether values are still taken."""
         return self._is_open
 
-    def open_api(self, prefix: str, name: str) -> _Call:
-        """Begin a call of an API."""
+    @property
+    def is_outside_modules(self) -> bool:
+        """Whether the nesting is recorded and no module call of this thread is open."""
+        return self._tracks_parents and not self._stack()
+
+    def open_api(self, prefix: str, name: str, owner: str | None = None) -> _Call:
+        """Begin a call of an API; ``owner`` is what it belongs to where that is no module."""
         key = f"{prefix}.{name}"
-        parent = self._owner()
         with self._lock:
+            parent = self._owner(owner)
             index = self._counts.get(key, 0)
             self._counts[key] = index + 1
             call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
@@ -256,9 +262,16 @@ class Recorder:
             self._local.step = self._step
         return stack
 
-    def _owner(self) -> _Call | None:
+    def _owner(self, other: str | None) -> _Call | None:
         stack = self._stack()
-        return stack[-1] if stack else None
+        if stack or other is None:
+            return stack[-1] if stack else None
+        owner = self._owners.get(other)
+        if owner is None:
+            owner = self._owners[other] = _Call(other, "", 0, None, self._step)
+            owner.backward_name = other
+            self._parents.setdefault(other, None)
+        return owner
 
     def _leave(self, call: _Call) -> None:
         stack = self._stack()

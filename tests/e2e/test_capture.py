@@ -120,6 +120,41 @@ def test_stacks_lead_to_the_users_line(record):
     assert not [entry for entries, _ in stacks for entry in entries if "backward" in entry]
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+def test_what_optimizers_and_clipping_call_belongs_to_them(record, foreach):
+    from torch.nn.utils import clip_grad_norm_
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+
+    class Own(torch.optim.Optimizer):
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data.lerp_(parameter.grad, 0.1)
+
+    def train():
+        loss = model(torch.ones(1, 2)).sum() * 2
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+        Own(model.parameters(), {}).step()
+        torch.ones(1).neg()
+
+    dump = record(train, level="mix", model=model)
+    construct = dump.json("construct.json")
+    assert (construct["clip_grad"], construct["optimizer"]) == (None, None)
+    assert construct["Functional.linear.0.forward"] == "Module.0.Linear.forward.0"
+    assert construct["Tensor.neg.0.forward"] is None
+    assert construct["Tensor.__mul__.0.forward"] is None
+    norm = "Torch._foreach_norm.0.forward" if foreach else "Torch.linalg_vector_norm.0.forward"
+    assert construct[norm] == "clip_grad"
+    lerps = [entry for entry in construct if ".lerp_." in entry or "._foreach_lerp_." in entry]
+    assert len(lerps) >= 2
+    assert {construct[entry] for entry in lerps} == {"optimizer"}
+    assert "optimizer" not in dump.data
+
+
 def test_operators_and_methods_are_told_apart(record):
     def calls():
         x = torch.ones(2, 2)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call, leaves_memory_unset, silently_written
 from msprobe.pytorch._gradients import CallGradients
+from msprobe.pytorch._owners import owner_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.hookspecs import Call, CallRecorder
 
@@ -99,7 +100,8 @@ class ApiMode(TorchFunctionMode):
         gradients: CallGradients | None = None
         builds_graph = torch.is_grad_enabled()
         with Quiet(recorder.note_failure):
-            call = recorder.open_api(api.prefix, name)
+            owner = owner_of(sys._getframe(1)) if recorder.is_outside_modules else None
+            call = recorder.open_api(api.prefix, name, owner)
             recorder.record_inputs(call, args, kwargs)
             if call.wants_gradients and builds_graph:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
