@@ -108,6 +108,7 @@ class Recorder:
         stacks: StackCache | None,
         tracks_parents: bool,
         expands_modules: bool,
+        keeps_values: bool = True,
         keep_tensor: TensorSink | None,
     ) -> None:
         """Begin with nothing recorded.
@@ -119,6 +120,7 @@ class Recorder:
             stacks: Formats where a forward call came from; ``None`` leaves stacks out.
             tracks_parents: Whether the nesting of calls is recorded.
             expands_modules: Whether a module kept by ``list`` brings everything called inside it (level mix).
+            keeps_values: Whether tensors and arguments are looked at; if not, only calls, stacks and nesting are kept.
             keep_tensor: Keeps whole tensors; ``None`` keeps digests only.
         """
         self._framework = framework
@@ -129,6 +131,7 @@ class Recorder:
         self._stacks = stacks
         self._tracks_parents = tracks_parents
         self._expands = expands_modules and selection.has_patterns
+        self._keeps_values = keeps_values
         self._keep_tensor = keep_tensor
         self._values = ValueBuilder(framework, self.note_failure)
         self._skeletons = ValueBuilder(framework, self.note_failure, tensors_only=True)
@@ -222,19 +225,19 @@ class Recorder:
     def record_inputs(self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments as they are now."""
         entry = call.entry
-        if entry is None or not self._selection.takes(Phase.FORWARD, Role.INPUT):
+        if entry is None or not self._takes(Phase.FORWARD, Role.INPUT):
             return
         entry.inputs = self._values.positional(args, self._taker(call.name, "input"))
         entry.input_kwargs = self._values.named(kwargs, self._taker(call.name, "kwargs")) if kwargs else {}
 
     def record_parameters(self, call: _Call, parameters: Mapping[str, Any]) -> None:
         """Take a module's own parameters."""
-        if call.entry is not None and self._selection.takes(Phase.FORWARD, Role.PARAMETERS):
+        if call.entry is not None and self._takes(Phase.FORWARD, Role.PARAMETERS):
             call.entry.parameters = self._values.named(parameters, self._taker(call.name, "parameters"))
 
     def record_outputs(self, call: _Call, output: Any) -> None:
         """Take the result of the call."""
-        if call.entry is not None and self._selection.takes(Phase.FORWARD, Role.OUTPUT):
+        if call.entry is not None and self._takes(Phase.FORWARD, Role.OUTPUT):
             call.entry.outputs = self._values.positional(_as_results(output), self._taker(call.name, "output"))
 
     def close(self, call: _Call, *, keep: bool = True) -> None:
@@ -253,6 +256,9 @@ class Recorder:
                 self._finished.append((self._next_tick(), call.entry))
                 call.entry = None
                 self._offer_backlog()
+
+    def _takes(self, phase: Phase, side: Role) -> bool:
+        return self._keeps_values and self._selection.takes(phase, side)
 
     def _stack(self) -> list[_Call]:
         """Return the open module calls of this thread, outermost first."""
@@ -318,6 +324,8 @@ class Recorder:
         assert isinstance(slot, _Slot)
         backward = call.backward
         assert backward is not None
+        if not self._keeps_values:
+            return
         with self._lock:
             if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
                 self._note_late(call)
@@ -353,7 +361,7 @@ class Recorder:
         selection = self._selection
         # A tied parameter may belong to a module that is never called, so being called is no condition.
         selected = not selection.has_patterns or stem in self._covered
-        return selected and selection.is_inside and selection.takes(Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD)
+        return selected and selection.is_inside and self._takes(Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD)
 
     def _backward_entry(self, call: _Call) -> Entry:
         if call.backward is None:

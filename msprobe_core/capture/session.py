@@ -22,7 +22,7 @@ from msprobe_core.store.background import BackgroundQueue
 
 _logger = logging.getLogger(__name__)
 
-_TASKS = (Task.STATISTICS, Task.TENSOR)
+_TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE)
 _LEVELS = (Level.L0, Level.L1, Level.MIX)
 
 
@@ -84,6 +84,7 @@ class Session:
             stacks=StackCache(self._framework.hidden_frames) if config.extra_info else None,
             tracks_parents=config.extra_info and config.level.has_modules,
             expands_modules=config.level is Level.MIX,
+            keeps_values=config.task is not Task.STRUCTURE,
             keep_tensor=self._keep_tensor if config.task is Task.TENSOR else None,
         )
 

@@ -81,6 +81,10 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     options = {task: _check_block(task, block, where) for task, block in blocks.items()}
     config = Config(**common, options=options.get(common.get("task", Task.STATISTICS), TaskOptions()))
     _check_together(config, where)
+    if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
+        if "level" in common:
+            _logger.warning("%s: the task 'structure' is recorded at level mix, not %s", where, config.level.value)
+        config = msgspec.structs.replace(config, level=Level.MIX)
     return config
 
 
@@ -239,5 +243,7 @@ def _check_options(options: TaskOptions, where: str) -> None:
 def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
+    if config.task is Task.STRUCTURE and not config.extra_info:
+        raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
     if config.level is Level.L2 and config.options.scope:
         raise ConfigError(f"{where}: 'scope' does not apply at level L2; use 'list'")

@@ -103,10 +103,12 @@ class JsonWriter:
             self._stacks = JsonObjectStream(directory / layout.STACK_FILE, b"{\n", b"\n}\n")
             self._construct = JsonObjectStream(directory / layout.CONSTRUCT_FILE, b"{\n", b"\n}\n")
         self._num_stacks = 0
+        self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
         """Append a batch to all files."""
-        self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
+        if self._keeps_values:
+            self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:

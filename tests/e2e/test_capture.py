@@ -13,7 +13,8 @@ from recorded import Recorded, leaves
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
-from msprobe_core import names
+from msprobe_core import compare_dumps, names
+from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, SiteKind
 
 relu_bound_before_the_probe = F.relu
@@ -153,6 +154,32 @@ def test_what_optimizers_and_clipping_call_belongs_to_them(record, foreach):
     assert len(lerps) >= 2
     assert {construct[entry] for entry in lerps} == {"optimizer"}
     assert "optimizer" not in dump.data
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_structure_is_what_statistics_has_beside_the_values(tmp_path, close_debugger, level, monkeypatch, caplog):
+    from msprobe.pytorch._reduce import TorchReducer
+
+    architecture, found = ARCHITECTURES["llama"], {}
+    for task in ("statistics", "structure"):
+        if task == "structure":
+            monkeypatch.delattr(TorchReducer, "statistics")  # no tensor is looked at
+        model = architecture.build()
+        debugger = PrecisionDebugger(dump_path=tmp_path / task, level=level, task=task)
+        with debugger.start(model):
+            train_once(model, architecture)()
+        debugger.close()
+        found[task] = Recorded(tmp_path / task)
+    assert "not recorded" not in caplog.text
+    assert found["structure"].header["task"] == "structure"
+    assert found["structure"].data == {}
+    assert found["structure"].json("construct.json") == found["statistics"].json("construct.json")
+    entries = [
+        sorted(entry for group, _ in found[task].json("stack.json").values() for entry in group) for task in found
+    ]
+    assert entries[0] == entries[1] != []
+    with pytest.raises(CompareError, match="holds no values to compare"):
+        compare_dumps(found["structure"].directory, found["statistics"].directory)
 
 
 def test_operators_and_methods_are_told_apart(record):

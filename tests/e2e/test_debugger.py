@@ -104,7 +104,7 @@ def test_a_window_that_an_exception_left_open_is_closed_by_the_next(tmp_path):
 
 def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
     for task, block, expected in (
-        ("structure", {}, "the task 'structure' is not available yet; available: statistics, tensor"),
+        ("nan_check", {}, "the task 'nan_check' is not available yet; available: statistics, tensor, structure"),
         ("statistics", {"tensor_list": ["x"]}, "'tensor_list' is not available yet"),
         ("statistics", {"summary_mode": "xor"}, "'summary_mode' is 'xor'; allowed: md5, statistics"),
     ):

@@ -178,6 +178,21 @@ def test_what_is_no_path(path):
         load_config(path)
 
 
+@pytest.mark.parametrize(
+    ("level", "expected", "warns"),
+    [(None, "mix", False), ("L0", "L0", False), ("mix", "mix", False), ("L1", "mix", True)],
+)
+def test_structure_is_recorded_with_modules(write, caplog, level, expected, warns):
+    content = {"task": "structure"} | ({"level": level} if level else {})
+    assert load_config(write(content)).level.value == expected
+    assert ("is recorded at level mix, not L1" in caplog.text) == warns
+
+
+def test_structure_without_extra_info_is_nothing(write):
+    with pytest.raises(ConfigError, match="'extra_info' is false, but the task 'structure' records nothing else"):
+        load_config(write({"task": "structure", "extra_info": False}))
+
+
 def test_a_wrong_argument_is_named_as_such():
     with pytest.raises(ConfigError, match=r"the arguments of PrecisionDebugger: 'level' is 'L9'"):
         load_config(None, level="L9")
