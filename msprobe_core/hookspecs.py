@@ -43,6 +43,14 @@ class Reducer(Protocol):
         """Set ``digest.checksum``, now or at the next ``collect``: 8 hex digits, CRC-32 of the contiguous bytes."""
         ...
 
+    def xor(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.checksum``, now or at the next ``collect``: ``0x`` and 16 hex digits.
+
+        The exclusive or of the contiguous bytes' 64-bit little-endian words, the last filled up with zeros. Devices can
+        compute it where the tensor lives; it does not see words that change places.
+        """
+        ...
+
     def identity(self, tensor: Any) -> tuple[int, int] | None:
         """Return a key that tells this tensor, with the values it has now, from every other until ``collect``.
 

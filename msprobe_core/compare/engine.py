@@ -259,8 +259,15 @@ def _compare_unit(
 def _mode_of(target: Dump, golden: Dump) -> Mode:
     if target.header.task == golden.header.task == Task.TENSOR.value:
         return Mode.TENSOR
-    sides = [dump.frame["checksum"].null_count() < dump.frame.height for dump in (target, golden)]
-    return Mode.CHECKSUM if all(sides) else Mode.STATISTICS
+    first, second = (dump.frame["checksum"].drop_nulls().head(1).to_list() for dump in (target, golden))
+    if not first or not second:
+        return Mode.STATISTICS
+    if len(first[0]) != len(second[0]):
+        raise CompareError(
+            f"{target.path} and {golden.path} hold checksums of different kinds, {first[0]} and {second[0]}; "
+            "record both with the same 'summary_mode'"
+        )
+    return Mode.CHECKSUM
 
 
 def _add_tensor_metrics(rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None) -> pl.DataFrame:

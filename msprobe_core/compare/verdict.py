@@ -197,12 +197,12 @@ def _findings(*, by_checksum: bool) -> list[_Finding]:
         (
             Verdict.ERROR,
             other_bytes & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
-            pl.lit("error: the CRC-32 differs."),
+            pl.lit("error: the checksum differs."),
         ),
         (
             Verdict.ERROR,
             other_bytes & (pl.col("judged_error") <= pl.col("limit")),
-            pl.format("error: the CRC-32 differs; the relative error of the statistics, {}, is within the limit {}.",
+            pl.format("error: the checksum differs; the relative error of the statistics, {}, is within the limit {}.",
                       _rounded("judged_error"), "limit"),
         ),
         (

@@ -19,7 +19,6 @@ from msprobe_core.model import (
     GradientSlot,
     Phase,
     RunHeader,
-    Stats,
     Task,
     TensorValue,
     Value,
@@ -191,19 +190,16 @@ def value_json(value: Value) -> Any:
 
 
 def _tensor_json(value: TensorValue) -> dict[str, Any]:
-    meta, stats = value.meta, value.digest.stats or _NO_STATS
-    fields: dict[str, Any] = {
-        "type": meta.type,
-        "dtype": meta.dtype,
-        "shape": meta.shape,
-        "Max": _number_json(stats.max),
-        "Min": _number_json(stats.min),
-        "Mean": _number_json(stats.mean),
-        "Norm": _number_json(stats.l2_norm),
-    }
+    meta, stats = value.meta, value.digest.stats
+    fields: dict[str, Any] = {"type": meta.type, "dtype": meta.dtype, "shape": meta.shape}
+    if stats is not None:  # not asked for with summary_mode xor
+        fields["Max"] = _number_json(stats.max)
+        fields["Min"] = _number_json(stats.min)
+        fields["Mean"] = _number_json(stats.mean)
+        fields["Norm"] = _number_json(stats.l2_norm)
     if meta.requires_grad is not None:
         fields["requires_grad"] = meta.requires_grad
-    if stats.num_nan is not None:
+    if stats is not None and stats.num_nan is not None:
         fields["num_nan"] = stats.num_nan
         fields["num_inf"] = stats.num_inf
     if value.digest.checksum is not None:
@@ -211,9 +207,6 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
     if value.file_name is not None:
         fields["data_name"] = value.file_name
     return fields
-
-
-_NO_STATS = Stats()
 
 
 def _argument_json(argument: Argument) -> dict[str, Any]:

@@ -50,7 +50,7 @@ VALUES: dict[str, Array] = {
 LEVELS = ("L0", "L1", "mix")
 _TASK_SETTINGS = {"summary_mode", "list", "scope", "data_mode"}
 
-MODES = (("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics"))
+MODES = (("statistics", "statistics"), ("statistics", "md5"), ("statistics", "xor"), ("tensor", "statistics"))
 
 
 class FrameworkContract:
@@ -148,6 +148,18 @@ class FrameworkContract:
         reducer.checksum(rig.make_tensor(VALUES[case]), digest)
         reducer.collect()
         assert digest.checksum == crc32(VALUES[case])
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_xor_is_that_of_the_words(self, rig: TrainingRig, case: str) -> None:
+        """Exclusive or of the 64-bit words of the contiguous bytes, filled up with zeros."""
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.xor(rig.make_tensor(VALUES[case]), digest)
+        reducer.collect()
+        content = np.ascontiguousarray(VALUES[case]).tobytes()
+        word = 0
+        for start in range(0, len(content), 8):
+            word ^= int.from_bytes(content[start : start + 8], "little")
+        assert digest.checksum == f"0x{word:016x}"
 
     def test_identity_changes_when_values_do(self, rig: TrainingRig) -> None:
         """Two tensors, or one tensor before and after a write, never share an identity."""

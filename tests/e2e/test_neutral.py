@@ -7,7 +7,7 @@ from msprobe.pytorch import PrecisionDebugger
 
 from msprobe_core.config import load_config
 
-MODES = [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
+MODES = [("statistics", "statistics"), ("statistics", "md5"), ("statistics", "xor"), ("tensor", "statistics")]
 
 
 def state(model: torch.nn.Module) -> dict[str, bytes]:
@@ -29,7 +29,7 @@ def write_config(path, **settings):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-@pytest.mark.parametrize(("task", "summary_mode"), MODES, ids=["statistics", "md5", "tensor"])
+@pytest.mark.parametrize(("task", "summary_mode"), MODES, ids=["statistics", "md5", "xor", "tensor"])
 def test_three_steps_are_bitwise_equal(name, level, task, summary_mode, tmp_path, close_debugger):
     architecture = ARCHITECTURES[name]
     plain = architecture.build()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_core.capture.checksum import xor_text
 from msprobe_core.hookspecs import AttachOptions, NamedModel
 from msprobe_core.model import Argument, Digest, Stats, TensorMeta
 from msprobe_core.store.layout import create_file
@@ -138,6 +139,9 @@ class ArrayReducer:
 
     def checksum(self, tensor: Array, digest: Digest) -> None:
         digest.checksum = f"{zlib.crc32(np.ascontiguousarray(tensor.values).tobytes()):08x}"
+
+    def xor(self, tensor: Array, digest: Digest) -> None:
+        digest.checksum = xor_text(np.frombuffer(np.ascontiguousarray(tensor.values).tobytes(), np.uint8))
 
     def identity(self, tensor: Array) -> tuple[int, int] | None:
         return None

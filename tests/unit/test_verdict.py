@@ -338,7 +338,7 @@ def test_checksums_decide_in_checksum_mode(compare):
     assert result.units[0].mode.value == "md5"
     assert verdict(result) == (
         "error",
-        ["error: the CRC-32 differs; the relative error of the statistics, 0.0, is within the limit 0.001."],
+        ["error: the checksum differs; the relative error of the statistics, 0.0, is within the limit 0.001."],
     )
     assert verdict(result, f"{ENTRY}.input.0")[0] == "pass"
     assert result.units[0].fault.is_culprit
@@ -391,3 +391,19 @@ def test_what_cannot_be_compared_is_said(tmp_path):
         compare_dumps(structure, one)
     with pytest.raises(DumpError, match="holds no dump"):
         compare_dumps(tmp_path, tmp_path)
+
+
+def test_exclusive_ors_are_compared_without_statistics(compare):
+    def leaf(checksum):
+        return {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "md5": checksum, "requires_grad": True}
+
+    one, other = "0x82f0e339054710f3", "0x82f0e339054710f4"
+    result = compare(api(leaf(one), output=leaf(one)), api(leaf(one), output=leaf(other)))
+    assert result.units[0].mode.value == "md5"
+    assert verdict(result) == ("error", ["error: the checksum differs."])
+    assert verdict(result, f"{ENTRY}.input.0") == ("pass", [])
+    fault = result.units[0].fault
+    assert (fault.entry, fault.is_culprit, fault.parts) == (ENTRY, True, ["outputs"])
+    assert compare(api(leaf(one), output=leaf(one)), api(leaf(one), output=leaf(one))).agrees
+    with pytest.raises(CompareError, match="hold checksums of different kinds, 0x82f0e339054710f3 and 0000000a"):
+        compare(api(output=leaf(one)), api(output=tensor(X, md5="0000000a")))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from msprobe_core.capture.checksum import crc32_text
+from msprobe_core.capture.checksum import crc32_text, word_text, xor_text
 from msprobe_core.model import Digest, Stats
 
 _WeakTensorRef: Callable[[Tensor], object] | None = getattr(torch._C, "_WeakTensorRef", None)
@@ -49,6 +49,7 @@ class TorchReducer:
         self._defer_host = defer_host
         self._deferred: dict[torch.device, _Deferred] = {}
         self._checksums: list[tuple[Digest, Tensor]] = []
+        self._words: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._alive: dict[int, object] = {}
         self._exposed: set[int] = set()
 
@@ -71,6 +72,16 @@ class TorchReducer:
             digest.checksum = crc32_of(values)
         else:
             self._checksums.append((digest, values.clone()))
+
+    def xor(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.checksum``, now or at the next ``collect``."""
+        values = readable(tensor)
+        if values is None:
+            return
+        if self._is_on_host(values):
+            digest.checksum = xor_text(_bytes_of(values).numpy())
+        else:
+            self._words.setdefault(values.device, []).append((digest, _xor_on_device(_bytes_of(values))))
 
     def identity(self, tensor: Any) -> tuple[int, int] | None:
         """Return address and version of the tensor; the address is not given to another tensor before ``collect``.
@@ -106,7 +117,7 @@ class TorchReducer:
     @property
     def is_complete(self) -> bool:
         """Whether nothing waits on a device."""
-        return not self._deferred and not self._checksums
+        return not self._deferred and not self._checksums and not self._words
 
     def collect(self) -> None:
         """Fetch all results, one transfer per device, and forget all identities."""
@@ -116,6 +127,11 @@ class TorchReducer:
         for digest, copy in self._checksums:
             digest.checksum = crc32_of(copy.cpu())
         self._checksums.clear()
+        for waiting in self._words.values():
+            words: list[int] = torch.stack([word for _, word in waiting]).tolist()
+            for (digest, _), word in zip(waiting, words, strict=True):
+                digest.checksum = word_text(word)
+        self._words.clear()
         self._alive.clear()
         self._exposed.clear()
 
@@ -125,9 +141,25 @@ class TorchReducer:
 
 def crc32_of(values: Tensor) -> str:
     """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
+    return crc32_text(_bytes_of(values).numpy())
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    """Return the contiguous bytes as a vector; without a copy where they are contiguous already."""
     flat = values.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # a single element may have any stride and be called contiguous
-    return crc32_text(flat.view(torch.uint8).numpy())
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have any stride and be contiguous
+
+
+def _xor_on_device(content: Tensor) -> Tensor:
+    """Return the exclusive or of the words as a 0-d int64 tensor, by folding in halves; nothing is waited for."""
+    words = torch.zeros((content.numel() + 7) // 8 or 1, dtype=torch.int64, device=content.device)
+    words.view(torch.uint8)[: content.numel()].copy_(content)
+    while words.numel() > 1:
+        half = (words.numel() + 1) // 2
+        rest = words[half:]
+        words = words[:half].clone()
+        words[: rest.numel()] ^= rest
+    return words[0]
 
 
 def readable(tensor: Tensor) -> Tensor | None:
