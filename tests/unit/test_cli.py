@@ -38,7 +38,7 @@ def run(capsys, monkeypatch):
 @pytest.fixture
 def dumps(tmp_path):
     stacks = {ENTRY: ["File /env/torch/nn/modules/linear.py, line 9, in forward, \n return F.linear(x)",
-                      "File /work/model.py, line 3, in forward, \n y = self.fc(x)"]}  # fmt: skip
+                      "File /home/user/model.py, line 3, in forward, \n y = self.fc(x)"]}  # fmt: skip
     common = {"parents": {ENTRY: MODULE}, "stacks": stacks}
     write_dump(tmp_path / "good" / "rank0", {ENTRY: api(tensor(X), output=tensor(X))}, **common)
     write_dump(tmp_path / "bad" / "rank0", {ENTRY: api(tensor(X), output=tensor(TWICE))}, **common)
@@ -70,7 +70,7 @@ def test_a_difference_is_exit_1_and_names_the_place(run, dumps):
     assert f"First fault: {ENTRY}" in out
     assert f"inside {MODULE}" in out
     assert "Its inputs agree (relative error 0), its output does not (relative error 1)." in out
-    assert "File /work/model.py, line 3, in forward, y = self.fc(x)" in out
+    assert "File /home/user/model.py, line 3, in forward, y = self.fc(x)" in out
     assert "torch/nn" not in out
     assert out.splitlines()[-1] == f"DIFFERENT: first at {ENTRY} in {MODULE}."
     (table,) = (dumps / "out").glob("compare_result_rank0_*.csv")
