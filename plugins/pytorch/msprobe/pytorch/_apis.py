@@ -102,13 +102,27 @@ _UNSETTING: frozenset[Function] = frozenset(
 )
 
 
-def silently_written(api: Api, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call of ``api`` writes to without raising their version."""
-    if api.name.startswith(_SILENT_PREFIXES):
+def silently_written(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a call of ``function`` writes to without raising their version."""
+    name = getattr(function, "__name__", "")
+    if not _writes_silently(name):
+        return
+    if name.startswith(_SILENT_PREFIXES):
         for group in (*args, *kwargs.values()):
             yield from (item for item in (group if isinstance(group, tuple | list) else [group]) if _is_tensor(item))
-    elif api.name in _KEEPING_STATISTICS:
+    else:
         yield from filter(_is_tensor, (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")))
+
+
+def bypasses_versions(function: Function) -> bool:
+    """Whether ``function`` does anything to memory that versions do not show, now or later."""
+    return (
+        exposes_memory(function) or leaves_memory_unset(function) or _writes_silently(getattr(function, "__name__", ""))
+    )
+
+
+def _writes_silently(name: str) -> bool:
+    return name in _KEEPING_STATISTICS or name.startswith(_SILENT_PREFIXES)
 
 
 _SILENT_PREFIXES = ("_fused_", "_amp_")

@@ -14,7 +14,15 @@ import torch.overrides
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._apis import Api, ApiTable, exposes_memory, is_operator_call, leaves_memory_unset, silently_written
+from msprobe.pytorch._apis import (
+    Api,
+    ApiTable,
+    bypasses_versions,
+    exposes_memory,
+    is_operator_call,
+    leaves_memory_unset,
+    silently_written,
+)
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._owners import owner_of
 from msprobe.pytorch._quiet import Quiet
@@ -92,8 +100,9 @@ class ApiMode(TorchFunctionMode):
         recorder = self._recorder
         if api is None or not recorder.is_open:
             result = func(*args, **kwargs)
-            if recorder.is_open:
-                self._note_memory(func, args, result)
+            if recorder.is_open and bypasses_versions(func):
+                with Quiet(recorder.note_failure):
+                    self._note_memory(func, args, kwargs, result)
             return result
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
         call: Call | None = None
@@ -116,10 +125,8 @@ class ApiMode(TorchFunctionMode):
         with Quiet(recorder.note_failure):
             output = _result_of(api, args, result)
             is_computation = _has_tensor(output)
-            if leaves_memory_unset(func):
-                recorder.pass_over(output)
-            for written in silently_written(api, args, kwargs):
-                recorder.distrust(written)
+            if bypasses_versions(func):
+                self._note_memory(func, args, kwargs, output)
             if is_computation:
                 recorder.record_outputs(call, output)
                 if gradients is not None:
@@ -127,17 +134,19 @@ class ApiMode(TorchFunctionMode):
             recorder.close(call, keep=is_computation)
         return result
 
-    def _note_memory(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
-        """Follow what a function that is not recorded does to the memory of tensors."""
+    def _note_memory(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Follow what a function, recorded or not, does to the memory of tensors behind their versions' back."""
         recorder = self._recorder
         if args and exposes_memory(func):
-            with Quiet(recorder.note_failure):
-                for value in (args[0], result):
-                    if isinstance(value, torch.Tensor):
-                        recorder.distrust(value)
+            for value in (args[0], result):
+                if isinstance(value, torch.Tensor):
+                    recorder.distrust(value)
         elif leaves_memory_unset(func):
-            with Quiet(recorder.note_failure):
-                recorder.pass_over(result)
+            recorder.pass_over(result)
+        for written in silently_written(func, args, kwargs):
+            recorder.distrust(written)
 
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
