@@ -293,6 +293,10 @@ def test_a_package_that_shadows_ours_is_detected(tmp_path):
     """As where mindstudio-probe is installed in the same environment."""
     (tmp_path / "msprobe").mkdir()
     (tmp_path / "msprobe" / "__init__.py").write_text("")
+    info = tmp_path / "msprobe_own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: msprobe-own\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[msprobe]\nown = msprobe.own.hooks\n")
     program = f"""
 sys.path.insert(0, {str(tmp_path)!r})
 from msprobe_core.cli import main
@@ -302,7 +306,7 @@ main(["plugins"])
     assert done.returncode == 0
     assert f"the package 'msprobe' in {tmp_path / 'msprobe'} hides the plugins of msprobe-core" in done.stderr
     assert "pip uninstall mindstudio-probe" in done.stderr
-    assert "BROKEN: the package 'msprobe' in" in done.stdout
+    assert re.search(r"^own .* BROKEN: the package 'msprobe' in", done.stdout, re.MULTILINE)
     program = f"""
 sys.path.insert(0, {str(tmp_path)!r})
 import msprobe
