@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -55,8 +55,7 @@ class ApiMode(TorchFunctionMode):
         """
         above = [mode for mode in _take_all_modes() if not _is_left_over(mode)]
         below = [above.pop()] if above and above[-1] is _default_device_mode() else []
-        for mode in [*below, self, *reversed(above)]:
-            torch._C._push_on_torch_function_stack(mode)
+        _put_back([*above, self, *below])
 
     def remove(self) -> None:
         """See nothing any more.
@@ -65,8 +64,7 @@ class ApiMode(TorchFunctionMode):
         the stack and cannot be taken out; it passes all calls on until the next ``push`` or ``remove`` clears it away.
         """
         self._is_on = False
-        for mode in reversed([mode for mode in _take_all_modes() if not _is_left_over(mode)]):
-            torch._C._push_on_torch_function_stack(mode)
+        _put_back([mode for mode in _take_all_modes() if not _is_left_over(mode)])
 
     @contextmanager
     def inside_backward(self) -> Generator[None, None, None]:
@@ -77,8 +75,7 @@ class ApiMode(TorchFunctionMode):
         finally:
             modes = _take_all_modes()
             modes.remove(self)
-            for mode in reversed(modes):
-                torch._C._push_on_torch_function_stack(mode)
+            _put_back(modes)
 
     @property
     def is_active(self) -> bool:
@@ -158,50 +155,64 @@ class ApiMode(TorchFunctionMode):
         return known
 
 
-class FastPathCheck:
+class StandIn:
+    """Takes the place of an attribute of PyTorch between ``install`` and ``remove``."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, owner: Any, attribute: str) -> None:
+        """Prepare; ``install`` begins."""
+        self._owner = owner
+        self._attribute = attribute
+        self._original: Any = None
+
+    def install(self) -> None:
+        """Take the place."""
+        with self._lock:
+            self._original = getattr(self._owner, self._attribute)
+            setattr(self._owner, self._attribute, self)
+
+    def remove(self) -> None:
+        """Give the place back, unless somebody else has taken it since."""
+        with self._lock:
+            if getattr(self._owner, self._attribute) is self:
+                setattr(self._owner, self._attribute, self._original)
+
+
+class FastPathCheck(StandIn):
     """Keeps PyTorch's fused transformer layers fused: they ask whether anybody overrides functions, and we do not.
 
     ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` compute another way, with other results, where a function
     mode is on. They look the check up in its module at each call, so that it can answer as if our mode were off.
     """
 
-    _lock = threading.Lock()
-
     def __init__(self, mode: ApiMode) -> None:
         """Prepare; ``install`` begins."""
+        super().__init__(torch.overrides, "has_torch_function")
         self._mode = mode
-        self._check: Any = None
-
-    def install(self) -> None:
-        """Take the check's place."""
-        with self._lock:
-            self._check = torch.overrides.has_torch_function
-            torch.overrides.has_torch_function = self  # pyright: ignore[reportAttributeAccessIssue]
-
-    def remove(self) -> None:
-        """Give the place back."""
-        with self._lock:
-            if torch.overrides.has_torch_function is self:
-                torch.overrides.has_torch_function = self._check  # pyright: ignore[reportAttributeAccessIssue]
 
     def __call__(self, arguments: Any) -> bool:
         """Whether anybody overrides functions of these arguments; for PyTorch's own layers, anybody but us."""
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.nn.modules."):
-            return self._check(arguments)
+            return self._original(arguments)
         modes = _take_all_modes()
         try:
-            for mode in reversed([mode for mode in modes if mode is not self._mode]):
-                torch._C._push_on_torch_function_stack(mode)
-            return self._check(arguments)
+            _put_back([mode for mode in modes if mode is not self._mode])
+            return self._original(arguments)
         finally:
             _take_all_modes()
-            for mode in reversed(modes):
-                torch._C._push_on_torch_function_stack(mode)
+            _put_back(modes)
 
 
 def _take_all_modes() -> list[TorchFunctionMode]:
     """Empty this thread's stack of function modes, and return them, the uppermost first."""
     return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
+
+
+def _put_back(modes: Sequence[TorchFunctionMode]) -> None:
+    """Put modes onto this thread's stack, the uppermost first in ``modes``."""
+    for mode in reversed(modes):
+        torch._C._push_on_torch_function_stack(mode)
 
 
 def _default_device_mode() -> TorchFunctionMode | None:
@@ -226,7 +237,7 @@ def _has_tensor(value: Any) -> bool:
     return isinstance(value, dict) and any(_has_tensor(item) for item in value.values())
 
 
-class BackwardEngine:
+class BackwardEngine(StandIn):
     """Stands in for autograd's engine while APIs are recorded, so that recomputation inside backward is seen.
 
     ``loss.backward()`` is itself a call that the mode handles, and a mode is off while it handles a call; the
@@ -234,33 +245,19 @@ class BackwardEngine:
     ways into backward pass, so the mode is put back there.
     """
 
-    _lock = threading.Lock()
-
     def __init__(self, mode: ApiMode) -> None:
         """Prepare; ``install`` begins."""
+        super().__init__(Variable, "_execution_engine")
         self._mode = mode
         self._thread = threading.get_ident()
-        self._engine: Any = None
-
-    def install(self) -> None:
-        """Take the engine's place."""
-        with self._lock:
-            self._engine = Variable._execution_engine
-            Variable._execution_engine = self  # pyright: ignore[reportAttributeAccessIssue]
-
-    def remove(self) -> None:
-        """Give the place back."""
-        with self._lock:
-            if Variable._execution_engine is self:
-                Variable._execution_engine = self._engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine with the mode on."""
         mode = self._mode
         if threading.get_ident() != self._thread or mode.is_active:
-            return self._engine.run_backward(*args, **kwargs)
+            return self._original.run_backward(*args, **kwargs)
         with mode.inside_backward():
-            return self._engine.run_backward(*args, **kwargs)
+            return self._original.run_backward(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        return getattr(self._original, name)
