@@ -94,11 +94,6 @@ class Session:
         return self._attachment is not None
 
     @property
-    def step_index(self) -> int:
-        """The current step, from 0."""
-        return self._step
-
-    @property
     def directory(self) -> Path | None:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory

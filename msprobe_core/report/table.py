@@ -7,7 +7,6 @@ text; a numeric cell has its number too, which spreadsheets get instead.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -263,11 +262,6 @@ def _file_names() -> pl.Expr:
         for side, _ in _SIDES
     ]
     return pl.format("['{}', '{}']", *sides)
-
-
-def headers_of(columns: Sequence[Column]) -> list[str]:
-    """Return the headers."""
-    return [column.header for column in columns]
 
 
 VERDICT_COLOURS = {
