@@ -88,6 +88,34 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     index: int
 
 
+class Placement(msgspec.Struct, frozen=True):
+    """How a tensor is spread over one dimension of a mesh of ranks.
+
+    Attributes:
+        kind: ``Shard``, ``Replicate`` or ``Partial``; whatever else the framework has, by its own name.
+        dim: Of a shard, the dimension of the tensor that is cut.
+        reduce_op: Of a partial result, how the ranks' parts become the whole: ``sum``, ``avg``, …
+    """
+
+    kind: str
+    dim: int | None = None
+    reduce_op: str | None = None
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """Which part of a distributed tensor this rank holds; what is recorded of its values is of that part.
+
+    Attributes:
+        device_mesh: The ranks, as nested lists with one level for each dimension of the mesh.
+        placements: One for each dimension of the mesh.
+        local_shape: Sizes of the part that this rank holds.
+    """
+
+    device_mesh: list[Any]
+    placements: tuple[Placement, ...]
+    local_shape: tuple[int, ...]
+
+
 class TensorMeta(msgspec.Struct, frozen=True, gc=False):
     """What is known of a tensor without reading it.
 
@@ -96,12 +124,14 @@ class TensorMeta(msgspec.Struct, frozen=True, gc=False):
         dtype: As the framework spells it, for example ``torch.bfloat16`` or ``Float32``.
         shape: Sizes of the dimensions; ``()`` for a 0-d tensor.
         requires_grad: ``None`` where the framework has no such notion.
+        distribution: ``None`` for a tensor that is whole, or whose framework does not know.
     """
 
     type: str
     dtype: str
     shape: tuple[int, ...]
     requires_grad: bool | None = None
+    distribution: Distribution | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, gc=False):
@@ -150,7 +180,8 @@ class Argument(msgspec.Struct, frozen=True):
     """A value that is not a tensor.
 
     Attributes:
-        type: ``int``, ``float``, ``bool``, ``str``, ``slice``, ``torch.dtype``, …
+        type: ``int``, ``float``, ``bool``, ``str``, ``slice``, ``torch.dtype``, …; empty for a value that stands in a
+            dump by itself, as a field of what encloses it.
         value: The value in JSON's own types; ``None`` where ``fields`` has more than one value to give.
         fields: Further named parts, for example a process group's ranks.
     """

@@ -148,7 +148,7 @@ class Recorder:
 
     def _reset(self) -> None:
         self._counts: dict[str, int] = {}
-        self._digests: dict[tuple[int, int], Digest] = {}
+        self._digests: dict[tuple[int, int] | None, Digest] = {}
         self._finished: list[tuple[int, Entry]] = []
         self._backwards: list[_Backward] = []
         self._gradients: dict[str, tuple[int, Entry]] = {}
@@ -428,6 +428,7 @@ class Recorder:
 
     def distrust(self, tensor: Any) -> None:
         """Read this tensor, and all that share its memory, anew whenever they are seen."""
+        self._digests.pop(self._identity(tensor), None)  # of memory that nobody had set before
         self._reducer.distrust(tensor)
 
     def note_failure(self, where: str, error: Exception) -> None:

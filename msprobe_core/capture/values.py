@@ -116,6 +116,8 @@ def _describe_python(value: Any) -> Argument | None:
         return Argument("slice", [int(part) if isinstance(part, int) else None for part in parts])
     if value is Ellipsis:
         return Argument("ellipsis", "...")
+    if isinstance(value, Argument):  # described by the interception
+        return value
     for kind in _SCALARS_BY_BASE:
         if isinstance(value, kind):  # an IntEnum, a str subclass
             return Argument(kind.__name__, kind(value))

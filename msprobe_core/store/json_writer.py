@@ -15,6 +15,7 @@ from msprobe_core.hookspecs import Writer, WriterFactory, hookimpl
 from msprobe_core.model import (
     Argument,
     Batch,
+    Distribution,
     Entry,
     GradientSlot,
     Phase,
@@ -202,6 +203,8 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
     if stats is not None and stats.num_nan is not None:
         fields["num_nan"] = stats.num_nan
         fields["num_inf"] = stats.num_inf
+    if meta.distribution is not None:
+        fields |= _distribution_json(meta.distribution)
     if value.digest.checksum is not None:
         fields["md5"] = value.digest.checksum
     if value.file_name is not None:
@@ -209,10 +212,24 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
     return fields
 
 
-def _argument_json(argument: Argument) -> dict[str, Any]:
+def _distribution_json(distribution: Distribution) -> dict[str, Any]:
+    placements: list[dict[str, dict[str, Any]]] = []
+    for placement in distribution.placements:
+        detail: dict[str, Any] = {"dim": placement.dim, "reduce_op": placement.reduce_op}
+        placements.append({placement.kind: {key: value for key, value in detail.items() if value is not None}})
+    return {
+        "device_mesh": distribution.device_mesh,
+        "placements": placements,
+        "local_shape": distribution.local_shape,
+    }
+
+
+def _argument_json(argument: Argument) -> Any:
     if argument.fields is not None:
         return {"type": argument.type, **{key: _number_json(part) for key, part in argument.fields.items()}}
     value = argument.value
+    if not argument.type:
+        return _text(value) if isinstance(value, str) else _number_json(value)
     return {"type": argument.type, "value": _text(value) if isinstance(value, str) else _number_json(value)}
 
 

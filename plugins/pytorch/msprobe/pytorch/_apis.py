@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
+from msprobe.pytorch._collectives import is_communication
 from msprobe_core.config import RiskLevel
 
 Function = Callable[..., Any]
@@ -57,7 +58,8 @@ class ApiTable:
         if isinstance(function, types.MethodWrapperType):
             # Reading an attribute, such as ``x.shape``: a new object at each access, so it is not kept.
             return None
-        api = self._known[function] = self._select(_guess(function))
+        named = None if is_communication(function) else _guess(function)
+        api = self._known[function] = self._select(named)
         return api
 
     def _select(self, api: Api | None) -> Api | None:

@@ -14,13 +14,14 @@ import torch.overrides
 from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
+from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._modules import ModuleHooks
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, NamedModel, Reducer
-from msprobe_core.model import Argument, TensorMeta
+from msprobe_core.model import Argument, Distribution, Placement, TensorMeta
 from msprobe_core.store.layout import create_file
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -60,7 +61,8 @@ class PyTorchFramework:
         kind = type(tensor)
         name = "torch.Tensor" if kind in _PLAIN_TYPES else f"{kind.__module__}.{kind.__qualname__}"
         shape = () if tensor.is_nested else tuple(int(size) for size in tensor.shape)
-        return TensorMeta(name, dtype, shape, tensor.requires_grad)
+        distribution = None if kind in _PLAIN_TYPES else _distribution_of(tensor)
+        return TensorMeta(name, dtype, shape, tensor.requires_grad, distribution)
 
     def takes_gradient(self, tensor: Any) -> bool:
         """Whether the tensor requires a gradient."""
@@ -116,6 +118,10 @@ class _Attachment:
         self._unsettled: dict[int, Callable[[], None]] = {}
         self._removals: list[Callable[[], None]] = []
         try:
+            # At every level: what communication writes to has to be known.
+            collectives = Collectives(recorder, self._unsettled, records=options.level.has_apis)
+            self._removals.append(collectives.remove)
+            collectives.install()
             if options.level.has_modules:
                 hooks = ModuleHooks(models, recorder, self._unsettled)
                 self._removals.append(hooks.remove)
@@ -142,6 +148,22 @@ class _Attachment:
             _, hand_over = self._unsettled.popitem()
             with Quiet(self._recorder.note_failure):
                 hand_over()
+
+
+def _distribution_of(tensor: Any) -> Distribution | None:
+    """Return how a DTensor is spread; ``None`` for any other."""
+    mesh, placements, local = (getattr(tensor, name, None) for name in ("device_mesh", "placements", "_local_tensor"))
+    if mesh is None or placements is None or local is None:
+        return None
+    described = tuple(
+        Placement(type(one).__name__.lstrip("_"), getattr(one, "dim", None), _text_of(getattr(one, "reduce_op", None)))
+        for one in placements
+    )
+    return Distribution(mesh.mesh.tolist(), described, tuple(int(size) for size in local.shape))
+
+
+def _text_of(operation: object) -> str | None:
+    return None if operation is None else str(operation)
 
 
 def _describe_distributed(value: Any) -> Argument | None:

@@ -23,6 +23,7 @@ from msprobe.pytorch._apis import (
     leaves_memory_unset,
     silently_written,
 )
+from msprobe.pytorch._collectives import local
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._owners import owner_of
 from msprobe.pytorch._quiet import Quiet
@@ -91,7 +92,7 @@ class ApiMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._is_on:
+        if not self._is_on or local.is_communicating:
             return func(*args, **kwargs)
         api = self._apis.find(func)
         recorder = self._recorder

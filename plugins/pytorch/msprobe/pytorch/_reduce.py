@@ -88,6 +88,7 @@ class TorchReducer:
 
         ``None`` for tensors without a version (made under ``inference_mode``).
         """
+        tensor = held_by(tensor)
         if _WeakTensorRef is None or tensor.is_inference():
             return None
         address: int = tensor._cdata
@@ -99,20 +100,23 @@ class TorchReducer:
     def shows_writes(self, tensor: Any) -> bool:
         """Whether all writes to the tensor raise its version.
 
-        Those of most functions do. Collectives write to anything without it, so nothing is trusted where there are
-        any; fused optimizers to parameters; NumPy to memory that it shares, which is what cannot be resized.
+        Those of most functions do. Fused optimizers write to parameters without it, NumPy to memory that it shares,
+        which is what cannot be resized. Communication does too. Calls of it are followed; but in a job there is also
+        some that is not Python's, by which buffers, gradients and buckets of them are exchanged, so nothing is trusted
+        there but what autograd has computed.
         """
-        if _has_collectives():
-            return False
-        # A view is no leaf, and asking one may make its node; see `_gradients`.
-        if tensor.requires_grad and not tensor._is_view() and tensor.is_leaf:
+        tensor = held_by(tensor)
+        if not tensor.requires_grad:
+            if _has_collectives():
+                return False
+        elif not tensor._is_view() and tensor.is_leaf:  # a view is no leaf, and asking one may make its node
             return False
         storage = tensor.untyped_storage()
         return storage.resizable() and storage._cdata not in self._exposed
 
     def distrust(self, tensor: Any) -> None:
         """Trust no tensor in this one's storage any more."""
-        self._exposed.add(tensor.untyped_storage()._cdata)
+        self._exposed.add(held_by(tensor).untyped_storage()._cdata)
 
     @property
     def is_complete(self) -> bool:
@@ -162,12 +166,32 @@ def _xor_on_device(content: Tensor) -> Tensor:
     return words[0]
 
 
+def held_by(tensor: Tensor) -> Tensor:
+    """Return the tensor that holds the elements: a DTensor's local shard, the result that a tensor waits for."""
+    while type(tensor) not in _PLAIN_TYPES:
+        inner = getattr(tensor, "_local_tensor", None)
+        if inner is None:
+            inner = getattr(tensor, "elem", None) if hasattr(tensor, "trigger_wait") else None
+        if inner is None:
+            break
+        tensor = inner
+    return tensor
+
+
+_PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
 def readable(tensor: Tensor) -> Tensor | None:
-    """Return a tensor whose elements can be read: the tensor itself or its local shard; ``None`` if there is none."""
-    kind = type(tensor)
-    if kind is not Tensor and kind is not torch.nn.Parameter:
-        local = getattr(tensor, "_local_tensor", None)  # a DTensor's own shard
-        if local is not None:
+    """Return a tensor whose elements can be read: the tensor itself or its local shard; ``None`` if there is none.
+
+    The result of a functional collective is waited for, as its first use would; that is no wait of the host where
+    there is a device.
+    """
+    if type(tensor) not in _PLAIN_TYPES:
+        local = getattr(tensor, "_local_tensor", tensor)
+        if hasattr(local, "trigger_wait"):
+            local = cast("Any", local).trigger_wait()
+        if local is not tensor:
             return readable(local)
         if hasattr(tensor, "fake_mode"):
             return None

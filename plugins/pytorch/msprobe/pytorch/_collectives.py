@@ -1,0 +1,411 @@
+"""Interception of communication: collectives and point-to-point calls, synchronous, asynchronous and functional.
+
+They run outside of what PyTorch dispatches, so they are wrapped, and in a way that also sees functions which were
+imported by name before: most functions of ``torch.distributed`` are closures around the one that works, and it is in
+the closure's cell that ours takes its place; functional collectives are operators, whose implementation is looked up
+at each call. Two that are neither, ``isend`` and ``irecv``, and ``batch_isend_irecv``, are replaced in their modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from msprobe.pytorch._gradients import CallGradients
+from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._reduce import held_by
+from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.model import Argument
+
+_PREFIX = "Distributed"
+_FUNCTIONAL = "_c10d_functional"
+_WAIT = "wait_tensor"
+
+UNSET_INPUTS: Mapping[str, str] = {
+    "recv": "tensor", "irecv": "tensor", "scatter": "tensor", "gather": "gather_list",
+    "all_gather": "tensor_list", "all_gather_into_tensor": "output_tensor", "all_gather_single": "output_tensor",
+    "all_gather_coalesced": "output_tensor_lists", "_all_gather_base": "output_tensor",
+    "reduce_scatter": "output", "reduce_scatter_tensor": "output", "reduce_scatter_single": "output",
+    "_reduce_scatter_base": "output", "all_to_all": "output_tensor_list", "all_to_all_single": "output",
+}  # fmt: skip
+"""Functions by the parameter that they only write to: what it holds before is chance, so it is no input."""
+
+RECORDED = (
+    "send", "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "isend", "batch_isend_irecv", *UNSET_INPUTS,
+)  # fmt: skip
+"""Functions of ``torch.distributed`` that are recorded."""
+
+_PASSED_OVER = (
+    "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
+    "scatter_object_list", "send_object_list", "recv_object_list",
+)  # fmt: skip
+"""Functions that send pickled objects or nothing: what they call inside is no communication of tensors."""
+
+_SENDS, _RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv"})
+_ALWAYS_ASYNCHRONOUS = frozenset({"isend", "irecv", "batch_isend_irecv"})
+
+
+class _Replaced(NamedTuple):
+    """An attribute that ours stands in; ``original`` as it was in the owner's own namespace."""
+
+    owner: Any
+    attribute: str
+    original: Any
+    ours: Any
+
+
+class _Pending:
+    """A call whose results are there when everything it waits for has been waited for."""
+
+    def __init__(self, call: Call, output: Any, num_waits: int) -> None:
+        self.call = call
+        self.output = output
+        self.num_waits = num_waits
+
+
+class Collectives:
+    """Reports the communication of all threads, or merely follows what it writes to."""
+
+    def __init__(self, recorder: CallRecorder, unsettled: dict[int, Callable[[], None]], *, records: bool) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            recorder: Is told of every call, and of the memory that calls write to without raising versions.
+            unsettled: See `CallGradients`.
+            records: Whether calls are recorded, or only their writing is followed.
+        """
+        self._recorder = recorder
+        self._unsettled = unsettled
+        self._records = records
+        self._lock = threading.RLock()  # reading a result may itself wait for another
+        self._replaced: list[_Replaced] = []
+        self._works: dict[int, tuple[weakref.ref[Any], _Pending]] = {}
+        # The weak references keep addresses from being given to other memory.
+        self._results: dict[int, tuple[StorageWeakRef, _Pending]] = {}
+
+    def install(self) -> None:
+        """Begin."""
+        if not torch.distributed.is_available():
+            return
+        for name in (*RECORDED, *_PASSED_OVER):
+            self._replace_function(name)
+        self._replace(torch.distributed.Work, "wait", self._wrap_wait)
+        for namespace in (_FUNCTIONAL, f"{_FUNCTIONAL}_autograd"):
+            for name, packet in _packets(namespace):
+                wrap = (
+                    self._wrap_wait_tensor if name == _WAIT else lambda run, name=name: self._wrap_operator(name, run)
+                )
+                self._replace(packet, "_op", wrap)
+
+    def remove(self) -> None:
+        """End, unless somebody else has taken a place since."""
+        while self._replaced:
+            owner, attribute, original, ours = self._replaced.pop()
+            if _own(owner, attribute) is ours:
+                setattr(owner, attribute, original)
+        with Quiet(self._recorder.note_failure):
+            # Never waited for: what they sent is known, what came is not.
+            for _, pending in (*self._works.values(), *self._results.values()):
+                if pending.num_waits:
+                    pending.num_waits = 0
+                    self._recorder.close(pending.call)
+        self._works.clear()
+        self._results.clear()
+
+    def _replace(self, owner: Any, attribute: str, wrap: Callable[[Any], Any]) -> None:
+        original, ours = _own(owner, attribute), wrap(getattr(owner, attribute))
+        setattr(owner, attribute, ours)
+        self._replaced.append(_Replaced(owner, attribute, original, ours))
+
+    def _replace_function(self, name: str) -> None:
+        published = getattr(torch.distributed, name, None)
+        if published is None:
+            return
+        signature = _signature(published)
+
+        def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
+            return self._wrap_function(name, signature, run)
+
+        cell = _cell_around(published)
+        if cell is not None:
+            self._replace(cell, "cell_contents", wrap)
+            return
+        ours = wrap(published)
+        for module in (torch.distributed, torch.distributed.distributed_c10d):
+            self._replace(module, name, lambda _: ours)
+
+    # --- torch.distributed --------------------------------------------------------------------------------------
+
+    def _wrap_function(self, name: str, signature: inspect.Signature, run: Callable[..., Any]) -> Callable[..., Any]:
+        def report(*args: Any, **kwargs: Any) -> Any:
+            if local.is_communicating or not self._recorder.is_open:
+                return run(*args, **kwargs)
+            call: Call | None = None
+            with Quiet(self._recorder.note_failure):
+                call = self._open(name, *_described(name, signature, args, kwargs))
+            with _communicating():
+                try:
+                    result = run(*args, **kwargs)
+                except BaseException:
+                    self._close(call)
+                    raise
+            with Quiet(self._recorder.note_failure):
+                self._distrust((args, kwargs))
+                output = [_described_operations(value, _RECEIVES) for value in (*args, *kwargs.values())]
+                if name in _SENDS:
+                    output[:1] = [None]
+                self._finish(name, call, output, result, signature)
+            return result
+
+        # As long as ours is what ``dist.isend`` is, P2POp asks for its name.
+        report.__name__ = report.__qualname__ = name
+        return report
+
+    def _open(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
+        if not self._records or name in _PASSED_OVER:
+            return None
+        call = self._recorder.open_api(_PREFIX, name)
+        self._recorder.record_inputs(call, args, kwargs)
+        return call
+
+    def _close(self, call: Call | None) -> None:
+        if call is not None:
+            self._recorder.close(call)
+
+    def _finish(
+        self,
+        name: str,
+        call: Call | None,
+        output: Sequence[Any],
+        result: Any,
+        signature: inspect.Signature,
+    ) -> None:
+        """Take the results, now or when what the call returned has been waited for."""
+        if call is None:
+            return
+        works: list[Any] = [work for work in _listed(result) if isinstance(work, torch.distributed.Work)]
+        is_asynchronous = name in _ALWAYS_ASYNCHRONOUS or (works and "async_op" in signature.parameters)
+        if not is_asynchronous:
+            # Inside a coalescing block nothing has been sent yet, and the block says so by what calls return.
+            if type(result).__name__ != "_IllegalWork":
+                self._recorder.record_outputs(call, tuple(output))
+            self._recorder.close(call)
+        elif works:
+            pending = _Pending(call, tuple(output), len(works))
+            with self._lock:
+                self._works.update((id(work), (weakref.ref(work), pending)) for work in works)
+        else:
+            self._recorder.close(call)  # this rank is not in the group
+
+    def _wrap_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def report(work: Any, *args: Any, **kwargs: Any) -> Any:
+            result = wait(work, *args, **kwargs)
+            if self._works:
+                with Quiet(self._recorder.note_failure), self._lock:
+                    reference, pending = self._works.pop(id(work), (None, None))
+                    # One that went away without being waited for may have left its address to another.
+                    if reference is not None and reference() is work:
+                        self._note_wait(pending)
+            return result
+
+        return report
+
+    # --- functional collectives ---------------------------------------------------------------------------------
+
+    def _wrapper_of(self, name: str) -> Callable[[Any], Callable[..., Any]]:
+        return lambda run: self._wrap_operator(name, run)
+
+    def _wrap_operator(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def report(*args: Any, **kwargs: Any) -> Any:
+            if local.is_communicating or not self._recorder.is_open:
+                return run(*args, **kwargs)
+            call: Call | None = None
+            gradients: CallGradients | None = None
+            builds_graph = torch.is_grad_enabled()
+            with Quiet(self._recorder.note_failure):
+                call = self._open(name, [_resolved(value) for value in args], kwargs)
+                if call is not None and call.wants_gradients and builds_graph:
+                    gradients = CallGradients(self._recorder, call, args, kwargs, self._unsettled)
+            with _communicating():
+                try:
+                    result = run(*args, **kwargs)
+                except BaseException:
+                    self._close(call)
+                    raise
+            with Quiet(self._recorder.note_failure):
+                self._distrust((args, kwargs, result))
+                if call is not None:
+                    if gradients is not None:
+                        gradients.attach(result)
+                    results: list[Tensor] = [value for value in _listed(result) if isinstance(value, Tensor)]
+                    pending = _Pending(call, result, len(results))
+                    with self._lock:
+                        for storage in map(_storage_of, results):
+                            self._results[storage._cdata] = (StorageWeakRef(storage), pending)
+            return result
+
+        return report
+
+    def _wrap_wait_tensor(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def report(*args: Any, **kwargs: Any) -> Any:
+            with _communicating():
+                result = run(*args, **kwargs)
+            if self._results and args and self._recorder.is_open:
+                with Quiet(self._recorder.note_failure), self._lock:
+                    self._note_wait(self._results.pop(_storage_of(args[0])._cdata, (None, None))[1])
+            return result
+
+        return report
+
+    # --- both ---------------------------------------------------------------------------------------------------
+
+    def _note_wait(self, pending: _Pending | None) -> None:
+        if pending is None:
+            return
+        pending.num_waits -= 1
+        if not pending.num_waits:
+            self._distrust(pending.output)
+            self._recorder.record_outputs(pending.call, pending.output)
+            self._recorder.close(pending.call)
+
+    def _distrust(self, written: Any) -> None:
+        for tensor in _tensors_in(written):
+            self._recorder.distrust(tensor)
+
+
+class _Local(threading.local):
+    """What each thread is doing."""
+
+    is_communicating = False
+
+
+local = _Local()
+"""Only the outermost call counts: what it calls to do its work, also of other functions, is part of it."""
+
+
+@contextmanager
+def _communicating() -> Iterator[None]:
+    before, local.is_communicating = local.is_communicating, True
+    try:
+        yield
+    finally:
+        local.is_communicating = before
+
+
+def is_communication(function: Callable[..., Any]) -> bool:
+    """Whether a function that PyTorch dispatches is reported by `Collectives`, so that nobody else needs to."""
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(function).startswith(_FUNCTIONAL)
+    return getattr(function, "__module__", None) == "torch.distributed.distributed_c10d"
+
+
+def _own(owner: Any, attribute: str) -> Any:
+    """Return the attribute as the owner holds it: of a class, before it is bound."""
+    return vars(owner)[attribute] if isinstance(owner, type) else getattr(owner, attribute)
+
+
+def _cell_around(published: Any) -> Any:
+    """Return the cell through which a closure of PyTorch reaches the function that works; ``None`` if there is none."""
+    names = getattr(getattr(published, "__code__", None), "co_freevars", ())
+    if "func" not in names:
+        return None
+    cell = published.__closure__[names.index("func")]
+    return cell if callable(cell.cell_contents) else None
+
+
+_signature = cache(inspect.signature)
+
+
+@cache  # there may be a window in every step
+def _packets(namespace: str) -> list[tuple[str, Any]]:
+    """Return the operators of a namespace of ``torch.ops``."""
+    start = f"{namespace}::"
+    names = {name[len(start) :].partition(".")[0] for name in _operator_names() if name.startswith(start)}
+    operators = getattr(torch.ops, namespace)
+    return [(name, getattr(operators, name)) for name in sorted(names) if not name.startswith("_")]
+
+
+def _operator_names() -> Sequence[str]:
+    return cast("Any", torch._C)._dispatch_get_all_op_names()
+
+
+def _described(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments as they are recorded: without what is only written to, and always with the group."""
+    parameters = list(signature.parameters)
+    positional, named = list(args), dict(kwargs)
+    unset = UNSET_INPUTS.get(name)
+    if unset in named:
+        named[unset] = None
+    elif unset in parameters and parameters.index(unset) < len(positional):
+        positional[parameters.index(unset)] = None
+    positional = [_described_operations(value, _SENDS) for value in positional]
+    named = {key: _described_operations(value, _SENDS) for key, value in named.items()}
+    if "group" in parameters and named.get("group") is None:
+        place = parameters.index("group")
+        if place >= len(positional):
+            named["group"] = torch.distributed.group.WORLD
+        elif positional[place] is None:
+            positional[place] = torch.distributed.group.WORLD
+    return positional, named
+
+
+def _described_operations(value: Any, kept: Collection[str]) -> Any:
+    """Return a list of point-to-point operations in the fields that dumps have for them, with the tensors of some."""
+    if not isinstance(value, list) or not any(isinstance(item, torch.distributed.P2POp) for item in cast("Any", value)):
+        return value
+    return [_described_operation(item, kept) for item in cast("list[Any]", value)]
+
+
+def _described_operation(operation: Any, kept: Collection[str]) -> dict[str, Any]:
+    name = operation.op.__name__
+    return {
+        "class_type": Argument("", "torch.distributed.P2POp"),
+        "tensor": operation.tensor if name in kept else None,
+        "op": Argument("", name),
+        "peer": Argument("", operation.peer),
+        "tag": Argument("", operation.tag),
+        "group": operation.group,
+    }
+
+
+def _resolved(value: Any) -> Any:
+    """Return the process group that a functional collective names."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return cast("Any", torch._C)._distributed_c10d._resolve_process_group(value)
+    except RuntimeError:  # another text: the kind of reduction
+        return value
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return cast("Sequence[Any]", value) if isinstance(value, list | tuple) else (value,)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, torch.distributed.P2POp):
+        yield value.tensor
+    elif isinstance(value, list | tuple):
+        for item in cast("Sequence[Any]", value):
+            yield from _tensors_in(item)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(cast("dict[Any, Any]", value).values()))
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """Return the memory of a result, which it keeps however it is wrapped."""
+    return held_by(tensor).untyped_storage()

@@ -1,0 +1,216 @@
+"""Training jobs of several processes over gloo, bare and under the probe."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import all_reduce as imported_all_reduce
+
+VOCABULARY, WIDTH, STEPS = 11, 8, 2
+LEVELS = ("L0", "L1", "mix")
+
+
+def run_job(work: Callable[..., Any], world: int, directory: Path, *args: Any) -> list[Any]:
+    """Run ``work(rank, world, directory, *args)`` in ``world`` processes, and return what each of them returned."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.multiprocessing.spawn(_enter, (work, world, directory, args), world)
+    return [json.loads((directory / f"result{rank}.json").read_text()) for rank in range(world)]
+
+
+def _enter(rank: int, work: Callable[..., Any], world: int, directory: Path, args: tuple[Any, ...]) -> None:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world)
+    result = work(rank, world, directory, *args)
+    (directory / f"result{rank}.json").write_text(json.dumps(result))
+    dist.destroy_process_group()
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(Mlp() for _ in range(2))
+        self.norm = nn.BatchNorm1d(WIDTH)  # has buffers, which DDP hands from rank to rank
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(self.norm(x.flatten(0, 1)))
+
+
+def make_model(kind: str, world: int) -> nn.Module:
+    torch.manual_seed(0)
+    model = Network()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if kind == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        return fully_shard(model)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    assert kind == "tp"
+    mesh = init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def train(kind: str, rank: int, world: int, debugger: Any) -> str:
+    """Train for some steps, with two micro-batches each, and return every loss, gradient and weight as text."""
+    model = make_model(kind, world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=kind != "tp")
+    seen: list[Any] = []
+    for step in range(STEPS):
+        torch.manual_seed(10 + step + (0 if kind == "tp" else rank))
+        if debugger is not None:
+            debugger.start(model)
+        for _ in range(2):
+            tokens = torch.randint(0, VOCABULARY, (2, 4))
+            loss = nn.functional.cross_entropy(model(tokens), tokens.flatten())
+            loss.backward()
+            seen.append(loss.item().hex())
+        seen += [_bits(parameter.grad) for parameter in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        if debugger is not None:
+            debugger.stop()
+            debugger.step()
+    seen += [_bits(parameter) for parameter in model.parameters()]
+    seen.append(torch.get_rng_state().sum().item())
+    return json.dumps(seen)
+
+
+def _bits(tensor: Any) -> list[Any]:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach().flatten().view(torch.int32).tolist()
+
+
+def compare_with_bare(rank: int, world: int, directory: Path, kind: str) -> dict[str, bool]:
+    """Say for each level whether training under the probe is bit for bit what it is without."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    bare = train(kind, rank, world, None)
+    same: dict[str, bool] = {"itself": train(kind, rank, world, None) == bare}
+    for level in LEVELS:
+        debugger = PrecisionDebugger(dump_path=directory / level, level=level)
+        same[level] = train(kind, rank, world, debugger) == bare
+        debugger.close()
+    return same
+
+
+def communicate(rank: int, world: int, directory: Path) -> dict[str, Any]:
+    """Call every kind of communication, and return what it gave."""
+    import torch.distributed._functional_collectives as functional
+    from msprobe.pytorch import PrecisionDebugger
+
+    other = (rank + 1) % world
+    debugger = PrecisionDebugger(dump_path=directory / "run", level="L1")
+    before = [dist.isend, dist.all_reduce, vars(dist.Work)["wait"], torch.ops._c10d_functional.all_reduce._op]
+    before.append(dist.all_reduce.__closure__[0].cell_contents)
+    debugger.start()
+    seen: dict[str, Any] = {}
+    x = torch.full((3,), float(rank + 1))
+    imported_all_reduce(x)
+    seen["reduced"] = x.tolist()
+    work = dist.all_reduce(x, async_op=True)
+    seen["wait"] = work.wait()
+    received = torch.empty(3)
+    sending = dist.isend(x + rank, other)
+    dist.recv(received, (rank - 1) % world)
+    sending.wait()
+    seen["received"] = received.tolist()
+    operations = [dist.P2POp(dist.isend, x, other), dist.P2POp(dist.irecv, received, (rank - 1) % world)]
+    for request in dist.batch_isend_irecv(operations):
+        request.wait()
+    gathered = [torch.empty(3) for _ in range(world)]
+    dist.all_gather(gathered, x * (rank + 1))
+    seen["gathered"] = [one.tolist() for one in gathered]
+    whole, part = torch.empty(3 * world), torch.empty(3)
+    dist.all_gather_into_tensor(whole, x)
+    dist.reduce_scatter_tensor(part, whole)
+    seen["scattered"] = part.tolist()
+    never_awaited = dist.all_reduce(torch.ones(2), async_op=True)
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    dist.barrier()
+    total = functional.all_reduce(x, "sum", dist.group.WORLD) + 1
+    seen["functional"] = total.tolist()
+    leaf = torch.ones(2, requires_grad=True)
+    (functional.all_gather_single_autograd(leaf, 0, dist.group.WORLD) * (rank + 1)).sum().backward()
+    seen["gradient"] = leaf.grad.tolist()
+    try:
+        dist.all_reduce("no tensor")
+    except TypeError:
+        seen["raises"] = True
+    dist.all_reduce(x)
+    debugger.stop()
+    after = [dist.isend, dist.all_reduce, vars(dist.Work)["wait"], torch.ops._c10d_functional.all_reduce._op]
+    after.append(dist.all_reduce.__closure__[0].cell_contents)
+    seen["is_put_back"] = all(one is two for one, two in zip(before, after, strict=True))
+    never_awaited.wait()
+    debugger.close()
+    return seen
+
+
+def run_pipeline(rank: int, world: int, directory: Path) -> dict[str, bool]:
+    """Train two stages with two micro-batches, and say for each level whether the probe changes a bit."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    def once(debugger: Any) -> str:
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        torch.manual_seed(rank)
+        module = Mlp()
+        schedule = Schedule1F1B(
+            PipelineStage(module, rank, world, torch.device("cpu")), 2, loss_fn=nn.functional.mse_loss
+        )
+        torch.manual_seed(5)
+        x, target = torch.randn(4, WIDTH), torch.randn(4, WIDTH)
+        losses: list[torch.Tensor] = []
+        if debugger is not None:
+            debugger.start(module)
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=target, losses=losses)
+        if debugger is not None:
+            debugger.stop()
+        return json.dumps([[loss.item() for loss in losses], [_bits(p.grad) for p in module.parameters()]])
+
+    bare = once(None)
+    same: dict[str, bool] = {}
+    for level in LEVELS:
+        debugger = PrecisionDebugger(dump_path=directory / level, level=level)
+        same[level] = once(debugger) == bare
+        debugger.close()
+    return same
+
+
+def entries(directory: Path, step: int, rank: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the entries of one rank's dump."""
+    dump = json.loads((directory / f"step{step}" / f"rank{rank}" / "dump.json").read_text())
+    yield from dump["data"].items()
