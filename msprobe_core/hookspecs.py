@@ -98,10 +98,11 @@ class CallRecorder(Protocol):
     handed back as it came.
     """
 
-    def open_api(self, prefix: str, name: str, owner: str | None = None) -> Call:
+    def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> Call:
         """Begin a call of an API: ``prefix`` as ``Functional``, ``name`` as ``linear``.
 
         ``owner`` is what a call outside of every module belongs to, such as ``optimizer``: its parent in that case.
+        ``is_recomputed``: the call runs inside a backward pass, to compute again what was not kept.
         """
         ...
 
@@ -110,7 +111,7 @@ class CallRecorder(Protocol):
         """Whether an ``owner`` is of use: the nesting is recorded, and no module call of this thread is open."""
         ...
 
-    def open_module(self, prefix: str, path: str, type_name: str) -> Call:
+    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
         """Begin a call of a module; calls that open before it closes become its children."""
         ...
 
@@ -160,8 +161,11 @@ class CallRecorder(Protocol):
         """Do not read this tensor until it is written to: nobody has set its memory, so its values are chance."""
         ...
 
-    def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
-        """Take the gradient of the parameter ``name`` of the module with the given name stem."""
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
+        """Take the gradient of the parameter ``name`` of the module with the given name stem, as accumulated so far.
+
+        ``contribution`` is what has been added just now; ``None`` where that is all there is.
+        """
         ...
 
     @property

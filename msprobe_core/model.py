@@ -211,6 +211,9 @@ class Entry(msgspec.Struct, kw_only=True):
         parent: Entry name of the enclosing module call; ``None`` at the top.
         stack: Frames that led to the call, innermost first; ``None`` for backward entries.
         sequence: Position in execution order within the step, from 0; -1 until the entry is complete.
+        micro_step: Which micro-batch of the step, from 0: the how manieth call of the outermost module the call is part
+            of, comes after, or sends gradients through; ``None`` where no module is recorded.
+        is_recomputed: Whether a forward ran inside a backward pass, to compute again what was not kept.
         inputs: Forward: positional arguments. Backward: gradients with respect to the outputs.
         input_kwargs: Forward: keyword arguments.
         outputs: Forward: results. Backward: gradients with respect to the positional arguments.
@@ -223,6 +226,8 @@ class Entry(msgspec.Struct, kw_only=True):
     parent: str | None = None
     stack: tuple[str, ...] | None = None
     sequence: int = -1
+    micro_step: int | None = None
+    is_recomputed: bool = False
     inputs: list[Value] | None = None
     input_kwargs: dict[str, Value] | None = None
     outputs: list[Value] | None = None

@@ -42,6 +42,21 @@ _UNSET = Digest(Stats())
 """Stands for the values of memory that nobody has set: they are chance, and would differ between equal runs."""
 
 
+CONTRIBUTION = "contribution"
+"""After a parameter's name and a dot, which no name has: what was added to its gradient just now."""
+
+
+class _MicroSteps:
+    """Which micro-batch a thread is at, forward and backward."""
+
+    __slots__ = ("in_backward", "in_forward", "step")
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.in_forward: int | None = None
+        self.in_backward: int | None = None
+
+
 class _Slot(GradientSlot):
     """A gradient slot that knows its place in the entry."""
 
@@ -53,8 +68,8 @@ class _Call:
     """A call being recorded: implements `msprobe_core.hookspecs.Call`."""
 
     __slots__ = (
-        "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "key", "name", "parent",
-        "stem", "step", "wants_forward", "wants_gradients",
+        "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
+        "micro_step", "name", "parent", "stem", "step", "wants_forward", "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -71,6 +86,8 @@ class _Call:
         self.wants_gradients = False
         self.covers_forward = False
         self.covers_backward = False
+        self.micro_step: int | None = None
+        self.is_recomputed = False
 
 
 class _Backward:
@@ -148,6 +165,7 @@ class Recorder:
 
     def _reset(self) -> None:
         self._counts: dict[str, int] = {}
+        self._num_roots: dict[str, int] = {}
         self._digests: dict[tuple[int, int] | None, Digest] = {}
         self._finished: list[tuple[int, Entry]] = []
         self._backwards: list[_Backward] = []
@@ -174,7 +192,7 @@ class Recorder:
         """Whether the nesting is recorded and no module call of this thread is open."""
         return self._tracks_parents and not self._stack()
 
-    def open_api(self, prefix: str, name: str, owner: str | None = None) -> _Call:
+    def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> _Call:
         """Begin a call of an API; ``owner`` is what it belongs to where that is no module."""
         key = f"{prefix}.{name}"
         with self._lock:
@@ -183,10 +201,11 @@ class Recorder:
             self._counts[key] = index + 1
             call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
             call.backward_name = f"{key}.{index}.backward"
+            self._place(call, is_recomputed)
             self._select(call)
         return call
 
-    def open_module(self, prefix: str, path: str, type_name: str) -> _Call:
+    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> _Call:
         """Begin a call of a module."""
         stem = names.module_stem(prefix, path, type_name)
         stack = self._stack()
@@ -197,11 +216,33 @@ class Recorder:
             call = _Call(f"{stem}.forward.{index}", stem, index, parent, self._step)
             call.stem = stem
             call.backward_name = f"{stem}.backward.{index}"
+            self._place(call, is_recomputed)
             self._select(call)
             if call.wants_gradients:
                 self._covered.add(stem)
         stack.append(call)
         return call
+
+    def _place(self, call: _Call, is_recomputed: bool) -> None:
+        """Note which micro-batch of the step a call belongs to, and whether it computes something again."""
+        place, parent = self._micro_steps(), call.parent
+        call.is_recomputed = is_recomputed or (parent is not None and parent.is_recomputed)
+        if parent is not None and parent.key:
+            call.micro_step = parent.micro_step
+        elif call.is_recomputed:
+            call.micro_step = place.in_backward
+        elif call.stem is not None:
+            # Recomputed calls of an outermost module have taken indices too.
+            roots = self._num_roots
+            call.micro_step = place.in_forward = roots[call.stem] = roots.get(call.stem, -1) + 1
+        else:
+            call.micro_step = place.in_forward
+
+    def _micro_steps(self) -> _MicroSteps:
+        place: _MicroSteps | None = getattr(self._local, "micro_steps", None)
+        if place is None or place.step != self._step:
+            place = self._local.micro_steps = _MicroSteps(self._step)
+        return place
 
     def _select(self, call: _Call) -> None:
         selection = self._selection
@@ -216,7 +257,13 @@ class Recorder:
         # Whether the window of `scope` is open is asked again when the gradient arrives.
         call.wants_gradients = backward and selection.takes_phase(Phase.BACKWARD)
         if call.wants_forward:
-            call.entry = Entry(name=call.name, phase=Phase.FORWARD, parent=_name_of(call.parent))
+            call.entry = Entry(
+                name=call.name,
+                phase=Phase.FORWARD,
+                parent=_name_of(call.parent),
+                micro_step=call.micro_step,
+                is_recomputed=call.is_recomputed,
+            )
             if self._stacks is not None:
                 call.entry.stack = self._stacks.capture()
         if self._tracks_parents:
@@ -330,6 +377,7 @@ class Recorder:
             if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
                 self._note_late(call)
                 return
+            self._micro_steps().in_backward = call.micro_step
             self._selection.begin(call.backward_name)
             if self._selection.is_inside:
                 if not backward.begun:
@@ -342,8 +390,8 @@ class Recorder:
                 self._selection.end(call.backward_name)
             self._offer_backlog()
 
-    def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
-        """Take the gradient of one parameter, as it has been accumulated so far."""
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
+        """Take the gradient of one parameter, as it has been accumulated so far, and what was added just now."""
         with self._lock:
             if not self._is_open or not self._wants_parameter_gradient(stem):
                 return
@@ -352,9 +400,13 @@ class Recorder:
             entry_name = f"{stem}.{Phase.PARAMETERS_GRAD.value}.{index}"
             _, entry = self._gradients.get(entry_name) or (0, None)
             if entry is None:
-                entry = Entry(name=entry_name, phase=Phase.PARAMETERS_GRAD, parameters={})
+                micro_step = self._micro_steps().in_backward
+                entry = Entry(name=entry_name, phase=Phase.PARAMETERS_GRAD, parameters={}, micro_step=micro_step)
             assert entry.parameters is not None
             entry.parameters[name] = self._take(gradient, entry_name, "", name)
+            if contribution is not None:
+                added = f"{name}.{CONTRIBUTION}"
+                entry.parameters[added] = self._take(contribution, entry_name, "", added)
             self._gradients[entry_name] = (self._next_tick(), entry)
 
     def _wants_parameter_gradient(self, stem: str) -> bool:
@@ -366,7 +418,8 @@ class Recorder:
     def _backward_entry(self, call: _Call) -> Entry:
         if call.backward is None:
             parent = call.parent.backward_name if call.parent is not None else None
-            call.backward = _Backward(Entry(name=call.backward_name, phase=Phase.BACKWARD, parent=parent))
+            entry = Entry(name=call.backward_name, phase=Phase.BACKWARD, parent=parent, micro_step=call.micro_step)
+            call.backward = _Backward(entry)
         return call.backward.entry
 
     def _slot_maker(self, category: str, slots: list[tuple[GradientSlot, Any]]) -> Callable[[Any, str], Value]:

@@ -167,8 +167,17 @@ def entry_json(entry: Entry) -> dict[str, Any]:
             }
         )
     # A parameter may be called anything, so it keeps the name for itself.
-    record.setdefault("execution", {"sequence": entry.sequence})
+    record.setdefault("execution", _execution_json(entry))
     return record
+
+
+def _execution_json(entry: Entry) -> dict[str, Any]:
+    execution: dict[str, Any] = {"sequence": entry.sequence}
+    if entry.micro_step:
+        execution["micro_step"] = entry.micro_step
+    if entry.is_recomputed:
+        execution["recompute"] = True
+    return execution
 
 
 def _parts(parts: Mapping[str, list[Value] | dict[str, Value] | None]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from msprobe.pytorch._apis import (
     silently_written,
 )
 from msprobe.pytorch._collectives import local
-from msprobe.pytorch._gradients import CallGradients
+from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import owner_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.hookspecs import Call, CallRecorder
@@ -108,7 +108,8 @@ class ApiMode(TorchFunctionMode):
         builds_graph = torch.is_grad_enabled()
         with Quiet(recorder.note_failure):
             owner = owner_of(sys._getframe(1)) if recorder.is_outside_modules else None
-            call = recorder.open_api(api.prefix, name, owner)
+            is_recomputed = builds_graph and is_in_backward()
+            call = recorder.open_api(api.prefix, name, owner, is_recomputed=is_recomputed)
             recorder.record_inputs(call, args, kwargs)
             if call.wants_gradients and builds_graph:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)

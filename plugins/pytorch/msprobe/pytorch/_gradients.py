@@ -37,6 +37,14 @@ def next_sequence_number() -> int:
         return torch.empty(0, requires_grad=True).view(0).grad_fn._sequence_nr() + 1  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
 
+def is_in_backward() -> bool:
+    """Whether autograd's engine is running nodes on this thread: a forward that runs now computes something again."""
+    return _read_graph_task is not None and _read_graph_task() != -1
+
+
+_read_graph_task: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
+
+
 class _Part:
     """The gradient of one argument while its parts arrive."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from msprobe.pytorch._gradients import CallGradients
+from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.hookspecs import Call, CallRecorder, NamedModel
 from msprobe_core.names import module_stem
@@ -71,18 +72,28 @@ class ModuleHooks:
         for name, parameter in _own_parameters(module).items():
             if _accumulates_gradient(parameter) and id(parameter) not in seen_parameters:
                 seen_parameters.add(id(parameter))
-                self._handles.append(self._hook_parameter(parameter, stem, name))
+                self._handles += self._hook_parameter(parameter, stem, name)
 
-    def _hook_parameter(self, parameter: Tensor, stem: str, name: str) -> _Handle:
+    def _hook_parameter(self, parameter: Tensor, stem: str, name: str) -> Sequence[_Handle]:
         recorder = self._recorder
+        added: list[Tensor] = []
+        of_parameter = weakref.ref(parameter)
 
-        def hook(accumulated: Tensor) -> None:
+        def before(contribution: Tensor) -> None:
+            added.clear()  # `torch.autograd.grad` asks for what it does not add
+            # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
+            current = of_parameter()
+            if recorder.is_open and current is not None and current.grad is not None:
+                added.append(contribution)
+
+        def after(accumulated: Tensor) -> None:
             gradient = accumulated.grad
+            contribution = added.pop() if added else None
             if gradient is not None and recorder.is_open:
                 with Quiet(recorder.note_failure):
-                    recorder.record_parameter_gradient(stem, name, gradient)
+                    recorder.record_parameter_gradient(stem, name, gradient, contribution)
 
-        return parameter.register_post_accumulate_grad_hook(hook)
+        return parameter.register_hook(before), parameter.register_post_accumulate_grad_hook(after)
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -139,7 +150,7 @@ class _Running:
         gradients: CallGradients | None = None
         builds_graph = torch.is_grad_enabled()
         with Quiet(recorder.note_failure):
-            call = recorder.open_module(_PREFIX, self._path, self._type_name)
+            call = recorder.open_module(_PREFIX, self._path, self._type_name, is_recomputed=is_in_backward())
             recorder.record_inputs(call, args, kwargs)
             recorder.record_parameters(call, _own_parameters(module))
             if call.wants_gradients and builds_graph:
