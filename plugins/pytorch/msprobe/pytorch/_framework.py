@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
 from msprobe.pytorch._collectives import Collectives
+from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._modules import ModuleHooks
 from msprobe.pytorch._quiet import Quiet
@@ -23,6 +25,8 @@ from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, NamedModel, Reducer
 from msprobe_core.model import Argument, Distribution, Placement, TensorMeta
 from msprobe_core.store.layout import create_file
+
+_logger = logging.getLogger(__name__)
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
 
@@ -37,6 +41,7 @@ class PyTorchFramework:
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, str] = {}
         self._apis: dict[RiskLevel, ApiTable] = {}
+        self._said: set[str] = set()
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``torch.Tensor``."""
@@ -88,7 +93,13 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_at(RiskLevel(options.risk_level)))
+        return _Attachment(models, options, recorder, self._apis_at(RiskLevel(options.risk_level)), self._say)
+
+    def _say(self, sentence: str) -> None:
+        # Once a process: there may be a window in every step.
+        if sentence not in self._said:
+            self._said.add(sentence)
+            _logger.warning("%s", sentence)
 
     def _apis_at(self, risk_level: RiskLevel) -> ApiTable:
         # Kept: building it takes milliseconds, and there may be a window in every step.
@@ -112,20 +123,27 @@ class _Attachment:
     """Everything that is in place between ``start`` and ``stop``."""
 
     def __init__(
-        self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder, apis: ApiTable
+        self,
+        models: Sequence[NamedModel],
+        options: AttachOptions,
+        recorder: CallRecorder,
+        apis: ApiTable,
+        say: Callable[[str], None],
     ) -> None:
         self._recorder = recorder
         self._unsettled: dict[int, Callable[[], None]] = {}
         self._removals: list[Callable[[], None]] = []
         try:
+            aside: list[StepsAside] = []
             # At every level: what communication writes to has to be known.
             collectives = Collectives(recorder, self._unsettled, records=options.level.has_apis)
             self._removals.append(collectives.remove)
             collectives.install()
             if options.level.has_modules:
-                hooks = ModuleHooks(models, recorder, self._unsettled)
+                hooks = ModuleHooks(models, recorder, self._unsettled, say)
                 self._removals.append(hooks.remove)
                 hooks.install()
+                aside.append(hooks)
             if options.level.has_apis:
                 mode = ApiMode(recorder, apis, self._unsettled)
                 mode.push()
@@ -133,6 +151,10 @@ class _Attachment:
                 for stand_in in (BackwardEngine(mode), FastPathCheck(mode)):
                     stand_in.install()
                     self._removals.append(stand_in.remove)
+                aside.append(mode)
+            compiled = CompiledRegions(aside, say)
+            self._removals.append(compiled.remove)
+            compiled.install()
         except BaseException:
             self.detach()
             raise

@@ -25,7 +25,7 @@ from msprobe.pytorch._apis import (
 )
 from msprobe.pytorch._collectives import local
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
-from msprobe.pytorch._owners import owner_of
+from msprobe.pytorch._owners import is_of_compiler, owner_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.hookspecs import Call, CallRecorder
 
@@ -46,6 +46,7 @@ class ApiMode(TorchFunctionMode):
         self._apis = apis
         self._unsettled = unsettled
         self._operators: dict[tuple[object, int], bool] = {}
+        self._aside: set[int] = set()
         self._is_on = True
 
     def push(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # the inherited one is obsolete
@@ -78,6 +79,29 @@ class ApiMode(TorchFunctionMode):
             modes.remove(self)
             _put_back(modes)
 
+    def step_aside(self) -> Callable[[], None]:
+        """Be off the stack of this thread until what is returned is called."""
+        thread = threading.get_ident()
+        self._aside.add(thread)
+        modes = _take_all_modes()
+        places = [i for i, mode in enumerate(modes) if mode is self]
+        _put_back([mode for mode in modes if mode is not self])
+
+        def come_back() -> None:
+            self._aside.discard(thread)
+            others = _take_all_modes()
+            for place in places:
+                # Modes of the user lie above it, and may have come and gone.
+                others.insert(len(others) - (len(modes) - len(places) - place), self)
+            _put_back(others)
+
+        return come_back
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it has stepped aside on this thread."""
+        return threading.get_ident() in self._aside
+
     @property
     def is_active(self) -> bool:
         """Whether this thread's calls are seen; not while one of them is being handled."""
@@ -96,7 +120,7 @@ class ApiMode(TorchFunctionMode):
             return func(*args, **kwargs)
         api = self._apis.find(func)
         recorder = self._recorder
-        if api is None or not recorder.is_open:
+        if api is None or not recorder.is_open or (is_in_backward() and is_of_compiler(sys._getframe(1))):
             result = func(*args, **kwargs)
             if recorder.is_open and bypasses_versions(func):
                 with Quiet(recorder.note_failure):
@@ -256,7 +280,7 @@ class BackwardEngine(StandIn):
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the engine with the mode on."""
         mode = self._mode
-        if threading.get_ident() != self._thread or mode.is_active:
+        if threading.get_ident() != self._thread or mode.is_active or mode.is_aside:
             return self._original.run_backward(*args, **kwargs)
         with mode.inside_backward():
             return self._original.run_backward(*args, **kwargs)

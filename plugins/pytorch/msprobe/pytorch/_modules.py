@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from msprobe.pytorch._compiled import how_it_runs, modules_to_hook, original_of
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.hookspecs import Call, CallRecorder, NamedModel
@@ -29,7 +30,11 @@ class ModuleHooks:
     """All hooks in the modules of some models; ``remove`` takes every one of them out."""
 
     def __init__(
-        self, models: Sequence[NamedModel], recorder: CallRecorder, unsettled: dict[int, Callable[[], None]]
+        self,
+        models: Sequence[NamedModel],
+        recorder: CallRecorder,
+        unsettled: dict[int, Callable[[], None]],
+        say: Callable[[str], None],
     ) -> None:
         """Prepare; ``install`` begins.
 
@@ -38,37 +43,72 @@ class ModuleHooks:
                 its first name; so does a parameter.
             recorder: Is told of every call.
             unsettled: See `CallGradients`.
+            say: Tells the user what is not recorded, once.
         """
         self._models = models
         self._recorder = recorder
         self._unsettled = unsettled
+        self._say = say
         self._handles: list[_Handle] = []
+        self._call_handles: list[_Handle] = []
+        self._running: list[tuple[nn.Module, _Running]] = []
+        self._compiled = _Compiled()
 
     def install(self) -> None:
         """Set the hooks."""
         seen_parameters: set[int] = set()
         seen_modules: set[int] = set()
         for model in self._models:
-            for path, module in _modules_of(model):
+            for path, module, is_visible in modules_to_hook(model.model, model.name):
                 if id(module) not in seen_modules:
                     seen_modules.add(id(module))
-                    self._hook_module(path, module, seen_parameters)
+                    self._hook_module(path, module, is_visible=is_visible)
+                    self._hook_parameters(path, module, seen_parameters)
+        self._hook_calls()
 
     def remove(self) -> None:
         """Take all hooks out."""
-        for handle in self._handles:
+        for handle in (*self._call_handles, *self._handles):
             handle.remove()
+        self._call_handles.clear()
         self._handles.clear()
 
-    def _hook_module(self, path: str, module: nn.Module, seen_parameters: set[int]) -> None:
-        if isinstance(module, torch.jit.ScriptModule):
-            return  # runs outside of Python; what it contains cannot be hooked either
-        type_name = type(module).__name__
-        running = _Running(self._recorder, path, type_name, self._unsettled)
-        self._handles.append(module.register_forward_pre_hook(_Hook(running.before), with_kwargs=True))
-        # always_call: also when the forward raises, so that the nesting of calls stays right.
-        self._handles.append(module.register_forward_hook(_Hook(running.after), with_kwargs=True, always_call=True))
-        stem = module_stem(_PREFIX, path, type_name)
+    def step_aside(self) -> Callable[[], None]:
+        """Take the hooks of calls out until what is returned is called: a compiled function runs, and may call modules.
+
+        Where it is a module that runs compiled there is nothing to take out, since nothing inside it was hooked.
+        """
+        if self._compiled.num_running:
+            return lambda: None
+        for handle in self._call_handles:
+            handle.remove()
+        self._call_handles.clear()
+        return self._hook_calls
+
+    def _hook_calls(self) -> None:
+        for module, running in self._running:
+            # Not the module's own methods: those of scripted modules refuse. always_call: also when the forward
+            # raises, so that the nesting of calls stays right.
+            before, after = _Hook(running.before), _Hook(running.after)
+            self._call_handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
+            self._call_handles.append(
+                nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True)
+            )
+
+    def _hook_module(self, path: str, module: nn.Module, *, is_visible: bool) -> None:
+        if not is_visible:
+            return
+        running = _Running(self._recorder, path, _type_name_of(module), self._unsettled)
+        if (reason := how_it_runs(module)) is not None:
+            self._say(reason)
+            running.compiled = self._compiled
+        if getattr(module, "_compiled_call_impl", None) is None:
+            self._running.append((module, running))
+        else:
+            self._handles.append(_CompiledCall(module, running))
+
+    def _hook_parameters(self, path: str, module: nn.Module, seen_parameters: set[int]) -> None:
+        stem = module_stem(_PREFIX, path, _type_name_of(module))
         for name, parameter in _own_parameters(module).items():
             if _accumulates_gradient(parameter) and id(parameter) not in seen_parameters:
                 seen_parameters.add(id(parameter))
@@ -121,15 +161,50 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
-def _modules_of(model: NamedModel) -> Iterator[tuple[str, nn.Module]]:
-    for path, module in model.model.named_modules():
-        yield ".".join(part for part in (model.name, path) if part), module
+def _type_name_of(module: nn.Module) -> str:
+    """Return the class of a module; of a compiled or scripted one, of the module that it stands for."""
+    original = original_of(module)
+    return getattr(module, "original_name", None) or type(original or module).__name__
+
+
+class _Compiled(threading.local):
+    """How many modules that run compiled have begun on this thread and not ended."""
+
+    num_running = 0
+
+
+class _CompiledCall:
+    """Stands around the compiled call of a module: what `torch.nn.Module.compile` compiles holds the module's hooks."""
+
+    def __init__(self, module: nn.Module, running: _Running) -> None:
+        self._module = module
+        self._compiled: Callable[..., Any] = cast("Any", module)._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            running.before(module, args, kwargs)
+            output = None
+            try:
+                output = self._compiled(*args, **kwargs)
+            finally:
+                running.after(module, args, kwargs, output)
+            return output
+
+        self._ours = call
+        self._put(call)
+
+    def remove(self) -> None:
+        """Give the place back, unless somebody has compiled the module again."""
+        if self._module.__dict__.get("_compiled_call_impl") is self._ours:
+            self._put(self._compiled)
+
+    def _put(self, call: Callable[..., Any]) -> None:
+        self._module.__dict__["_compiled_call_impl"] = call
 
 
 class _Running:
     """The two hooks of one module, and its calls that have begun and not ended."""
 
-    __slots__ = ("_calls", "_path", "_recorder", "_type_name", "_unsettled")
+    __slots__ = ("_calls", "_path", "_recorder", "_type_name", "_unsettled", "compiled")
 
     def __init__(
         self, recorder: CallRecorder, path: str, type_name: str, unsettled: dict[int, Callable[[], None]]
@@ -140,6 +215,7 @@ class _Running:
         self._unsettled = unsettled
         # By thread: replicas of a module that run in threads share its hooks.
         self._calls: dict[int, list[_Begun]] = {}
+        self.compiled: _Compiled | None = None
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
@@ -155,6 +231,8 @@ class _Running:
             recorder.record_parameters(call, _own_parameters(module))
             if call.wants_gradients and builds_graph:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
+        if self.compiled is not None:
+            self.compiled.num_running += 1
         begun = _Begun(call, gradients, sys.exc_info()[1])
         self._calls.setdefault(threading.get_ident(), []).append(begun)
 
@@ -164,6 +242,8 @@ class _Running:
         if not calls:
             return
         begun = calls.pop()
+        if self.compiled is not None:
+            self.compiled.num_running -= 1
         if begun.call is None:
             return
         has_raised = output is None and sys.exc_info()[1] is not begun.exception

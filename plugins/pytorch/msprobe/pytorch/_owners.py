@@ -34,6 +34,22 @@ def owner_of(frame: FrameType | None) -> str | None:
     return None
 
 
+def is_of_compiler(frame: FrameType) -> bool:
+    """Whether a call comes out of what a compiler of PyTorch has made, or from the compiler at work."""
+    while frame.f_code.co_filename == _OPERATORS and frame.f_back is not None:
+        frame = frame.f_back
+    code = frame.f_code
+    if code not in _compilers:
+        file = code.co_filename
+        _compilers[code] = file.startswith("<eval_with_key>") or any(part in file for part in _COMPILERS)
+    return _compilers[code]
+
+
+_OPERATORS = torch._ops.__file__
+_compilers: dict[CodeType, bool] = {}
+_COMPILERS = ("/torchinductor_", "/torch/_functorch/", "/torch/_inductor/", "/torch/_dynamo/", "/torch/fx/")
+
+
 def _owner_by(code: CodeType) -> str | None:
     if code in _STEP_WRAPPERS:
         return OPTIMIZER

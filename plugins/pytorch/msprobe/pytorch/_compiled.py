@@ -1,0 +1,135 @@
+"""`torch.compile`: what is compiled runs as it would without us, and is recorded from outside.
+
+A function mode or a module hook that the compiler finds becomes part of what it compiles: it compiles again, compiles
+something else, or fails. So everything of ours is taken out of the way while compiled code runs on a thread, which
+one function of PyTorch begins and ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from msprobe.pytorch._functions import StandIn
+
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+_SWITCH = "_maybe_set_eval_frame"
+_WRAPPED = "_orig_mod"
+
+COMPILED = (
+    "code that was compiled with torch.compile runs; nothing inside it is recorded; set TORCHDYNAMO_DISABLE=1 to "
+    "record what is inside, computed without the compiler"
+)
+
+
+class StepsAside(Protocol):
+    """Something of ours that must not be there while compiled code runs."""
+
+    def step_aside(self) -> Callable[[], None]:
+        """Get out of the way of this thread, and return how to come back."""
+        ...
+
+
+class CompiledRegions(StandIn):
+    """Takes others out of the way whenever compiled code runs; stands in for the compiler's switch."""
+
+    def __init__(self, others: Sequence[StepsAside], say: Callable[[str], None]) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            others: What has to step aside.
+            say: Tells the user that it did.
+        """
+        super().__init__(sys.modules.get(_EVAL_FRAME), _SWITCH)
+        self._others = others
+        self._say = say
+        self._regions = threading.local()
+        self._waits: _CompilerComes | None = None
+
+    def install(self) -> None:
+        """Begin; where nothing was compiled in this process so far, as soon as something is."""
+        self._owner = sys.modules.get(_EVAL_FRAME)
+        if self._owner is None:
+            self._waits = _CompilerComes(self)
+            self._waits.install()
+        elif hasattr(self._owner, _SWITCH):  # releases that have none are not supported, and say so when they compile
+            super().install()
+
+    def remove(self) -> None:
+        """End."""
+        if self._waits is not None:
+            self._waits.remove()
+            self._waits = None
+        if self._original is not None:
+            super().remove()
+
+    def __call__(self, callback: Any) -> Any:
+        """Switch compiled code on or off for this thread, as the original does."""
+        region = _region_of(sys._getframe(1))
+        begun: list[Any] | None = getattr(self._regions, "begun", None)
+        if begun is None and callable(callback):
+            self._say(COMPILED)
+            self._regions.begun = [region, [other.step_aside() for other in self._others]]
+        elif begun is not None and begun[0] == region and not callable(callback):
+            self._regions.begun = None
+            result = self._original(callback)
+            for come_back in reversed(begun[1]):
+                come_back()
+            return result
+        return self._original(callback)
+
+
+class _CompilerComes(StandIn):
+    """Stands in for ``torch.compile`` until the first call of it has imported the compiler."""
+
+    def __init__(self, regions: CompiledRegions) -> None:
+        super().__init__(torch, "compile")
+        self._regions = regions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._original(*args, **kwargs)
+        if _EVAL_FRAME in sys.modules:
+            self._regions.remove()
+            self._regions.install()
+        return result
+
+
+def _region_of(frame: FrameType) -> int:
+    """Return what the beginning and the end of a region have in common: a running function, or a context manager."""
+    if frame.f_code.co_name in ("__enter__", "__exit__"):
+        return id(frame.f_locals.get("self"))
+    return id(frame)
+
+
+def original_of(module: nn.Module) -> nn.Module | None:
+    """Return the module that a compiled one stands for; ``None`` if it is not one that ``torch.compile`` returned."""
+    return module._modules.get(_WRAPPED) if type(module).__name__ == "OptimizedModule" else None
+
+
+def how_it_runs(module: nn.Module) -> str | None:
+    """Return why nothing inside a module can be hooked, in a sentence; ``None`` if it is an ordinary one."""
+    if original_of(module) is not None or getattr(module, "_compiled_call_impl", None) is not None:
+        return COMPILED
+    if isinstance(module, torch.jit.ScriptModule):
+        return "a scripted or traced module runs; nothing inside it is recorded; record the module that it was made of"
+    return None
+
+
+def modules_to_hook(root: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield path, module, and whether its calls can be seen: those of modules inside a compiled one cannot.
+
+    A compiled module has the path of the one it stands for, which is not there besides.
+    """
+    closed: set[str] = set()
+    for path, module in root.named_modules():
+        parts = path.split(".") if path else []
+        is_inside = any(".".join(parts[:depth]) in closed for depth in range(len(parts)))
+        if how_it_runs(module) is not None:
+            closed.add(path)
+        yield ".".join(part for part in (name, *parts) if part and part != _WRAPPED), module, not is_inside
