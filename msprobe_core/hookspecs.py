@@ -178,7 +178,14 @@ class Attachment(Protocol):
     """What ``Framework.attach`` put in place."""
 
     def detach(self) -> None:
-        """Take everything out again; called once, also after an error. New calls are no longer seen."""
+        """Take everything out again; called once, also after an error. New calls are no longer seen.
+
+        Gradients of calls that were seen are reported as they come, until ``release``.
+        """
+        ...
+
+    def release(self) -> None:
+        """Report no gradient of a parameter any more; called once, after ``detach``."""
         ...
 
     def settle(self) -> None:

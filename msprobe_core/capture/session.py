@@ -112,6 +112,7 @@ class Session:
         named = self._check_models(models)
         if not self._is_selected():
             return
+        self._release()  # or the gradients of parameters would be seen twice
         self._models = named
         if self._writer is None:
             self._open_writer()
@@ -133,7 +134,7 @@ class Session:
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
         self._close_writer()
-        self._detached.clear()
+        self._release()
         if self._recorder.num_failures:
             number, self._recorder.num_failures = self._recorder.num_failures, 0
             _logger.warning("step %d: %d values or calls were not recorded, or not wholly", self._step, number)
@@ -149,6 +150,7 @@ class Session:
     def close(self) -> None:
         """Stop for good."""
         self.stop()
+        self._release()
         self._close_writer()
         self._recorder.shut()
         self._queue.close()
@@ -250,6 +252,10 @@ class Session:
         self._is_finished = True
         self._recorder.shut()
         self._close_writer()
+
+    def _release(self) -> None:
+        while self._detached:
+            self._detached.pop().release()
 
     def _close_writer(self) -> None:
         if self._writer is not None:

@@ -236,18 +236,20 @@ def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch):
     from msprobe.pytorch._modules import ModuleHooks
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    hook_module, seen = ModuleHooks._hook_module, []
+    hook_parameters, seen = ModuleHooks._hook_parameters, []
 
-    def fail_at_the_second(self, path, module, parameters):
+    def fail_at_the_third(self, path, module, parameters):
         if len(seen) == 2:
             raise RuntimeError("planted")
         seen.append(path)
-        hook_module(self, path, module, parameters)
+        hook_parameters(self, path, module, parameters)
 
-    monkeypatch.setattr(ModuleHooks, "_hook_module", fail_at_the_second)
+    monkeypatch.setattr(ModuleHooks, "_hook_parameters", fail_at_the_third)
     with pytest.raises(RuntimeError, match="planted"):
         probe("mix").start(model)
+    assert len(seen) == 2
     assert [len(module._forward_hooks) for module in model.modules()] == [0, 0, 0]
+    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
     assert modes() == []
 
 
@@ -540,3 +542,52 @@ while time.monotonic() - begin < 2.5:
     sequences = [record["execution"]["sequence"] for record in recorded.data.values()]
     assert sequences == list(range(len(sequences)))
     assert recorded.json("construct.json")["Functional.linear.0.forward"] == "Module.0.Linear.forward.0"
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_backward_after_stop_brings_the_gradients_of_parameters_too(probe, dump, level):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    expected = copy.deepcopy(model)
+    for _ in range(2):
+        expected(torch.ones(2, 3)).sum().backward()
+    debugger = probe(level)
+    model(torch.ones(2, 3)).sum().backward()  # there is a gradient already, not recorded
+    with debugger.start(model):
+        loss = model(torch.ones(2, 3)).sum()
+    unrecorded = model(torch.ones(2, 3)).sum()
+    loss.backward()
+    accumulated = {name: p.grad.clone() for name, p in model.named_parameters()}
+    debugger.step()
+    unrecorded.backward()
+    debugger.close()
+    data = dump()
+    assert {name: p.grad.tolist() for name, p in expected.named_parameters()} == {
+        n: g.tolist() for n, g in accumulated.items()
+    }
+    for path in ("0", "1"):
+        record = data[f"Module.{path}.Linear.parameters_grad.0"]
+        assert record["weight"][0]["Norm"] == pytest.approx(accumulated[f"{path}.weight"].norm().item())
+        assert record["weight.contribution"][0]["Norm"] == pytest.approx(
+            accumulated[f"{path}.weight"].norm().item() / 2
+        )
+        assert f"Module.{path}.Linear.backward.0" in data
+    assert not [entry for entry in data if "parameters_grad.1" in entry]
+
+
+def test_functions_of_a_model_that_runs_on_another_thread_are_recorded(probe, dump):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    debugger = probe("mix")
+    left_over = []
+
+    def work():
+        model(torch.ones(2, 3))
+        left_over.extend(modes())
+
+    with debugger.start(model):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    debugger.close()
+    assert {"Functional.linear.0.forward", "Functional.relu.0.forward", "Module.0.Linear.forward.0"} <= dump().keys()
+    assert left_over == []

@@ -226,6 +226,9 @@ class ArrayAttachment:
     def settle(self) -> None:
         return
 
+    def release(self) -> None:
+        return
+
     def _recorded(self, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             call = self._recorder.open_api("Functional", function.__name__)

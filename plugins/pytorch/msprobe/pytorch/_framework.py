@@ -133,6 +133,8 @@ class _Attachment:
         self._recorder = recorder
         self._unsettled: dict[int, Callable[[], None]] = {}
         self._removals: list[Callable[[], None]] = []
+        self._hooks: ModuleHooks | None = None
+        self._mode: ApiMode | None = None
         try:
             aside: list[StepsAside] = []
             # At every level: what communication writes to has to be known.
@@ -140,13 +142,15 @@ class _Attachment:
             self._removals.append(collectives.remove)
             collectives.install()
             if options.level.has_modules:
-                hooks = ModuleHooks(models, recorder, self._unsettled, say)
+                hooks = ModuleHooks(models, recorder, self._unsettled, say, self._visit)
                 self._removals.append(hooks.remove)
+                self._hooks = hooks
                 hooks.install()
                 aside.append(hooks)
             if options.level.has_apis:
                 mode = ApiMode(recorder, apis, self._unsettled)
                 mode.push()
+                self._mode = mode
                 self._removals.append(mode.remove)
                 for stand_in in (BackwardEngine(mode), FastPathCheck(mode)):
                     stand_in.install()
@@ -157,12 +161,21 @@ class _Attachment:
             compiled.install()
         except BaseException:
             self.detach()
+            self.release()
             raise
+
+    def _visit(self) -> Callable[[], None] | None:
+        return None if self._mode is None else self._mode.visit()
 
     def detach(self) -> None:
         """Take everything out, the last first."""
         while self._removals:
             self._removals.pop()()
+
+    def release(self) -> None:
+        """Report no gradient of a parameter any more."""
+        if self._hooks is not None:
+            self._hooks.release()
 
     def settle(self) -> None:
         """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""

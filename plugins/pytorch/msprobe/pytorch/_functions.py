@@ -47,6 +47,8 @@ class ApiMode(TorchFunctionMode):
         self._unsettled = unsettled
         self._operators: dict[tuple[object, int], bool] = {}
         self._aside: set[int] = set()
+        self._visits = _Visits()
+        self._thread = threading.get_ident()
         self._is_on = True
 
     def push(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # the inherited one is obsolete
@@ -96,6 +98,19 @@ class ApiMode(TorchFunctionMode):
             _put_back(others)
 
         return come_back
+
+    def visit(self) -> Callable[[], None] | None:
+        """Be on the stack of another thread than that of ``push``; return how to leave, or ``None`` if it is there."""
+        if threading.get_ident() == self._thread or self.is_aside or self._visits.is_here:
+            return None
+        self._visits.is_here = True
+        _put_back([self])
+
+        def leave() -> None:
+            self._visits.is_here = False
+            _put_back([mode for mode in _take_all_modes() if mode is not self])
+
+        return leave
 
     @property
     def is_aside(self) -> bool:
@@ -179,6 +194,10 @@ class ApiMode(TorchFunctionMode):
         if known is None:
             known = self._operators[site] = is_operator_call(frame)
         return known
+
+
+class _Visits(threading.local):
+    is_here = False
 
 
 class StandIn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -35,6 +35,7 @@ class ModuleHooks:
         recorder: CallRecorder,
         unsettled: dict[int, Callable[[], None]],
         say: Callable[[str], None],
+        visit: Callable[[], Callable[[], None] | None],
     ) -> None:
         """Prepare; ``install`` begins.
 
@@ -44,13 +45,16 @@ class ModuleHooks:
             recorder: Is told of every call.
             unsettled: See `CallGradients`.
             say: Tells the user what is not recorded, once.
+            visit: Called on threads where a module runs, so that APIs are recorded there too.
         """
         self._models = models
         self._recorder = recorder
         self._unsettled = unsettled
         self._say = say
+        self._visit = visit
         self._handles: list[_Handle] = []
         self._call_handles: list[_Handle] = []
+        self._parameters = _Parameters(recorder)
         self._running: list[tuple[nn.Module, _Running]] = []
         self._compiled = _Compiled()
 
@@ -67,11 +71,16 @@ class ModuleHooks:
         self._hook_calls()
 
     def remove(self) -> None:
-        """Take all hooks out."""
+        """Take all hooks out; graphs of recorded calls go on to report gradients of parameters, until ``release``."""
+        self._parameters.is_removed = True
         for handle in (*self._call_handles, *self._handles):
             handle.remove()
         self._call_handles.clear()
         self._handles.clear()
+
+    def release(self) -> None:
+        """Report no gradient of a parameter any more."""
+        self._parameters.is_released = True
 
     def step_aside(self) -> Callable[[], None]:
         """Take the hooks of calls out until what is returned is called: a compiled function runs, and may call modules.
@@ -98,7 +107,7 @@ class ModuleHooks:
     def _hook_module(self, path: str, module: nn.Module, *, is_visible: bool) -> None:
         if not is_visible:
             return
-        running = _Running(self._recorder, path, _type_name_of(module), self._unsettled)
+        running = _Running(self._recorder, path, _type_name_of(module), self._unsettled, self._parameters, self._visit)
         if (reason := how_it_runs(module)) is not None:
             self._say(reason)
             running.compiled = self._compiled
@@ -112,28 +121,86 @@ class ModuleHooks:
         for name, parameter in _own_parameters(module).items():
             if _accumulates_gradient(parameter) and id(parameter) not in seen_parameters:
                 seen_parameters.add(id(parameter))
-                self._handles += self._hook_parameter(parameter, stem, name)
+                self._handles += self._parameters.hook(parameter, stem, name)
 
-    def _hook_parameter(self, parameter: Tensor, stem: str, name: str) -> Sequence[_Handle]:
-        recorder = self._recorder
-        added: list[Tensor] = []
-        of_parameter = weakref.ref(parameter)
+
+class _Parameters:
+    """Reports gradients of parameters as they are accumulated.
+
+    Within a window hooks of the parameters see them. When those are out again, the backward of a call that was recorded
+    may still be to come; so each such call leaves hooks at the nodes of its graph that accumulate, and they go with it.
+    """
+
+    def __init__(self, recorder: CallRecorder) -> None:
+        self._recorder = recorder
+        self._names: dict[int, tuple[str, str]] = {}
+        self._added: dict[int, Tensor] = {}
+        self.is_removed = False
+        self.is_released = False
+
+    def hook(self, parameter: Tensor, stem: str, name: str) -> Sequence[_Handle]:
+        """Report gradients of one parameter within the window, under the name of its module and its own."""
+        key = id(parameter)
+        self._names[key] = stem, name
+        weak = weakref.ref(parameter)
 
         def before(contribution: Tensor) -> None:
-            added.clear()  # `torch.autograd.grad` asks for what it does not add
-            # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
-            current = of_parameter()
-            if recorder.is_open and current is not None and current.grad is not None:
-                added.append(contribution)
+            if (current := weak()) is not None:
+                self._note_added(key, current, contribution)
 
         def after(accumulated: Tensor) -> None:
-            gradient = accumulated.grad
-            contribution = added.pop() if added else None
-            if gradient is not None and recorder.is_open:
-                with Quiet(recorder.note_failure):
-                    recorder.record_parameter_gradient(stem, name, gradient, contribution)
+            self._report(key, accumulated)
 
         return parameter.register_hook(before), parameter.register_post_accumulate_grad_hook(after)
+
+    def await_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Report gradients also after the window, where the graph of a call that has just ended accumulates them."""
+        if _gradient_edge is None:
+            return
+        for parameter in parameters:
+            key = id(parameter)
+            if key not in self._names or not _accumulates_gradient(parameter):
+                continue
+            node = _gradient_edge(parameter).node
+            if node.metadata.get(_AWAITED) is self:
+                continue
+            node.metadata[_AWAITED] = self
+            node.register_prehook(self._before_node(key, weakref.ref(parameter)))
+            node.register_hook(self._after_node(key, weakref.ref(parameter)))
+
+    def _before_node(self, key: int, weak: weakref.ref[Tensor]) -> Callable[[tuple[Tensor | None, ...]], None]:
+        def before(gradients: tuple[Tensor | None, ...]) -> None:
+            parameter, contribution = weak(), gradients[0]
+            if self.is_removed and parameter is not None and contribution is not None:
+                self._note_added(key, parameter, contribution)
+
+        return before
+
+    def _after_node(self, key: int, weak: weakref.ref[Tensor]) -> Callable[[Any, Any], None]:
+        def after(_sent: Any, _received: Any) -> None:
+            parameter = weak()
+            if self.is_removed and parameter is not None:
+                self._report(key, parameter)
+
+        return after
+
+    def _note_added(self, key: int, parameter: Tensor, contribution: Tensor) -> None:
+        self._added.pop(key, None)  # `torch.autograd.grad` asks for what it does not add
+        # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
+        if self._recorder.is_open and not self.is_released and parameter.grad is not None:
+            self._added[key] = contribution
+
+    def _report(self, key: int, parameter: Tensor) -> None:
+        gradient, contribution = parameter.grad, self._added.pop(key, None)
+        if gradient is not None and self._recorder.is_open and not self.is_released:
+            with Quiet(self._recorder.note_failure):
+                self._recorder.record_parameter_gradient(*self._names[key], gradient, contribution)
+
+
+_AWAITED = "msprobe"
+"""Under this name a node knows who has hooked it."""
+
+_gradient_edge: Callable[[Tensor], Any] | None = getattr(torch.autograd.graph, "get_gradient_edge", None)
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -204,11 +271,28 @@ class _CompiledCall:
 class _Running:
     """The two hooks of one module, and its calls that have begun and not ended."""
 
-    __slots__ = ("_calls", "_path", "_recorder", "_type_name", "_unsettled", "compiled")
+    __slots__ = (
+        "_calls",
+        "_parameters",
+        "_path",
+        "_recorder",
+        "_type_name",
+        "_unsettled",
+        "_visit",
+        "compiled",
+    )  # fmt: skip
 
     def __init__(
-        self, recorder: CallRecorder, path: str, type_name: str, unsettled: dict[int, Callable[[], None]]
+        self,
+        recorder: CallRecorder,
+        path: str,
+        type_name: str,
+        unsettled: dict[int, Callable[[], None]],
+        parameters: _Parameters,
+        visit: Callable[[], Callable[[], None] | None],
     ) -> None:
+        self._visit = visit
+        self._parameters = parameters
         self._recorder = recorder
         self._path = path
         self._type_name = type_name
@@ -233,7 +317,7 @@ class _Running:
                 gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
         if self.compiled is not None:
             self.compiled.num_running += 1
-        begun = _Begun(call, gradients, sys.exc_info()[1])
+        begun = _Begun(call, gradients, sys.exc_info()[1], self._visit())
         self._calls.setdefault(threading.get_ident(), []).append(begun)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002
@@ -244,6 +328,8 @@ class _Running:
         begun = calls.pop()
         if self.compiled is not None:
             self.compiled.num_running -= 1
+        if begun.leave is not None:
+            begun.leave()
         if begun.call is None:
             return
         has_raised = output is None and sys.exc_info()[1] is not begun.exception
@@ -252,13 +338,18 @@ class _Running:
                 self._recorder.record_outputs(begun.call, output)
                 if begun.gradients is not None:
                     begun.gradients.attach(output)
+                    self._parameters.await_gradients(_own_parameters(module).values())
         with Quiet(self._recorder.note_failure):
             self._recorder.close(begun.call)
 
 
 class _Begun(NamedTuple):
-    """A call that has begun; ``exception`` was being handled then, by code around the call."""
+    """A call that has begun.
+
+    ``exception`` was being handled then, by code around the call; ``leave`` ends what it began on its thread.
+    """
 
     call: Call | None
     gradients: CallGradients | None
     exception: BaseException | None
+    leave: Callable[[], None] | None
