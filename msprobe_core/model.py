@@ -220,6 +220,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         framework: Name of the framework plugin, for example ``pytorch``.
         summary_mode: Name of the processor that made the digests.
         has_extra_info: Whether stacks and the nesting of calls are kept too.
+        keeps_tensors: Whether files of whole tensors lie beside the records.
     """
 
     task: str
@@ -227,3 +228,4 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     summary_mode: str = "statistics"
     has_extra_info: bool = True
+    keeps_tensors: bool = False

@@ -403,8 +403,9 @@ class Recorder:
             return None
         try:
             value.digest = self._digest(tensor)
-            if self._keep_tensor is not None and value.digest is not _UNSET:
-                self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path), value)
+            keep = self._keep_tensor
+            if keep is not None and value.digest is not _UNSET and self._selection.keeps_tensors(entry):
+                keep(tensor, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
         return value

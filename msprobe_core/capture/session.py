@@ -85,8 +85,12 @@ class Session:
             tracks_parents=config.extra_info and config.level.has_modules,
             expands_modules=config.level is Level.MIX,
             keeps_values=config.task is not Task.STRUCTURE,
-            keep_tensor=self._keep_tensor if config.task is Task.TENSOR else None,
+            keep_tensor=self._keep_tensor if self._keeps_tensors else None,
         )
+
+    @property
+    def _keeps_tensors(self) -> bool:
+        return self._config.task is Task.TENSOR or bool(self._config.options.tensor_list)
 
     @property
     def is_running(self) -> bool:
@@ -187,7 +191,7 @@ class Session:
         tensors = directory / layout.TENSOR_DIRECTORY
         if tensors.is_dir() and not tensors.is_symlink():
             shutil.rmtree(tensors, ignore_errors=True)  # of an earlier run in the same place
-        if config.task is Task.TENSOR:
+        if self._keeps_tensors:
             layout.make_directory(tensors)
         header = RunHeader(
             task=config.task.value,
@@ -195,6 +199,7 @@ class Session:
             framework=self._framework.name,
             summary_mode=self._processor.name,
             has_extra_info=config.extra_info,
+            keeps_tensors=self._keeps_tensors,
         )
         self._writer = self._writer_factory.open(directory, header)
         self._directory = directory
@@ -281,7 +286,7 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
-    for name in ("tensor_list", "slice", "request_id", "bench_path"):
+    for name in ("slice", "request_id", "bench_path"):
         if getattr(options, name):
             raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
     if config.load is not None:

@@ -140,7 +140,7 @@ def _encoded(entry: Entry) -> bytes:
 
 
 def _head(directory: Path, header: RunHeader) -> bytes:
-    keeps_tensors = header.task == Task.TENSOR.value
+    keeps_tensors = header.keeps_tensors or header.task == Task.TENSOR.value
     fields = {
         "task": header.task,
         "level": header.level,

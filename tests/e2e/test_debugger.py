@@ -105,7 +105,7 @@ def test_a_window_that_an_exception_left_open_is_closed_by_the_next(tmp_path):
 def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
     for task, block, expected in (
         ("nan_check", {}, "the task 'nan_check' is not available yet; available: statistics, tensor, structure"),
-        ("statistics", {"tensor_list": ["x"]}, "'tensor_list' is not available yet"),
+        ("tensor", {"bench_path": "x", "summary_mode": "md5"}, "'bench_path' is not available yet"),
         ("statistics", {"summary_mode": "hash"}, "'summary_mode' is 'hash'; allowed: md5, statistics, xor"),
     ):
         (tmp_path / "c.json").write_text(json.dumps({"task": task, task: block}))
