@@ -260,6 +260,13 @@ class Framework(Protocol):
         """Begin to report calls to ``recorder``. Leaves nothing behind when it raises."""
         ...
 
+    def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        """Return the part of ``tensor`` from begin to end in each dimension that ``ranges`` names: a view will do.
+
+        ``None`` if no such part can be had, as of sparse or sharded tensors; those are recorded without values.
+        """
+        ...
+
     def snapshot(self, tensor: Any) -> Any:
         """Return a copy that later writes to ``tensor`` do not change; enqueued, not waited for.
 

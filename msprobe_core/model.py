@@ -139,11 +139,19 @@ class Digest(msgspec.Struct):
 
 
 class TensorValue(msgspec.Struct):
-    """A tensor seen at a call. ``file_name`` is set where the whole tensor is kept."""
+    """A tensor seen at a call.
+
+    Attributes:
+        meta: What it is; where only a part of it is recorded, with the shape of that part.
+        digest: What is kept of its values.
+        file_name: Set where the tensor itself is kept.
+        sliced_from: Its whole shape, where only a part of it is recorded; ``None`` elsewhere.
+    """
 
     meta: TensorMeta
     digest: Digest
     file_name: str | None = None
+    sliced_from: tuple[int, ...] | None = None
 
 
 class Argument(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -43,6 +43,7 @@ class PrecisionDebugger:
     _instance: ClassVar[PrecisionDebugger | None] = None
     _config: Config
     _session: Session | None
+    _has_begun: bool = False
 
     def __new__(
         cls,
@@ -100,11 +101,13 @@ class PrecisionDebugger:
         return existing
 
     @classmethod
-    def start(cls, model: Any = None) -> Self:
+    def start(cls, model: Any = None, *, scheduled_tokens: Mapping[str, int] | None = None) -> Self:
         """Begin to record, if this step and this rank are selected.
 
         Args:
             model: A model or a list of models; needed at the levels L0 and mix.
+            scheduled_tokens: With the setting ``request_id``: how many tokens of each request the batch holds, by
+                request, in the order of dimension 0.
 
         Returns: the debugger, so that it can be used in a ``with`` statement.
 
@@ -117,7 +120,8 @@ class PrecisionDebugger:
         if debugger._session is None:
             debugger._open(debugger._framework(models[0] if models else None))
         assert debugger._session is not None
-        debugger._session.start(models)
+        debugger._session.start(models, scheduled_tokens)
+        debugger._has_begun = True
         return debugger
 
     @classmethod
@@ -127,9 +131,10 @@ class PrecisionDebugger:
         Raises:
             SessionError: no debugger has been made.
         """
-        session = cls._current()._session
-        if session is not None:
-            session.stop()
+        debugger = cls._current()
+        debugger._has_begun = False
+        if debugger._session is not None:
+            debugger._session.stop()
 
     @classmethod
     def step(cls) -> None:
@@ -143,6 +148,7 @@ class PrecisionDebugger:
             debugger._open(debugger._framework(None))
         assert debugger._session is not None
         debugger._session.step()
+        debugger._has_begun = debugger._session.is_running
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
@@ -154,8 +160,7 @@ class PrecisionDebugger:
             session.close()
 
     def __enter__(self) -> Self:
-        session = self._session
-        if session is None or not session.is_running:
+        if not self._has_begun:  # start() may have begun nothing: a step that is not selected
             self.start()
         return self
 

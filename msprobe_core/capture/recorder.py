@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from msprobe_core import names
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
 from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.values import ValueBuilder
 from msprobe_core.hookspecs import Framework, Processor
@@ -110,6 +113,7 @@ class Recorder:
         expands_modules: bool,
         keeps_values: bool = True,
         keep_tensor: TensorSink | None,
+        slices: Slices | None = None,
     ) -> None:
         """Begin with nothing recorded.
 
@@ -122,6 +126,7 @@ class Recorder:
             expands_modules: Whether a module kept by ``list`` brings everything called inside it (level mix).
             keeps_values: Whether tensors and arguments are looked at; if not, only calls, stacks and nesting are kept.
             keep_tensor: Keeps whole tensors; ``None`` keeps digests only.
+            slices: Which part of a tensor takes its place; ``None`` records the whole.
         """
         self._framework = framework
         self._reducer = framework.reducer()
@@ -133,6 +138,7 @@ class Recorder:
         self._expands = expands_modules and selection.has_patterns
         self._keeps_values = keeps_values
         self._keep_tensor = keep_tensor
+        self._slices = slices
         self._values = ValueBuilder(framework, self.note_failure)
         self._skeletons = ValueBuilder(framework, self.note_failure, tensors_only=True)
         self._failures_said: set[tuple[str, str]] = set()
@@ -402,21 +408,35 @@ class Recorder:
             self.note_failure(f"{entry} {category} {path}", error)
             return None
         try:
-            value.digest = self._digest(tensor)
+            part = self._part_of(tensor, value)
+            if part is None:
+                return value
+            value.digest = self._digest(tensor, part)
             keep = self._keep_tensor
             if keep is not None and value.digest is not _UNSET and self._selection.keeps_tensors(entry):
-                keep(tensor, names.tensor_file_stem(entry, category, path), value)
+                keep(part, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
         return value
 
-    def _digest(self, tensor: Any) -> Digest:
+    def _part_of(self, tensor: Any, value: TensorValue) -> Any:
+        """Return what is recorded of a tensor, and say in ``value`` if that is a part; ``None`` if none can be had."""
+        ranges = None if self._slices is None else self._slices.ranges(value.meta.shape)
+        if not ranges:
+            return tensor
+        part = self._framework.narrow(tensor, ranges)
+        if part is not None:
+            value.sliced_from = value.meta.shape
+            value.meta = msgspec.structs.replace(value.meta, shape=narrowed_shape(value.meta.shape, ranges))
+        return part
+
+    def _digest(self, tensor: Any, part: Any) -> Digest:
         key = self._identity(tensor)
         known = None if key is None else self._digests.get(key)
         if known is not None and (known is _UNSET or self._reducer.shows_writes(tensor)):
             return known
         digest = Digest()
-        self._processor.reduce(tensor, digest, self._reducer)
+        self._processor.reduce(part, digest, self._reducer)
         if key is not None:
             self._digests[key] = digest
         return digest

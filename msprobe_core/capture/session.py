@@ -12,6 +12,7 @@ from typing import Any
 
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, SessionError, StoreError
@@ -63,6 +64,7 @@ class Session:
         self._writer_factory = _choose("writer", config.writer, writers)
         _check_supported(config)
         self._selection = Selection(config.options)
+        self._slices = Slices(config.options)
         self._queue = BackgroundQueue()
         self._attachment: Attachment | None = None
         self._detached: list[Attachment] = []
@@ -86,6 +88,7 @@ class Session:
             expands_modules=config.level is Level.MIX,
             keeps_values=config.task is not Task.STRUCTURE,
             keep_tensor=self._keep_tensor if self._keeps_tensors else None,
+            slices=self._slices if config.options.slice or config.options.request_id else None,
         )
 
     @property
@@ -102,10 +105,14 @@ class Session:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory
 
-    def start(self, models: Sequence[Any]) -> None:
+    def start(self, models: Sequence[Any], scheduled_tokens: object = None) -> None:
         """Begin to record, if this step and this rank are selected.
 
         A session that is already recording begins anew with the given models: an exception may have skipped its end.
+
+        Args:
+            models: The models to record.
+            scheduled_tokens: See `Slices.follow`.
 
         Raises:
             SessionError: the level needs a model and none is given, or something is not a model.
@@ -114,7 +121,7 @@ class Session:
         if self.is_running:
             self.stop()
         named = self._check_models(models)
-        if not self._is_selected():
+        if not self._is_selected() or not self._slices.follow(scheduled_tokens):
             return
         self._models = named
         if self._writer is None:
@@ -286,7 +293,7 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
-    for name in ("slice", "request_id", "bench_path"):
+    for name in ("bench_path",):
         if getattr(options, name):
             raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
     if config.load is not None:

@@ -206,6 +206,8 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields["md5"] = value.digest.checksum
     if value.file_name is not None:
         fields["data_name"] = value.file_name
+    if value.sliced_from is not None:
+        fields["sliced_from"] = value.sliced_from
     return fields
 
 

@@ -141,6 +141,18 @@ class FrameworkContract:
         reducer.collect()
         assert again.checksum == crc32(values)
 
+    def test_a_part_of_a_tensor_is_a_tensor(self, rig: TrainingRig) -> None:
+        """It has the statistics and the checksum of that part, and its copy holds nothing else."""
+        values = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+        framework, expected = rig.framework, values[1:3, :, 2:4]
+        part = framework.narrow(rig.make_tensor(values), {0: (1, 3), 2: (2, 4)})
+        assert_statistics(self._statistics(rig, part), expected)
+        assert framework.describe(part).shape == expected.shape
+        digest, reducer = Digest(), framework.reducer()
+        reducer.checksum(part, digest)
+        reducer.collect()
+        assert digest.checksum == crc32(expected)
+
     @pytest.mark.parametrize("case", VALUES)
     def test_checksum_is_the_crc32_of_the_bytes(self, rig: TrainingRig, case: str) -> None:
         """CRC-32 of the contiguous bytes, as 8 hex digits."""

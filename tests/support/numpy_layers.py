@@ -194,6 +194,10 @@ class ArrayFramework:
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: Any) -> ArrayAttachment:
         return ArrayAttachment(models, options, recorder)
 
+    def narrow(self, tensor: Array, ranges: Mapping[int, tuple[int, int]]) -> Array:
+        index = tuple(slice(*ranges.get(dim, (None, None))) for dim in range(tensor.values.ndim))
+        return Array(tensor.values[index], tensor.requires_grad)
+
     def snapshot(self, tensor: Array) -> np.ndarray:
         return tensor.values.copy()
 

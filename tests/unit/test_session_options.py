@@ -1,6 +1,7 @@
 """`tensor_list` and `slice` through a whole session, with the NumPy framework."""
 
 import json
+import zlib
 
 import numpy as np
 import pytest
@@ -66,3 +67,68 @@ def test_without_a_tensor_list_there_are_no_files(tmp_path, open_session):
     dump = Recorded(tmp_path / "run")
     assert dump.header["dump_data_dir"] is None
     assert not (dump.directory / "dump_tensor_data").exists()
+
+
+VALUES = np.arange(24.0).reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ([{"dim": 0, "size": 4, "begin": 1, "end": 3}], VALUES[1:3]),
+        ([{"begin": 2}], VALUES[2:]),
+        ([{"dim": 1, "end": -2}], VALUES[:, :-2]),
+        ([{"dim": 0, "end": 2}, {"dim": 1, "size": 6, "begin": 5}], VALUES[:2, 5:]),
+        ([{"begin": 1}, {"end": 3}], VALUES[1:3]),
+        ([{"end": 1}, {"begin": 3}], VALUES[:0]),
+    ],
+    ids=["rows", "open end", "counted from the end", "two dimensions", "one dimension twice", "nothing left"],
+)
+def test_a_slice_is_recorded_like_a_tensor_of_its_own(tmp_path, open_session, rules, expected):
+    session = open_session(task="tensor", slice=rules, summary_mode="md5")
+    record(session, Array(VALUES.copy()), Array(np.ones((6, 5))))
+    session.close()
+    dump = Recorded(tmp_path / "run")
+    value = dump.data["Functional.multiply.0.forward"]["input_args"][0]
+    assert (value["shape"], value["sliced_from"]) == (list(expected.shape), [4, 6])
+    assert np.array_equal(dump.tensor(value), expected)
+    assert value["md5"] == f"{zlib.crc32(np.ascontiguousarray(expected).tobytes()):08x}"
+    assert value.get("Max") == (expected.max() if expected.size else None)
+
+
+@pytest.mark.parametrize("rules", [[{"dim": 2}], [{"dim": 0, "size": 5, "end": 1}], [{"end": 9}], []], ids=str)
+def test_where_no_rule_applies_the_whole_is_recorded(tmp_path, open_session, rules):
+    session = open_session(task="tensor", slice=rules)
+    record(session, Array(VALUES.copy()), Array(np.ones((6, 1))))
+    session.close()
+    dump = Recorded(tmp_path / "run")
+    value = dump.data["Functional.multiply.0.forward"]["input_args"][0]
+    assert "sliced_from" not in value
+    assert np.array_equal(dump.tensor(value), VALUES)
+
+
+def test_one_request_of_a_batch_is_recorded(tmp_path, open_session, caplog):
+    session = open_session(request_id="b", slice=[{"dim": 1, "size": 6, "end": 3}])
+    pair = Array(VALUES.copy()), Array(np.ones((6, 2)))
+    batches = [{"a": 1, "b": 2, "c": 1}, {"a": 4}, {"b": 4}, {"a": 1, "b": 0}, {1: 4}, None]
+    for batch in batches:
+        record(session, *pair, scheduled_tokens=batch)
+        session.step()
+    session.close()
+    recorded = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert recorded == ["step0", "step2", "step3", "step4", "step5"]  # step 1 does not hold the request
+    for step, expected in ((0, VALUES[1:3, :3]), (2, VALUES[:, :3]), (3, VALUES[:, :3])):
+        value = Recorded(tmp_path / "run", step).data["Functional.multiply.0.forward"]["input_args"][0]
+        assert (value["shape"], value["Max"]) == (list(expected.shape), expected.max())
+    said = [message for message in caplog.messages if "whole batches are recorded" in message]
+    assert len(said) == 3
+    assert "start() got {'a': 1, 'b': 0} as scheduled_tokens" in said[0]
+    assert "start() got nothing" in said[2]
+
+
+def test_without_a_request_id_the_batch_is_of_no_interest(tmp_path, open_session, caplog):
+    session = open_session()
+    record(session, Array(VALUES.copy()), Array(np.ones((6, 2))), scheduled_tokens={"a": 1})
+    session.close()
+    assert Recorded(tmp_path / "run").data["Functional.multiply.0.forward"]["input_args"][0]["shape"] == [4, 6]
+    assert not caplog.messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,16 @@ class PyTorchFramework:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiTable(risk_level)
         return self._apis[risk_level]
+
+    def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        """Return a view of a part; ``None`` of what has no plain elements, or only a shard of them."""
+        with Quiet():
+            values = readable(tensor)
+            if values is None or values.shape != tensor.shape:
+                return None
+            for dim, (begin, end) in ranges.items():
+                values = values.narrow(dim, begin, end - begin)
+            return values
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""
