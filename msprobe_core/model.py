@@ -57,6 +57,7 @@ class Phase(str, Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     PARAMETERS_GRAD = "parameters_grad"
+    DEBUG = "debug"  # a value that the program saved itself
 
 
 class Role(str, Enum):
@@ -190,7 +191,8 @@ class Entry(msgspec.Struct, kw_only=True):
         sequence: Position in execution order within the step, from 0; -1 until the entry is complete.
         inputs: Forward: positional arguments. Backward: gradients with respect to the outputs.
         input_kwargs: Forward: keyword arguments.
-        outputs: Forward: results. Backward: gradients with respect to the positional arguments.
+        outputs: Forward: results. Backward: gradients with respect to the positional arguments. Debug: the one value
+            that was saved.
         output_kwargs: Backward: gradients with respect to the keyword arguments.
         parameters: Forward: a module's own parameters. Parameter gradients: the gradients by parameter name.
     """

@@ -45,7 +45,7 @@ _UNSET = Digest(Stats())
 """Stands for the values of memory that nobody has set: they are chance, and would differ between equal runs."""
 
 
-class _Slot(GradientSlot):
+class Slot(GradientSlot):
     """A gradient slot that knows its place in the entry."""
 
     category: str = ""
@@ -327,14 +327,14 @@ class Recorder:
 
     def record_gradient(self, call: _Call, slot: GradientSlot, gradient: Any) -> None:
         """Fill in one slot."""
-        assert isinstance(slot, _Slot)
+        assert isinstance(slot, Slot)
         backward = call.backward
         assert backward is not None
         if not self._keeps_values:
             return
         with self._lock:
             if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
-                self._note_late(call)
+                self._note_late(call.backward_name)
                 return
             self._selection.begin(call.backward_name)
             if self._selection.is_inside:
@@ -381,19 +381,19 @@ class Recorder:
         def make(tensor: Any, path: str) -> Value:
             if not takes_gradient(tensor):
                 return None
-            slot = _Slot(category=category, path=path)
+            slot = Slot(category=category, path=path)
             slots.append((slot, tensor))
             return slot
 
         return make
 
-    def _note_late(self, call: _Call) -> None:
+    def _note_late(self, entry: str) -> None:
         self._num_late += 1
         if self._num_late == 1:
             _logger.warning(
                 "%s: a gradient came a second time or after its step was over, and is not recorded; this is said "
                 "once a step, whatever the number of such gradients",
-                call.backward_name,
+                entry,
             )
 
     # --- tensors ----------------------------------------------------------------------------------------------

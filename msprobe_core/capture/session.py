@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.capture.recorder import Recorder
+from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
@@ -24,7 +25,7 @@ from msprobe_core.store.background import BackgroundQueue
 _logger = logging.getLogger(__name__)
 
 _TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE)
-_LEVELS = (Level.L0, Level.L1, Level.MIX)
+_LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class Session:
 
     def _new_recorder(self) -> Recorder:
         config = self._config
+        if config.level is Level.DEBUG:
+            return SavedRecorder(
+                self._framework, self._processor, keep_tensor=self._keep_tensor if self._keeps_tensors else None
+            )
         return Recorder(
             self._framework,
             self._processor,
@@ -93,7 +98,8 @@ class Session:
 
     @property
     def _keeps_tensors(self) -> bool:
-        return self._config.task is Task.TENSOR or bool(self._config.options.tensor_list)
+        has_list = bool(self._config.options.tensor_list) and self._config.level is not Level.DEBUG
+        return self._config.task is Task.TENSOR or has_list
 
     @property
     def is_running(self) -> bool:
@@ -121,13 +127,26 @@ class Session:
         if self.is_running:
             self.stop()
         named = self._check_models(models)
-        if not self._is_selected() or not self._slices.follow(scheduled_tokens):
+        if self._config.level is Level.DEBUG or not self._is_selected() or not self._slices.follow(scheduled_tokens):
             return
         self._models = named
         if self._writer is None:
             self._open_writer()
         options = Interception(self._config.level, self._config.risk_level.value)
         self._attachment = self._framework.attach(named, options, self._recorder)
+
+    def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
+        """Record one value at level debug, if this step and this rank are selected; see `SavedRecorder.save`."""
+        recorder = self._recorder
+        if not isinstance(recorder, SavedRecorder) or not self._is_selected():
+            return
+        if self._writer is None:
+            try:
+                self._open_writer()
+            except StoreError as error:
+                self._give_up(error)
+                return
+        recorder.save(variable, name, save_backward=save_backward)
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
@@ -140,6 +159,7 @@ class Session:
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
         was_running, models = self.is_running, [model.model for model in self._models]
+        self._end_saving()
         self.stop()
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
@@ -159,11 +179,16 @@ class Session:
 
     def close(self) -> None:
         """Stop for good."""
+        self._end_saving()
         self.stop()
         self._close_writer()
         self._recorder.shut()
         self._queue.close()
         self._is_finished = True
+
+    def _end_saving(self) -> None:
+        if isinstance(self._recorder, SavedRecorder):
+            self._recorder.end_step()
 
     def abandon(self) -> None:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
@@ -205,7 +230,7 @@ class Session:
             level=config.level.value,
             framework=self._framework.name,
             summary_mode=self._processor.name,
-            has_extra_info=config.extra_info,
+            has_extra_info=config.extra_info and config.level is not Level.DEBUG,
             keeps_tensors=self._keeps_tensors,
         )
         self._writer = self._writer_factory.open(directory, header)
@@ -293,11 +318,23 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
+    if config.level is Level.DEBUG:
+        _check_saving(config)
     for name in ("bench_path",):
         if getattr(options, name):
             raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
     if config.load is not None:
         raise ConfigError("'load' is not available yet; remove it")
+
+
+def _check_saving(config: Config) -> None:
+    """Say which settings have no meaning for values that the program saves itself."""
+    if config.task not in {Task.STATISTICS, Task.TENSOR}:
+        raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
+    ignored = ("scope", "list", "tensor_list", "slice", "request_id")
+    for name in ignored:
+        if getattr(config.options, name):
+            _logger.warning("'%s' has no meaning at level debug and is ignored", name)
 
 
 def _listed(members: Sequence[Task | Level]) -> str:

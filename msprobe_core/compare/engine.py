@@ -18,7 +18,7 @@ from msprobe_core.compare.tensors import Progress, compare_files
 from msprobe_core.compare.verdict import Verdict, differs, is_uncompared, judge
 from msprobe_core.errors import CompareError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Dump, Reader
-from msprobe_core.model import Task
+from msprobe_core.model import Phase, Task
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_stacks
 from msprobe_core.store.layout import Unit, find_units
@@ -310,7 +310,8 @@ _TENSOR_COLUMNS = {
 
 def _is_empty_call() -> pl.Expr:
     """Whether a row only says that both sides have a call without values."""
-    return (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
+    is_saved = pl.col("phase") == Phase.DEBUG.value  # a saved value that is one tensor is named like its entry
+    return (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry")) & ~is_saved
 
 
 def _note_uncompared(rows: pl.DataFrame) -> list[str]:

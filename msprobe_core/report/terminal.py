@@ -11,6 +11,7 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.verdict import Verdict
+from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
 
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
@@ -81,6 +82,8 @@ def _reason(fault: Fault) -> str:
         return f"This call is in the {fault.only_on} only: from here on the two programs differ."
     if not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
+    if is_saved(fault.entry):
+        return "This saved value differs, and none before it does."
     blamed = " and ".join(part for part in fault.parts if part not in {"inputs", "outputs"})
     if not blamed:
         given = "" if fault.input_error is None else f" (relative error {fault.input_error:.2g})"

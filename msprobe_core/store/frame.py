@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, cast
 
@@ -64,7 +64,7 @@ class FrameBuilder:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
-    def add_entry(self, entry: str, record: Mapping[str, Any]) -> None:
+    def add_entry(self, entry: str, record: Any) -> None:
         """Append the rows of one entry.
 
         Raises:
@@ -77,8 +77,11 @@ class FrameBuilder:
             del self._rows[num_rows:]
             raise
 
-    def _add_rows(self, entry: str, record: Mapping[str, Any]) -> None:
+    def _add_rows(self, entry: str, record: Any) -> None:
         phase = _phase_of(entry)
+        if phase is Phase.DEBUG:
+            self._add_saved(entry, record)
+            return
         if phase is Phase.PARAMETERS_GRAD:
             for name, values in record.items():
                 if name != "execution" or isinstance(values, list):
@@ -110,6 +113,11 @@ class FrameBuilder:
             key = names.row_name(numbered, Role.PARAMETERS_GRAD, place)
             self._add(entry, Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD, place, leaf, key)
 
+    def _add_saved(self, entry: str, value: Any) -> None:
+        for path, leaf in list(_leaves(value, "")) or [("", None)]:
+            name = f"{entry}.{path}" if path else entry
+            self._rows.append((name, name, entry, Role.OUTPUT, Phase.DEBUG, *_leaf_cells(leaf)))
+
     def _add(self, entry: str, phase: Phase, role: Role, path: str, leaf: Any, key: str | None = None) -> None:
         name = names.row_name(entry, role, path)
         cells = _leaf_cells(leaf)
@@ -134,10 +142,12 @@ def _phase_of(entry: str) -> Phase:
         return _PHASES[parts[1]]
     if parts[-1] == Phase.PARAMETERS_GRAD.value:  # older tools give it no number
         return Phase.PARAMETERS_GRAD
+    if names.is_saved(entry):
+        return Phase.DEBUG
     return Phase.BACKWARD if parts[-1] == Phase.BACKWARD.value else Phase.FORWARD
 
 
-_PHASES = {phase.value: phase for phase in Phase}
+_PHASES = {phase.value: phase for phase in Phase if phase is not Phase.DEBUG}
 
 
 def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from msprobe_core.model import (
     Batch,
     Entry,
     GradientSlot,
+    Level,
     Phase,
     RunHeader,
     Task,
@@ -95,7 +97,11 @@ class JsonWriter:
     """The writer of one step of one rank."""
 
     def __init__(self, directory: Path, header: RunHeader) -> None:
-        self._dump = JsonObjectStream(directory / layout.DUMP_FILE, _head(directory, header), b"\n}}\n")
+        name = layout.DEBUG_FILE if header.level == Level.DEBUG.value else layout.DUMP_FILE
+        for other in {layout.DUMP_FILE, layout.DEBUG_FILE, layout.STACK_FILE, layout.CONSTRUCT_FILE} - {name}:
+            with suppress(OSError):
+                (directory / other).unlink(missing_ok=True)  # of an earlier run in the same place
+        self._dump = JsonObjectStream(directory / name, _head(directory, header), b"\n}}\n")
         self._stacks: JsonObjectStream | None = None
         self._construct: JsonObjectStream | None = None
         if header.has_extra_info:
@@ -150,8 +156,10 @@ def _head(directory: Path, header: RunHeader) -> bytes:
     return _encode(fields)[:-1] + b',\n"data":{\n'
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
-    """Return an entry in the shape that it has in ``dump.json``."""
+def entry_json(entry: Entry) -> Any:
+    """Return an entry in the shape that it has in ``dump.json``, or a saved value in that of ``debug.json``."""
+    if entry.phase is Phase.DEBUG:
+        return value_json((entry.outputs or [None])[0])
     if entry.phase is Phase.PARAMETERS_GRAD:
         record: dict[str, Any] = {name: [value_json(v)] for name, v in (entry.parameters or {}).items()}
     elif entry.phase is Phase.BACKWARD:

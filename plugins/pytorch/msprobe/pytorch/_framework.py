@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
+from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
@@ -93,6 +94,14 @@ class PyTorchFramework:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiTable(risk_level)
         return self._apis[risk_level]
+
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
+        """Return a block that PyTorch's modes do not see, and that raises nothing."""
+        return Quiet(on_failure)
+
+    def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Hook the tensor if it is a leaf, and otherwise the node that made it."""
+        return watch_gradient(tensor, on_gradient)
 
     def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
         """Return a view of a part; ``None`` of what has no plain elements, or only a shard of them."""
