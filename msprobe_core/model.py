@@ -42,6 +42,7 @@ class Task(str, Enum):
     DIFF_CHECK = "diff_check"
     NAN_CHECK = "nan_check"
     EXCEPTION_DUMP = "exception_dump"
+    OVERFLOW_CHECK = "overflow_check"
 
 
 class SiteKind(str, Enum):

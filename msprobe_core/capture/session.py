@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.capture.recorder import Recorder
+from msprobe_core.capture.overflow import OverflowWatch
+from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
@@ -18,13 +19,13 @@ from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, SessionError, StoreError
 from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
-from msprobe_core.model import Level, RunHeader, Task, TensorValue
+from msprobe_core.model import Batch, Level, RunHeader, Task, TensorValue
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
 
 _logger = logging.getLogger(__name__)
 
-_TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE)
+_TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE, Task.OVERFLOW_CHECK)
 _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 
@@ -67,6 +68,10 @@ class Session:
         self._selection = Selection(config.options)
         self._slices = Slices(config.options)
         self._queue = BackgroundQueue()
+        self._overflow: OverflowWatch | None = None
+        if config.task is Task.OVERFLOW_CHECK:
+            self._overflow = OverflowWatch(framework, self._save, config.options.overflow_nums)
+            self._overflow.on_pressure = self._write_backlog
         self._attachment: Attachment | None = None
         self._detached: list[Attachment] = []
         self._models: Sequence[Model] = ()
@@ -81,9 +86,7 @@ class Session:
     def _new_recorder(self) -> Recorder:
         config = self._config
         if config.level is Level.DEBUG:
-            return SavedRecorder(
-                self._framework, self._processor, keep_tensor=self._keep_tensor if self._keeps_tensors else None
-            )
+            return SavedRecorder(self._framework, self._processor, keep_tensor=self._tensor_sink)
         return Recorder(
             self._framework,
             self._processor,
@@ -92,14 +95,20 @@ class Session:
             tracks_parents=config.extra_info and config.level.has_modules,
             expands_modules=config.level is Level.MIX,
             keeps_values=config.task is not Task.STRUCTURE,
-            keep_tensor=self._keep_tensor if self._keeps_tensors else None,
+            keep_tensor=self._tensor_sink,
             slices=self._slices if config.options.slice or config.options.request_id else None,
         )
 
     @property
     def _keeps_tensors(self) -> bool:
         has_list = bool(self._config.options.tensor_list) and self._config.level is not Level.DEBUG
-        return self._config.task is Task.TENSOR or has_list
+        return self._config.task in {Task.TENSOR, Task.OVERFLOW_CHECK} or has_list
+
+    @property
+    def _tensor_sink(self) -> TensorSink | None:
+        if self._overflow is not None:
+            return self._overflow.hold
+        return self._keep_tensor if self._keeps_tensors else None
 
     @property
     def is_running(self) -> bool:
@@ -155,6 +164,9 @@ class Session:
             attachment.detach()
             self._detached.append(attachment)
         self._flush()
+        if self._overflow is not None:
+            self._overflow.forget()
+            self._is_finished = self._is_finished or self._overflow.is_over
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
@@ -184,6 +196,8 @@ class Session:
         self._close_writer()
         self._recorder.shut()
         self._queue.close()
+        if self._overflow is not None:
+            self._overflow.end()
         self._is_finished = True
 
     def _end_saving(self) -> None:
@@ -238,10 +252,12 @@ class Session:
         _logger.info("recording step %d to %s", self._step, directory)
 
     def _keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
-        assert self._directory is not None
         snapshot = self._framework.snapshot(tensor)
-        if snapshot is None:
-            return
+        if snapshot is not None:
+            self._save(snapshot, stem, value)
+
+    def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
+        assert self._directory is not None
         name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
         path = self._directory / layout.TENSOR_DIRECTORY / name
         value.file_name = name
@@ -265,19 +281,22 @@ class Session:
         try:
             for attachment in self._detached:
                 attachment.settle()
-            batch = self._recorder.drain()
+            batch = self._sifted(self._recorder.drain())
             self._queue.submit(lambda: writer.write(batch))
             self._queue.wait()
         except Exception as error:  # noqa: BLE001  # of a framework, a disk or a third party's writer
             self._give_up(error)
+
+    def _sifted(self, batch: Batch) -> Batch:
+        return batch if self._overflow is None else self._overflow.sift(batch, self._step)
 
     def _write_backlog(self) -> None:
         """Hand over what is complete, without waiting: a process that is killed in a window loses a second of it."""
         writer = self._writer
         if writer is None:
             return
-        batch = self._recorder.drain_complete()
-        if batch.entries:
+        batch = self._sifted(self._recorder.drain_complete())
+        if batch.entries or batch.parents:
             self._queue.submit(lambda: writer.write(batch))
 
     def _give_up(self, error: Exception) -> None:
@@ -290,6 +309,8 @@ class Session:
 
     def _close_writer(self) -> None:
         if self._writer is not None:
+            if self._overflow is not None:
+                self._overflow.end_step(self._step)
             self._writer.close()
             self._writer = None
 

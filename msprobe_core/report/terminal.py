@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -13,11 +13,11 @@ from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
+from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 _MAX_FINDINGS = 4
 _MAX_FRAMES = 3
-_FRAMEWORK_FRAMES = ("/torch/", "/mindspore/", "<frozen ")
 
 
 def print_summary(result: ComparisonResult, files: ReportFiles, console: Console) -> None:
@@ -65,7 +65,7 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text(f"  {row}  {_printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
-    frames = _frames_of_user(fault.stack)
+    frames = frames_of_user(fault.stack)[:_MAX_FRAMES]
     if frames:
         yield Text("  called from")
         for frame in frames:
@@ -92,12 +92,6 @@ def _reason(fault: Fault) -> str:
     if "outputs" in fault.parts:
         return f"Its input tensors agree, its {blamed} and its output do not."
     return f"Its input tensors agree, its {blamed} do not."
-
-
-def _frames_of_user(stack: Sequence[str]) -> Sequence[str]:
-    """Return the innermost frames that are not the framework's own, or the innermost if all are."""
-    own = [frame for frame in stack if not any(part in frame for part in _FRAMEWORK_FRAMES)]
-    return (own or list(stack))[:_MAX_FRAMES]
 
 
 def _verdict_line(result: ComparisonResult) -> Text:
