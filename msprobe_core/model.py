@@ -148,12 +148,14 @@ class TensorValue(msgspec.Struct):
         digest: What is kept of its values.
         file_name: Set where the tensor itself is kept.
         sliced_from: Its whole shape, where only a part of it is recorded; ``None`` elsewhere.
+        failure: Why its values could not be recorded; ``None`` where they were.
     """
 
     meta: TensorMeta
     digest: Digest
     file_name: str | None = None
     sliced_from: tuple[int, ...] | None = None
+    failure: str | None = None
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -170,13 +172,19 @@ class Argument(msgspec.Struct, frozen=True):
     fields: dict[str, Any] | None = None
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """Stands in the place of a value that could not be recorded; ``reason`` says why, for people."""
+
+    reason: str
+
+
 class GradientSlot(msgspec.Struct):
     """A place for the gradient of one tensor of a call; ``value`` stays ``None`` if no gradient arrives."""
 
-    value: TensorValue | None = None
+    value: TensorValue | Failure | None = None
 
 
-Value: TypeAlias = "TensorValue | Argument | GradientSlot | list[Value] | dict[str, Value] | None"
+Value: TypeAlias = "TensorValue | Argument | Failure | GradientSlot | list[Value] | dict[str, Value] | None"
 
 
 class Entry(msgspec.Struct, kw_only=True):

@@ -15,12 +15,13 @@ from msprobe_core.capture.order import drop_empty_places, in_execution_order
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache
-from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.capture.values import ValueBuilder, reason_of
 from msprobe_core.hookspecs import Framework, Processor
 from msprobe_core.model import (
     Batch,
     Digest,
     Entry,
+    Failure,
     GradientSlot,
     Phase,
     Role,
@@ -141,7 +142,7 @@ class Recorder:
         self._slices = slices
         self._values = ValueBuilder(framework, self.note_failure)
         self._skeletons = ValueBuilder(framework, self.note_failure, tensors_only=True)
-        self._failures_said: set[tuple[str, str]] = set()
+        self._failures_said: set[str] = set()
         self.num_failures = 0
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -401,12 +402,12 @@ class Recorder:
     def _taker(self, entry: str, category: str) -> Callable[[Any, str], Value]:
         return lambda tensor, path: self._take(tensor, entry, category, path)
 
-    def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | None:
+    def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | Failure:
         try:
             value = TensorValue(self._framework.describe(tensor), Digest(Stats()))
         except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
             self.note_failure(f"{entry} {category} {path}", error)
-            return None
+            return Failure(reason_of(error))
         try:
             part = self._part_of(tensor, value)
             if part is None:
@@ -417,6 +418,7 @@ class Recorder:
                 keep(part, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
+            value.failure = reason_of(error)
         return value
 
     def _part_of(self, tensor: Any, value: TensorValue) -> Any:
@@ -454,12 +456,10 @@ class Recorder:
     def note_failure(self, where: str, error: Exception) -> None:
         """Say what could not be recorded: once for each kind of failure, and how many there were at the step's end."""
         self.num_failures += 1
-        kind = (type(error).__name__, str(error)[:40])
+        kind = reason_of(error)[: len(type(error).__name__) + 42]
         if kind not in self._failures_said and len(self._failures_said) < _MAX_KINDS_OF_FAILURES:
             self._failures_said.add(kind)
-            _logger.warning(
-                "%s: not recorded, or not wholly (%s: %s); training goes on", where, type(error).__name__, error
-            )
+            _logger.warning("%s: not recorded, or not wholly (%s); training goes on", where, reason_of(error))
 
     # --- flush ------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from typing import Any
 from msprobe_core import names
 from msprobe_core.capture.recorder import Recorder, Slot, TensorSink
 from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.values import reason_of
 from msprobe_core.config import TaskOptions
 from msprobe_core.hookspecs import Framework, Processor
-from msprobe_core.model import Entry, Phase, Value
+from msprobe_core.model import Entry, Failure, Phase, Value
 
 _logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class SavedRecorder(Recorder):
                 remove = self._framework.watch_gradient(tensor, lambda part: self._receive(gradients, slot, part))
             except Exception as error:  # noqa: BLE001  # one tensor whose gradient cannot be had costs no other
                 self.note_failure(names.tensor_file_stem(gradients.entry.name, "", slot.path), error)
-                return None
+                return Failure(reason_of(error))
             if remove is None:
                 return None
             self._removals[id(slot)] = remove

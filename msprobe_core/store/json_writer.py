@@ -17,6 +17,7 @@ from msprobe_core.model import (
     Argument,
     Batch,
     Entry,
+    Failure,
     GradientSlot,
     Level,
     Phase,
@@ -142,7 +143,8 @@ def _encoded(entry: Entry) -> bytes:
     try:
         return _encode(entry_json(entry))
     except Exception as error:  # noqa: BLE001  # arguments are objects of the user
-        return _encode({"error": f"not recorded: {type(error).__name__}", "execution": {"sequence": entry.sequence}})
+        failed = {"type": "error", "error": type(error).__name__}
+        return _encode(failed if entry.phase is Phase.DEBUG else failed | {"execution": {"sequence": entry.sequence}})
 
 
 def _head(directory: Path, header: RunHeader) -> bytes:
@@ -194,6 +196,8 @@ def value_json(value: Value) -> Any:
         return value_json(value.value)
     if isinstance(value, Argument):
         return _argument_json(value)
+    if isinstance(value, Failure):
+        return {"type": "error", "error": _text(value.reason)}
     return None
 
 
@@ -216,6 +220,8 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields["data_name"] = value.file_name
     if value.sliced_from is not None:
         fields["sliced_from"] = value.sliced_from
+    if value.failure is not None:
+        fields["error"] = _text(value.failure)
     return fields
 
 

@@ -119,6 +119,7 @@ def test_training_is_bitwise_unchanged(tmp_path, debugger, autocast, caplog):
     # Asking for the node of this view would make it, and change the order in which gradients are added up.
     assert "second_grad.0.debug.view.0: not recorded" in caplog.text
     assert data["second_grad.0.debug"]["hidden"]["shape"] == [5, 6]
+    assert data["second_grad.0.debug"]["view"][0]["error"].startswith("ValueError: a view of memory that was")
     for name in ("second_grad.0.debug", "second_grad.1.debug"):
         assert tensor_of(tmp_path, data[name]["weight"]).shape == (6, 6)
     assert "came a second time" not in caplog.text
