@@ -15,9 +15,9 @@ from msprobe_core.plugins import registry
 
 @pytest.fixture
 def open_session(tmp_path):
-    def make(*, level="L1", task="statistics", **options):
+    def make(*, level="L1", task="statistics", settings=None, **options):
         path = tmp_path / "config.json"
-        path.write_text(json.dumps({"task": task, "level": level, task: options}))
+        path.write_text(json.dumps({"task": task, "level": level, task: options, **(settings or {})}))
         config = load_config(path, dump_path=str(tmp_path / "run"))
         return Session(config, ArrayFramework(), registry().processors(), registry().writers())
 
@@ -132,3 +132,26 @@ def test_without_a_request_id_the_batch_is_of_no_interest(tmp_path, open_session
     session.close()
     assert Recorded(tmp_path / "run").data["Functional.multiply.0.forward"]["input_args"][0]["shape"] == [4, 6]
     assert not caplog.messages
+
+
+def test_async_dump_and_precision_change_nothing(tmp_path, open_session, monkeypatch):
+    """Recording never waits for a device, so that the restrictions that other tools put on `async_dump` do not hold."""
+    monkeypatch.setattr(ArrayFramework, "rank", lambda _self: 0)
+    recorded = []
+    for settings in ({}, {"async_dump": True, "precision": "high"}):
+        for task in ("statistics", "tensor"):
+            session = open_session(task=task, settings=settings, summary_mode="md5")
+            record(session, Array(VALUES.copy()), Array(np.ones((6, 5))))
+            session.close()
+            dump = Recorded(tmp_path / "run")
+            recorded.append((task, dump.data, dump.json("stack.json").keys()))
+    assert recorded[:2] == recorded[2:]
+    assert recorded[0][1]["Functional.multiply.0.forward"]["input_args"][0]["Norm"] is not None
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_without_extra_info_only_the_records_are_written(tmp_path, open_session, level):
+    session = open_session(level=level, settings={"extra_info": False})
+    record(session, Array(VALUES.copy()), Array(np.ones((6, 5))))
+    session.close()
+    assert [path.name for path in Recorded(tmp_path / "run").directory.iterdir()] == ["dump.json"]
