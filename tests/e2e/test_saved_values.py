@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch._reduce import TorchReducer
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 
@@ -203,3 +204,27 @@ def test_what_was_saved_outlives_a_killed_process(tmp_path):
         process.wait()
         process.stdout.close()
     assert list(saved(tmp_path / "run")) == ["x.0.debug", "leaf.0.debug", "leaf_grad.0.debug"]
+
+
+def test_a_tensor_is_read_each_time_it_is_saved(tmp_path, debugger):
+    y = torch.ones(2, requires_grad=True) * 2
+    debugger.save(y, "y", save_backward=False)
+    y.data.add_(5)  # without a new version
+    debugger.save(y, "y", save_backward=False)
+    debugger.close()
+    assert [value["Max"] for value in saved(tmp_path).values()] == [2.0, 7.0]
+
+
+def test_on_a_device_values_are_written_by_stop_and_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("msprobe.pytorch._framework.TorchReducer", lambda: TorchReducer(defer_host=True))
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="debug")
+    x = torch.ones(2, requires_grad=True)
+    debugger.save(x, "x")
+    with torch.no_grad():
+        x += 3.0
+    assert saved(tmp_path) == {}  # nothing waits for a device inside a step
+    debugger.stop()
+    assert saved(tmp_path)["x.0.debug"]["Max"] == 1.0  # what it was then
+    (x * 2).sum().backward()
+    debugger.step()
+    assert saved(tmp_path)["x_grad.0.debug"]["Max"] == 2.0
