@@ -6,7 +6,8 @@ Nothing that happens once per tensor or once per step goes through pluggy. ``doc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -269,6 +270,34 @@ class Framework(Protocol):
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Begin to report calls to ``recorder``. Leaves nothing behind when it raises."""
+        ...
+
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
+        """Return a block for our own work in the middle of the user's code.
+
+        The framework's modes (autograd, autocast, tracing, …) are off in it. An exception ends the block and goes to
+        ``on_failure``, with where it was, and no further.
+        """
+        ...
+
+    def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Call ``on_gradient`` with the gradient with respect to this tensor, in each backward pass that computes it.
+
+        The gradient is handed on as it is. If the tensor is written to in place later, its gradient is still that
+        with respect to the value that it has now.
+
+        Returns: what takes the hook out; ``None`` if the tensor takes no gradient.
+
+        Raises:
+            Exception: the gradient cannot be watched without a change to the training; says why.
+        """
+        ...
+
+    def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        """Return the part of ``tensor`` from begin to end in each dimension that ``ranges`` names: a view will do.
+
+        ``None`` if no such part can be had, as of sparse or sharded tensors; those are recorded without values.
+        """
         ...
 
     def snapshot(self, tensor: Any) -> Any:

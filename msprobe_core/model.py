@@ -42,6 +42,7 @@ class Task(str, Enum):
     DIFF_CHECK = "diff_check"
     NAN_CHECK = "nan_check"
     EXCEPTION_DUMP = "exception_dump"
+    OVERFLOW_CHECK = "overflow_check"
 
 
 class SiteKind(str, Enum):
@@ -57,6 +58,7 @@ class Phase(str, Enum):
     FORWARD = "forward"
     BACKWARD = "backward"
     PARAMETERS_GRAD = "parameters_grad"
+    DEBUG = "debug"  # a value that the program saved itself
 
 
 class Role(str, Enum):
@@ -169,11 +171,21 @@ class Digest(msgspec.Struct):
 
 
 class TensorValue(msgspec.Struct):
-    """A tensor seen at a call. ``file_name`` is set where the whole tensor is kept."""
+    """A tensor seen at a call.
+
+    Attributes:
+        meta: What it is; where only a part of it is recorded, with the shape of that part.
+        digest: What is kept of its values.
+        file_name: Set where the tensor itself is kept.
+        sliced_from: Its whole shape, where only a part of it is recorded; ``None`` elsewhere.
+        failure: Why its values could not be recorded; ``None`` where they were.
+    """
 
     meta: TensorMeta
     digest: Digest
     file_name: str | None = None
+    sliced_from: tuple[int, ...] | None = None
+    failure: str | None = None
 
 
 class Argument(msgspec.Struct, frozen=True):
@@ -191,13 +203,19 @@ class Argument(msgspec.Struct, frozen=True):
     fields: dict[str, Any] | None = None
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """Stands in the place of a value that could not be recorded; ``reason`` says why, for people."""
+
+    reason: str
+
+
 class GradientSlot(msgspec.Struct):
     """A place for the gradient of one tensor of a call; ``value`` stays ``None`` if no gradient arrives."""
 
-    value: TensorValue | None = None
+    value: TensorValue | Failure | None = None
 
 
-Value: TypeAlias = "TensorValue | Argument | GradientSlot | list[Value] | dict[str, Value] | None"
+Value: TypeAlias = "TensorValue | Argument | Failure | GradientSlot | list[Value] | dict[str, Value] | None"
 
 
 class Entry(msgspec.Struct, kw_only=True):
@@ -216,7 +234,8 @@ class Entry(msgspec.Struct, kw_only=True):
         is_recomputed: Whether a forward ran inside a backward pass, to compute again what was not kept.
         inputs: Forward: positional arguments. Backward: gradients with respect to the outputs.
         input_kwargs: Forward: keyword arguments.
-        outputs: Forward: results. Backward: gradients with respect to the positional arguments.
+        outputs: Forward: results. Backward: gradients with respect to the positional arguments. Debug: the one value
+            that was saved.
         output_kwargs: Backward: gradients with respect to the keyword arguments.
         parameters: Forward: a module's own parameters. Parameter gradients: the gradients by parameter name.
     """
@@ -256,6 +275,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         framework: Name of the framework plugin, for example ``pytorch``.
         summary_mode: Name of the processor that made the digests.
         has_extra_info: Whether stacks and the nesting of calls are kept too.
+        keeps_tensors: Whether files of whole tensors lie beside the records.
     """
 
     task: str
@@ -263,3 +283,4 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     summary_mode: str = "statistics"
     has_extra_info: bool = True
+    keeps_tensors: bool = False

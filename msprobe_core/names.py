@@ -5,7 +5,8 @@
     api     := PREFIX "." NAME "." N "." ("forward" | "backward")
     module  := ("Module" | "Cell") "." [DOTTED_PATH "."] CLASS "." ("forward" | "backward") "." N
     pgrad   := ("Module" | "Cell") "." [DOTTED_PATH "."] CLASS ".parameters_grad." N
-    row     := entry "." ("input" | "output" | "parameters") "." PATH    |   pgrad "." PARAMETER
+    saved   := NAME "." N ".debug"
+    row     := entry "." ("input" | "output" | "parameters") "." PATH    |   pgrad "." PARAMETER   |   saved ["." PATH]
 
 The root module has an empty path. A model given as one of a list has its position as the first part of the path.
 ``N`` counts the calls of one site within a step, from 0.
@@ -29,6 +30,7 @@ API_PREFIXES = frozenset(
 """Prefixes that frameworks use. Other prefixes are valid too: users register APIs of their own."""
 
 _CALL_PHASES = {Phase.FORWARD.value: Phase.FORWARD, Phase.BACKWARD.value: Phase.BACKWARD}
+_MODULE_PHASES = {*_CALL_PHASES, Phase.PARAMETERS_GRAD.value}
 
 
 def format_entry(site: Site) -> str:
@@ -59,7 +61,7 @@ def _parse_module(name: str, parts: list[str]) -> Site:
     if len(parts) < 4:
         raise _not_an_entry(name)
     prefix, *path, type_name, phase, index = parts
-    if phase not in {member.value for member in Phase} or not type_name:
+    if phase not in _MODULE_PHASES or not type_name:
         raise _not_an_entry(name)
     return Site(
         kind=SiteKind.MODULE,
@@ -120,10 +122,25 @@ def tensor_file_stem(entry: str, category: str, path: str) -> str:
 
     Args:
         entry: Entry name.
-        category: ``input``, ``kwargs``, ``output`` or ``parameters``; empty for parameter gradients.
-        path: Position in the call, as in `row_name`.
+        category: ``input``, ``kwargs``, ``output`` or ``parameters``; empty for parameter gradients and saved values.
+        path: Position in the call, as in `row_name`; empty for a saved value that is one tensor.
     """
-    return f"{entry}.{category}.{path}" if category else f"{entry}.{path}"
+    return ".".join(part for part in (entry, category, path) if part)
+
+
+def saved_entry(name: str, index: int) -> str:
+    """Return the entry name of the value number ``index``, from 0, that the program has saved under ``name``."""
+    return f"{name}.{index}.{Phase.DEBUG.value}"
+
+
+def is_saved(entry: str) -> bool:
+    """Whether an entry is a value that the program has saved itself."""
+    return entry.endswith(f".{Phase.DEBUG.value}")
+
+
+def path_within(path: str) -> str:
+    """Return the position inside a single argument, given its position among the arguments: ``0.k.1`` is ``k.1``."""
+    return path.partition(".")[2]
 
 
 def row_of_file(file_name: str) -> str:

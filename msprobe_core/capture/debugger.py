@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -12,10 +13,13 @@ from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import PluginError, SessionError
 from msprobe_core.hookspecs import Framework
+from msprobe_core.model import Level
 from msprobe_core.plugins import refuse_shadowing, registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_logger = logging.getLogger(__name__)
 
 
 class PrecisionDebugger:
@@ -43,6 +47,8 @@ class PrecisionDebugger:
     _instance: ClassVar[PrecisionDebugger | None] = None
     _config: Config
     _session: Session | None
+    _has_begun: bool = False
+    _has_refused_to_save: bool = False
 
     def __new__(
         cls,
@@ -59,7 +65,7 @@ class PrecisionDebugger:
             config_path: JSON or YAML file; ``None`` takes the defaults (statistics at level L1 to ``./dump_path``).
             task: Wins over the file: ``statistics`` or ``tensor``.
             dump_path: Wins over the file: directory that the steps are written under.
-            level: Wins over the file: ``L0``, ``L1`` or ``mix``.
+            level: Wins over the file: ``L0``, ``L1``, ``mix`` or ``debug``.
             step: Wins over the file: steps to record, for example ``[0, "2-5"]``; empty records all.
             others: Any other common field of the configuration, for example ``rank=[0]``; each wins over the file.
 
@@ -100,11 +106,13 @@ class PrecisionDebugger:
         return existing
 
     @classmethod
-    def start(cls, model: Any = None) -> Self:
+    def start(cls, model: Any = None, *, scheduled_tokens: Mapping[str, int] | None = None) -> Self:
         """Begin to record, if this step and this rank are selected.
 
         Args:
             model: A model or a list of models; needed at the levels L0 and mix.
+            scheduled_tokens: With the setting ``request_id``: how many tokens of each request the batch holds, by
+                request, in the order of dimension 0.
 
         Returns: the debugger, so that it can be used in a ``with`` statement.
 
@@ -117,7 +125,8 @@ class PrecisionDebugger:
         if debugger._session is None:
             debugger._open(debugger._framework(models[0] if models else None))
         assert debugger._session is not None
-        debugger._session.start(models)
+        debugger._session.start(models, scheduled_tokens)
+        debugger._has_begun = True
         return debugger
 
     @classmethod
@@ -127,9 +136,10 @@ class PrecisionDebugger:
         Raises:
             SessionError: no debugger has been made.
         """
-        session = cls._current()._session
-        if session is not None:
-            session.stop()
+        debugger = cls._current()
+        debugger._has_begun = False
+        if debugger._session is not None:
+            debugger._session.stop()
 
     @classmethod
     def step(cls) -> None:
@@ -143,6 +153,35 @@ class PrecisionDebugger:
             debugger._open(debugger._framework(None))
         assert debugger._session is not None
         debugger._session.step()
+        debugger._has_begun = debugger._session.is_running
+
+    @classmethod
+    def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Record a value of the training program, at level debug; needs neither ``start`` nor ``stop``.
+
+        At other levels nothing is recorded, and a warning says so once.
+
+        Args:
+            variable: A tensor, a number or text, or a dict, list or tuple of such, nested as one likes.
+            name: What it is to be called in ``debug.json``: ``{name}.{n}.debug``, n from 0 in each step.
+            save_backward: Whether the gradients of its tensors are recorded too, as ``{name}_grad.{n}.debug``.
+
+        Raises:
+            SessionError: no debugger has been made, or ``name`` is no text.
+        """
+        debugger = cls._current()
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of the user
+            raise SessionError(f"save() got {type(name).__name__} as the name of a value; give text")
+        if debugger._config.level is not Level.DEBUG:
+            if not debugger._has_refused_to_save:
+                debugger._has_refused_to_save = True
+                level = debugger._config.level.value
+                _logger.warning("save(%r): the level is %s; values are saved at level debug only", name, level)
+            return
+        if debugger._session is None:
+            debugger._open(debugger._framework(None))
+        assert debugger._session is not None
+        debugger._session.save(variable, name, save_backward=save_backward)
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
@@ -154,8 +193,7 @@ class PrecisionDebugger:
             session.close()
 
     def __enter__(self) -> Self:
-        session = self._session
-        if session is None or not session.is_running:
+        if not self._has_begun:  # start() may have begun nothing: a step that is not selected
             self.start()
         return self
 

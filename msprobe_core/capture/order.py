@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from msprobe_core.model import Entry, GradientSlot, Phase, TensorValue, Value
+from msprobe_core.model import Entry, Failure, GradientSlot, Phase, TensorValue, Value
 
 
 def in_execution_order(timed: list[tuple[int, Entry]], calls: Mapping[str, str | None]) -> list[Entry]:
@@ -58,4 +58,4 @@ def _is_empty(value: Value) -> bool:
         return all(_is_empty(item) for item in value)
     if isinstance(value, dict):
         return all(_is_empty(item) for item in value.values())
-    return not isinstance(value, TensorValue)
+    return not isinstance(value, TensorValue | Failure)

@@ -8,16 +8,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from msprobe_core import names
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
 from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache
-from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.capture.values import ValueBuilder, reason_of
 from msprobe_core.hookspecs import Framework, Processor
 from msprobe_core.model import (
     Batch,
     Digest,
     Entry,
+    Failure,
     GradientSlot,
     Phase,
     Role,
@@ -57,7 +61,7 @@ class _MicroSteps:
         self.in_backward: int | None = None
 
 
-class _Slot(GradientSlot):
+class Slot(GradientSlot):
     """A gradient slot that knows its place in the entry."""
 
     category: str = ""
@@ -127,6 +131,7 @@ class Recorder:
         expands_modules: bool,
         keeps_values: bool = True,
         keep_tensor: TensorSink | None,
+        slices: Slices | None = None,
     ) -> None:
         """Begin with nothing recorded.
 
@@ -139,6 +144,7 @@ class Recorder:
             expands_modules: Whether a module kept by ``list`` brings everything called inside it (level mix).
             keeps_values: Whether tensors and arguments are looked at; if not, only calls, stacks and nesting are kept.
             keep_tensor: Keeps whole tensors; ``None`` keeps digests only.
+            slices: Which part of a tensor takes its place; ``None`` records the whole.
         """
         self._framework = framework
         self._reducer = framework.reducer()
@@ -150,9 +156,10 @@ class Recorder:
         self._expands = expands_modules and selection.has_patterns
         self._keeps_values = keeps_values
         self._keep_tensor = keep_tensor
+        self._slices = slices
         self._values = ValueBuilder(framework, self.note_failure)
         self._skeletons = ValueBuilder(framework, self.note_failure, tensors_only=True)
-        self._failures_said: set[tuple[str, str]] = set()
+        self._failures_said: set[str] = set()
         self.num_failures = 0
         self._lock = threading.RLock()
         self._local = threading.local()
@@ -368,14 +375,14 @@ class Recorder:
 
     def record_gradient(self, call: _Call, slot: GradientSlot, gradient: Any) -> None:
         """Fill in one slot."""
-        assert isinstance(slot, _Slot)
+        assert isinstance(slot, Slot)
         backward = call.backward
         assert backward is not None
         if not self._keeps_values:
             return
         with self._lock:
             if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
-                self._note_late(call)
+                self._note_late(call.backward_name)
                 return
             self._micro_steps().in_backward = call.micro_step
             self._selection.begin(call.backward_name)
@@ -428,19 +435,19 @@ class Recorder:
         def make(tensor: Any, path: str) -> Value:
             if not takes_gradient(tensor):
                 return None
-            slot = _Slot(category=category, path=path)
+            slot = Slot(category=category, path=path)
             slots.append((slot, tensor))
             return slot
 
         return make
 
-    def _note_late(self, call: _Call) -> None:
+    def _note_late(self, entry: str) -> None:
         self._num_late += 1
         if self._num_late == 1:
             _logger.warning(
                 "%s: a gradient came a second time or after its step was over, and is not recorded; this is said "
                 "once a step, whatever the number of such gradients",
-                call.backward_name,
+                entry,
             )
 
     # --- tensors ----------------------------------------------------------------------------------------------
@@ -448,27 +455,43 @@ class Recorder:
     def _taker(self, entry: str, category: str) -> Callable[[Any, str], Value]:
         return lambda tensor, path: self._take(tensor, entry, category, path)
 
-    def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | None:
+    def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | Failure:
         try:
             value = TensorValue(self._framework.describe(tensor), Digest(Stats()))
         except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
             self.note_failure(f"{entry} {category} {path}", error)
-            return None
+            return Failure(reason_of(error))
         try:
-            value.digest = self._digest(tensor)
-            if self._keep_tensor is not None and value.digest is not _UNSET:
-                self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path), value)
+            part = self._part_of(tensor, value)
+            if part is None:
+                return value
+            value.digest = self._digest(tensor, part)
+            keep = self._keep_tensor
+            if keep is not None and value.digest is not _UNSET and self._selection.keeps_tensors(entry):
+                keep(part, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
+            value.failure = reason_of(error)
         return value
 
-    def _digest(self, tensor: Any) -> Digest:
+    def _part_of(self, tensor: Any, value: TensorValue) -> Any:
+        """Return what is recorded of a tensor, and say in ``value`` if that is a part; ``None`` if none can be had."""
+        ranges = None if self._slices is None else self._slices.ranges(value.meta.shape)
+        if not ranges:
+            return tensor
+        part = self._framework.narrow(tensor, ranges)
+        if part is not None:
+            value.sliced_from = value.meta.shape
+            value.meta = msgspec.structs.replace(value.meta, shape=narrowed_shape(value.meta.shape, ranges))
+        return part
+
+    def _digest(self, tensor: Any, part: Any) -> Digest:
         key = self._identity(tensor)
         known = None if key is None else self._digests.get(key)
         if known is not None and (known is _UNSET or self._reducer.shows_writes(tensor)):
             return known
         digest = Digest()
-        self._processor.reduce(tensor, digest, self._reducer)
+        self._processor.reduce(part, digest, self._reducer)
         if key is not None:
             self._digests[key] = digest
         return digest
@@ -487,12 +510,10 @@ class Recorder:
     def note_failure(self, where: str, error: Exception) -> None:
         """Say what could not be recorded: once for each kind of failure, and how many there were at the step's end."""
         self.num_failures += 1
-        kind = (type(error).__name__, str(error)[:40])
+        kind = reason_of(error)[: len(type(error).__name__) + 42]
         if kind not in self._failures_said and len(self._failures_said) < _MAX_KINDS_OF_FAILURES:
             self._failures_said.add(kind)
-            _logger.warning(
-                "%s: not recorded, or not wholly (%s: %s); training goes on", where, type(error).__name__, error
-            )
+            _logger.warning("%s: not recorded, or not wholly (%s); training goes on", where, reason_of(error))
 
     # --- flush ------------------------------------------------------------------------------------------------
 

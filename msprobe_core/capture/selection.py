@@ -1,4 +1,4 @@
-"""Which calls are recorded: ``scope``, ``list`` and ``data_mode`` of the configuration."""
+"""What is recorded: ``scope``, ``list``, ``data_mode`` and ``tensor_list`` of the configuration."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Selection:
 
     def __init__(self, options: TaskOptions) -> None:
         self._patterns = options.list
+        self._tensor_patterns = options.tensor_list
         self._first, self._last = options.scope or (None, None)
         self._modes = frozenset(options.data_mode) - {DataMode.ALL}
         self._phases = _axis(self._modes, _DIRECTIONS)
@@ -39,6 +40,10 @@ class Selection:
     def matches(self, entry: str) -> bool:
         """Whether ``list`` keeps an entry of this name on its own account."""
         return not self._patterns or any(pattern in entry for pattern in self._patterns)
+
+    def keeps_tensors(self, entry: str) -> bool:
+        """Whether ``tensor_list`` has the whole tensors of an entry of this name kept; all, where there is none."""
+        return not self._tensor_patterns or any(pattern in entry for pattern in self._tensor_patterns)
 
     def takes(self, phase: Phase, side: Role) -> bool:
         """Whether ``data_mode`` has this direction and this side. Parameters count as inputs."""

@@ -10,20 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.capture.recorder import Recorder
+from msprobe_core.capture.overflow import OverflowWatch
+from msprobe_core.capture.recorder import Recorder, TensorSink
+from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, SessionError, StoreError
 from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
-from msprobe_core.model import Level, RunHeader, Task, TensorValue
+from msprobe_core.model import Batch, Level, RunHeader, Task, TensorValue
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
 
 _logger = logging.getLogger(__name__)
 
-_TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE)
-_LEVELS = (Level.L0, Level.L1, Level.MIX)
+_TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE, Task.OVERFLOW_CHECK)
+_LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,12 @@ class Session:
         self._writer_factory = _choose("writer", config.writer, writers)
         _check_supported(config)
         self._selection = Selection(config.options)
+        self._slices = Slices(config.options)
         self._queue = BackgroundQueue()
+        self._overflow: OverflowWatch | None = None
+        if config.task is Task.OVERFLOW_CHECK:
+            self._overflow = OverflowWatch(framework, self._save, config.options.overflow_nums)
+            self._overflow.on_pressure = self._write_backlog
         self._attachment: Attachment | None = None
         self._detached: list[Attachment] = []
         self._models: Sequence[Model] = ()
@@ -77,6 +85,8 @@ class Session:
 
     def _new_recorder(self) -> Recorder:
         config = self._config
+        if config.level is Level.DEBUG:
+            return SavedRecorder(self._framework, self._processor, keep_tensor=self._tensor_sink)
         return Recorder(
             self._framework,
             self._processor,
@@ -85,8 +95,20 @@ class Session:
             tracks_parents=config.extra_info and config.level.has_modules,
             expands_modules=config.level is Level.MIX,
             keeps_values=config.task is not Task.STRUCTURE,
-            keep_tensor=self._keep_tensor if config.task is Task.TENSOR else None,
+            keep_tensor=self._tensor_sink,
+            slices=self._slices if config.options.slice or config.options.request_id else None,
         )
+
+    @property
+    def _keeps_tensors(self) -> bool:
+        has_list = bool(self._config.options.tensor_list) and self._config.level is not Level.DEBUG
+        return self._config.task in {Task.TENSOR, Task.OVERFLOW_CHECK} or has_list
+
+    @property
+    def _tensor_sink(self) -> TensorSink | None:
+        if self._overflow is not None:
+            return self._overflow.hold
+        return self._keep_tensor if self._keeps_tensors else None
 
     @property
     def is_running(self) -> bool:
@@ -98,10 +120,14 @@ class Session:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory
 
-    def start(self, models: Sequence[Any]) -> None:
+    def start(self, models: Sequence[Any], scheduled_tokens: object = None) -> None:
         """Begin to record, if this step and this rank are selected.
 
         A session that is already recording begins anew with the given models: an exception may have skipped its end.
+
+        Args:
+            models: The models to record.
+            scheduled_tokens: See `Slices.follow`.
 
         Raises:
             SessionError: the level needs a model and none is given, or something is not a model.
@@ -110,7 +136,7 @@ class Session:
         if self.is_running:
             self.stop()
         named = self._check_models(models)
-        if not self._is_selected():
+        if self._config.level is Level.DEBUG or not self._is_selected() or not self._slices.follow(scheduled_tokens):
             return
         self._release()  # or the gradients of parameters would be seen twice
         self._models = named
@@ -119,6 +145,19 @@ class Session:
         options = Interception(self._config.level, self._config.risk_level.value)
         self._attachment = self._framework.attach(named, options, self._recorder)
 
+    def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
+        """Record one value at level debug, if this step and this rank are selected; see `SavedRecorder.save`."""
+        recorder = self._recorder
+        if not isinstance(recorder, SavedRecorder) or not self._is_selected():
+            return
+        if self._writer is None:
+            try:
+                self._open_writer()
+            except StoreError as error:
+                self._give_up(error)
+                return
+        recorder.save(variable, name, save_backward=save_backward)
+
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
         if self._attachment is not None:
@@ -126,10 +165,14 @@ class Session:
             attachment.detach()
             self._detached.append(attachment)
         self._flush()
+        if self._overflow is not None:
+            self._overflow.forget()
+            self._is_finished = self._is_finished or self._overflow.is_over
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
         was_running, models = self.is_running, [model.model for model in self._models]
+        self._end_saving()
         self.stop()
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
@@ -149,12 +192,19 @@ class Session:
 
     def close(self) -> None:
         """Stop for good."""
+        self._end_saving()
         self.stop()
         self._release()
         self._close_writer()
         self._recorder.shut()
         self._queue.close()
+        if self._overflow is not None:
+            self._overflow.end()
         self._is_finished = True
+
+    def _end_saving(self) -> None:
+        if isinstance(self._recorder, SavedRecorder):
+            self._recorder.end_step()
 
     def abandon(self) -> None:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
@@ -189,24 +239,27 @@ class Session:
         tensors = directory / layout.TENSOR_DIRECTORY
         if tensors.is_dir() and not tensors.is_symlink():
             shutil.rmtree(tensors, ignore_errors=True)  # of an earlier run in the same place
-        if config.task is Task.TENSOR:
+        if self._keeps_tensors:
             layout.make_directory(tensors)
         header = RunHeader(
             task=config.task.value,
             level=config.level.value,
             framework=self._framework.name,
             summary_mode=self._processor.name,
-            has_extra_info=config.extra_info,
+            has_extra_info=config.extra_info and config.level is not Level.DEBUG,
+            keeps_tensors=self._keeps_tensors,
         )
         self._writer = self._writer_factory.open(directory, header)
         self._directory = directory
         _logger.info("recording step %d to %s", self._step, directory)
 
     def _keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
-        assert self._directory is not None
         snapshot = self._framework.snapshot(tensor)
-        if snapshot is None:
-            return
+        if snapshot is not None:
+            self._save(snapshot, stem, value)
+
+    def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
+        assert self._directory is not None
         name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
         path = self._directory / layout.TENSOR_DIRECTORY / name
         value.file_name = name
@@ -230,19 +283,22 @@ class Session:
         try:
             for attachment in self._detached:
                 attachment.settle()
-            batch = self._recorder.drain()
+            batch = self._sifted(self._recorder.drain())
             self._queue.submit(lambda: writer.write(batch))
             self._queue.wait()
         except Exception as error:  # noqa: BLE001  # of a framework, a disk or a third party's writer
             self._give_up(error)
+
+    def _sifted(self, batch: Batch) -> Batch:
+        return batch if self._overflow is None else self._overflow.sift(batch, self._step)
 
     def _write_backlog(self) -> None:
         """Hand over what is complete, without waiting: a process that is killed in a window loses a second of it."""
         writer = self._writer
         if writer is None:
             return
-        batch = self._recorder.drain_complete()
-        if batch.entries:
+        batch = self._sifted(self._recorder.drain_complete())
+        if batch.entries or batch.parents:
             self._queue.submit(lambda: writer.write(batch))
 
     def _give_up(self, error: Exception) -> None:
@@ -259,6 +315,8 @@ class Session:
 
     def _close_writer(self) -> None:
         if self._writer is not None:
+            if self._overflow is not None:
+                self._overflow.end_step(self._step)
             self._writer.close()
             self._writer = None
 
@@ -287,11 +345,23 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
-    for name in ("tensor_list", "slice", "request_id", "bench_path"):
+    if config.level is Level.DEBUG:
+        _check_saving(config)
+    for name in ("bench_path",):
         if getattr(options, name):
             raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
     if config.load is not None:
         raise ConfigError("'load' is not available yet; remove it")
+
+
+def _check_saving(config: Config) -> None:
+    """Say which settings have no meaning for values that the program saves itself."""
+    if config.task not in {Task.STATISTICS, Task.TENSOR}:
+        raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
+    ignored = ("scope", "list", "tensor_list", "slice", "request_id")
+    for name in ignored:
+        if getattr(config.options, name):
+            _logger.warning("'%s' has no meaning at level debug and is ignored", name)
 
 
 def _listed(members: Sequence[Task | Level]) -> str:

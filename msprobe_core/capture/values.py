@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from msprobe_core.hookspecs import Framework
-from msprobe_core.model import Argument, Value
+from msprobe_core.model import Argument, Failure, Value
 
 MAX_DEPTH = 64
 """Containers nested deeper than this are recorded as null: real calls stay far below it."""
@@ -19,6 +19,18 @@ OnFailure: TypeAlias = Callable[[str, Exception], None]
 """Is told what could not be read, in words, and why."""
 
 
+_MAX_REASON = 300
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an exception says, in one line, for the record that stands in the place of a value."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  # an exception of the user's, which raises when it is looked at
+        text = ""
+    return f"{type(error).__name__}: {text}"[:_MAX_REASON] if text else type(error).__name__
+
+
 class ValueBuilder:
     """Builds `Value` trees; what becomes of a tensor is decided by the ``leaf`` of each call."""
 
@@ -27,8 +39,8 @@ class ValueBuilder:
 
         Args:
             framework: Knows its tensors and the other types of its own.
-            on_failure: Called where reading an argument raises; ``None`` stands in its place then. The arguments are
-                the user's objects, which may do anything when they are looked at.
+            on_failure: Called where reading an argument raises; a `Failure` stands in its place then. The arguments
+                are the user's objects, which may do anything when they are looked at.
             tensors_only: Put ``None`` in the place of everything that is not a tensor.
         """
         self._is_tensor = framework.is_tensor
@@ -49,7 +61,7 @@ class ValueBuilder:
             return self._build(value, path, leaf, ())
         except Exception as error:  # noqa: BLE001  # see ``on_failure``
             self._on_failure(f"argument {path}, a {type(value).__qualname__}", error)
-            return None
+            return Failure(reason_of(error))
 
     def _build(self, value: Any, path: str, leaf: Leaf, inside: tuple[int, ...]) -> Value:
         """Return the tree for one value; ``None`` for ``None`` and for types nobody knows.

@@ -15,10 +15,10 @@ from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import Fault, first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.tensors import Progress, compare_files
-from msprobe_core.compare.verdict import Verdict, differs, is_uncompared, judge
+from msprobe_core.compare.verdict import Verdict, differs, failures, has_failed, is_uncompared, judge
 from msprobe_core.errors import CompareError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Dump, Reader
-from msprobe_core.model import Task
+from msprobe_core.model import Phase, Task
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_stacks
 from msprobe_core.store.layout import Unit, find_units
@@ -310,14 +310,22 @@ _TENSOR_COLUMNS = {
 
 def _is_empty_call() -> pl.Expr:
     """Whether a row only says that both sides have a call without values."""
-    return (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
+    is_saved = pl.col("phase") == Phase.DEBUG.value  # a saved value that is one tensor is named like its entry
+    is_whole = (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
+    return is_whole & ~is_saved & ~has_failed()
 
 
 def _note_uncompared(rows: pl.DataFrame) -> list[str]:
-    number = rows.filter(is_uncompared()).height
-    if not number:
-        return []
-    return [f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"]
+    failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
+    notes = [
+        f"values that could not be recorded, and were not compared: {failed.height:,}; the first is {name} ({reason})"
+        for name, reason in failed.head(1).select("name_target", failures()).rows()
+    ]
+    if number := rows.filter(is_uncompared()).height:
+        notes.append(
+            f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"
+        )
+    return notes
 
 
 def _count(rows: pl.DataFrame) -> dict[str, int]:

@@ -12,6 +12,7 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
 * Exempt are: memory that nobody has set; the gradient of a bias that vanishes, on both sides, beside the gradient it is
   the sum of (zero in exact arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the
   target has a few unit round-offs of what it was computed from.
+* A value that a side could not record is a warning that says why; whatever else is known of it is judged.
 * Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
   a warning.
 
@@ -170,7 +171,7 @@ def _findings(*, by_checksum: bool) -> list[_Finding]:
     return [
         (
             Verdict.ERROR,
-            is_pair & (pl.col("kind_target") != pl.col("kind_golden")),
+            is_pair & (pl.col("kind_target") != pl.col("kind_golden")) & ~has_failed(),
             pl.format("error: the target has {}, the golden {}.", _what("target"), _what("golden")),
         ),
         (
@@ -225,6 +226,11 @@ def _findings(*, by_checksum: bool) -> list[_Finding]:
             Verdict.ERROR,
             both_scalars & ~_scalars_agree(),
             pl.format("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
+        ),
+        (
+            Verdict.WARNING,
+            is_pair & has_failed(),
+            pl.format("warning: not compared, because it was not recorded: {}.", failures()),
         ),
         (
             Verdict.WARNING,
@@ -340,13 +346,30 @@ def differs() -> pl.Expr:
     return is_judged & (in_statistics | in_bytes | in_tensors | is_error)
 
 
+def has_failed() -> pl.Expr:
+    """Whether a side could not record the value, and says why."""
+    return pl.col("failure_target").is_not_null() | pl.col("failure_golden").is_not_null()
+
+
+def failures() -> pl.Expr:
+    """Return what the sides say that could not record the value."""
+    sides = [
+        pl.when(pl.col(f"failure_{side}").is_not_null()).then(pl.format(f"{side} {{}}", f"failure_{side}"))
+        for side in ("target", "golden")
+    ]
+    return pl.concat_str(sides, separator="; ", ignore_nulls=True)
+
+
 def is_uncompared() -> pl.Expr:
-    """Whether both sides have a tensor of the same shape with elements, and nothing of its values could be compared."""
+    """Whether both sides have a tensor of the same shape with elements, and nothing of its values could be compared.
+
+    Not where a side says why.
+    """
     both_tensors = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR)
     has_no_ground = pl.col("error").is_null() & ~pl.col("is_exempt") & pl.col("problem").is_null()
     has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
     is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch() | _has_equal_specials()
-    return both_tensors & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)
+    return both_tensors & ~has_failed() & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)
 
 
 def _has_equal_specials() -> pl.Expr:

@@ -44,11 +44,11 @@ _FORMER_FIELDS = {
 _FORMER_TASK_FIELDS = {
     "file_format": "it is ignored: PyTorch tensors are stored as .pt, MindSpore tensors as .npy",
     "backward_input": "it is ignored: gradients are recorded in the running step",
+    "check_mode": "it is ignored: NaN and Inf are looked for in the tensors themselves, on any device",
 }
 """Fields of older releases in a task's block."""
 
 _FORMER_TASKS = {
-    "overflow_check": "record statistics instead; NaN and Inf are counted per tensor and compare reports them",
     "free_benchmark": "record two runs and compare them",
     "grad_probe": "record statistics at level L0; they hold every parameter's gradient",
     "run_ut": "record two runs and compare them",
@@ -233,6 +233,10 @@ def _check_options(options: TaskOptions, where: str) -> None:
         raise ConfigError(f"{where}: 'data_mode' has 'all' among others; write [\"all\"] or leave 'all' out")
     if options.diff_nums < 1 and options.diff_nums != -1:
         raise ConfigError(f"{where}: 'diff_nums' is {options.diff_nums}, but must be at least 1, or -1 for no limit")
+    if options.overflow_nums < 1 and options.overflow_nums != -1:
+        raise ConfigError(
+            f"{where}: 'overflow_nums' is {options.overflow_nums}, but must be at least 1, or -1 for no limit"
+        )
     if options.bench_path and options.summary_mode != "md5":
         raise ConfigError(f'{where}: \'bench_path\' needs "summary_mode": "md5"')
     for rule in options.slice:
@@ -245,5 +249,10 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
     if config.task is Task.STRUCTURE and not config.extra_info:
         raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
+    if config.task is Task.OVERFLOW_CHECK and {DataMode.INPUT, DataMode.OUTPUT} & set(config.options.data_mode):
+        raise ConfigError(
+            f"{where}: 'data_mode' leaves out a side of each call, but 'overflow_check' needs both; use forward or "
+            "backward, or leave it out"
+        )
     if config.level is Level.L2 and config.options.scope:
         raise ConfigError(f"{where}: 'scope' does not apply at level L2; use 'list'")

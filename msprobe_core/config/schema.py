@@ -73,6 +73,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     white_list: tuple[str, ...] = ()
     black_list: tuple[str, ...] = ()
     error_data_path: str | None = None
+    overflow_nums: int = 1
 
 
 _SELECTION = ("scope", "list", "data_mode")
@@ -87,6 +88,7 @@ TASK_FIELDS: dict[Task, tuple[str, ...]] = {
     Task.DIFF_CHECK: (*_SELECTION, "summary_mode"),
     Task.NAN_CHECK: (*_SELECTION, "tensor_list"),
     Task.EXCEPTION_DUMP: (),
+    Task.OVERFLOW_CHECK: (*_SELECTION, "overflow_nums"),
 }  # fmt: skip
 """The fields that the block of each task may have."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
@@ -11,12 +11,13 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.verdict import Verdict
+from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
+from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 _MAX_FINDINGS = 4
 _MAX_FRAMES = 3
-_FRAMEWORK_FRAMES = ("/torch/", "/mindspore/", "<frozen ")
 
 
 def print_summary(result: ComparisonResult, files: ReportFiles, console: Console) -> None:
@@ -64,7 +65,7 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text(f"  {row}  {_printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
-    frames = _frames_of_user(fault.stack)
+    frames = frames_of_user(fault.stack)[:_MAX_FRAMES]
     if frames:
         yield Text("  called from")
         for frame in frames:
@@ -81,6 +82,8 @@ def _reason(fault: Fault) -> str:
         return f"This call is in the {fault.only_on} only: from here on the two programs differ."
     if not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
+    if is_saved(fault.entry):
+        return "This saved value differs, and none before it does."
     blamed = " and ".join(part for part in fault.parts if part not in {"inputs", "outputs"})
     if not blamed:
         given = "" if fault.input_error is None else f" (relative error {fault.input_error:.2g})"
@@ -89,12 +92,6 @@ def _reason(fault: Fault) -> str:
     if "outputs" in fault.parts:
         return f"Its input tensors agree, its {blamed} and its output do not."
     return f"Its input tensors agree, its {blamed} do not."
-
-
-def _frames_of_user(stack: Sequence[str]) -> Sequence[str]:
-    """Return the innermost frames that are not the framework's own, or the innermost if all are."""
-    own = [frame for frame in stack if not any(part in frame for part in _FRAMEWORK_FRAMES)]
-    return (own or list(stack))[:_MAX_FRAMES]
 
 
 def _verdict_line(result: ComparisonResult) -> Text:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ COLUMNS: dict[str, Any] = {
     "text": pl.String,  # a scalar as it was written; null for tensors
     "exact": pl.String,  # maximum and minimum of integers beyond what float64 holds exactly; null for others
     "checksum": pl.String,
+    "failure": pl.String,  # why the value could not be recorded; null where it was
     "file_name": pl.String,
 }
 """Columns of a dump's frame, one row per value, in execution order. Statistics are null where there are none."""
@@ -64,7 +65,7 @@ class FrameBuilder:
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
 
-    def add_entry(self, entry: str, record: Mapping[str, Any]) -> None:
+    def add_entry(self, entry: str, record: Any) -> None:
         """Append the rows of one entry.
 
         Raises:
@@ -77,12 +78,18 @@ class FrameBuilder:
             del self._rows[num_rows:]
             raise
 
-    def _add_rows(self, entry: str, record: Mapping[str, Any]) -> None:
+    def _add_rows(self, entry: str, record: Any) -> None:
         phase = _phase_of(entry)
+        if phase is Phase.DEBUG:
+            self._add_saved(entry, record)
+            return
         if phase is Phase.PARAMETERS_GRAD:
             for name, values in record.items():
                 if name != "execution" or isinstance(values, list):
                     self._add_gradient(entry, name, values)
+            return
+        if _is_failure(record):
+            self._rows.append((entry, entry, entry, Role.OUTPUT, phase, *_failed_cells(record)))
             return
         num_rows = len(self._rows)
         for part, role in _PARTS:
@@ -110,6 +117,11 @@ class FrameBuilder:
             key = names.row_name(numbered, Role.PARAMETERS_GRAD, place)
             self._add(entry, Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD, place, leaf, key)
 
+    def _add_saved(self, entry: str, value: Any) -> None:
+        for path, leaf in list(_leaves(value, "")) or [("", None)]:
+            name = f"{entry}.{path}" if path else entry
+            self._rows.append((name, name, entry, Role.OUTPUT, Phase.DEBUG, *_leaf_cells(leaf)))
+
     def _add(self, entry: str, phase: Phase, role: Role, path: str, leaf: Any, key: str | None = None) -> None:
         name = names.row_name(entry, role, path)
         cells = _leaf_cells(leaf)
@@ -134,10 +146,12 @@ def _phase_of(entry: str) -> Phase:
         return _PHASES[parts[1]]
     if parts[-1] == Phase.PARAMETERS_GRAD.value:  # older tools give it no number
         return Phase.PARAMETERS_GRAD
+    if names.is_saved(entry):
+        return Phase.DEBUG
     return Phase.BACKWARD if parts[-1] == Phase.BACKWARD.value else Phase.FORWARD
 
 
-_PHASES = {phase.value: phase for phase in Phase}
+_PHASES = {phase.value: phase for phase in Phase if phase is not Phase.DEBUG}
 
 
 def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -156,7 +170,17 @@ def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, values
 
 
-_NONE_CELLS = (RowKind.NONE, *[None] * 15)
+_NONE_CELLS = (RowKind.NONE, *[None] * 16)
+
+
+def _is_failure(record: Any) -> bool:
+    return isinstance(record, dict) and cast("dict[str, Any]", record).get("type") == "error"
+
+
+def _failed_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
+    return (*_NONE_CELLS[:-2], str(fields.get("error")), None)
+
+
 _LARGEST_EXACT = 2**53
 """Float64 holds all integers up to this one."""
 
@@ -168,6 +192,8 @@ def _leaf_cells(leaf: Any) -> tuple[Any, ...]:
     if not isinstance(leaf, dict):
         return _scalar_cells(type(leaf).__name__, leaf)
     fields = cast("dict[str, Any]", leaf)
+    if _is_failure(fields):
+        return _failed_cells(fields)
     if "shape" in fields and "dtype" in fields:
         return _tensor_cells(fields)
     return _scalar_cells(fields["type"], _scalar_value(fields))
@@ -197,6 +223,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         None,
         _exact_text(get("Max"), get("Min")),
         get("md5"),
+        get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
     )
 
@@ -221,7 +248,7 @@ def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     text = str(number) if kind == "float" and isinstance(value, str) else str(value)  # "Infinity" is inf to Python
     return (
         RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, text, None, None,
-        None,
+        None, None,
     )  # fmt: skip
 
 

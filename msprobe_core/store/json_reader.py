@@ -77,12 +77,18 @@ class JsonReader:
     name = "json"
 
     def recognises(self, path: Path) -> bool:
-        """Whether ``path`` is a JSON file or a directory with a ``dump.json``."""
-        return path.suffix == ".json" if path.is_file() else (path / layout.DUMP_FILE).is_file()
+        """Whether ``path`` is a JSON file or a directory with a ``dump.json`` or ``debug.json``."""
+        return path.suffix == ".json" if path.is_file() else _file_in(path).is_file()
 
     def read(self, path: Path) -> Dump:
         """Read the dump at ``path``, a file or a rank's directory."""
-        return read_json_dump(path / layout.DUMP_FILE if path.is_dir() else path)
+        return read_json_dump(_file_in(path) if path.is_dir() else path)
+
+
+def _file_in(directory: Path) -> Path:
+    """Return the file that holds the records of a rank's directory."""
+    saved = directory / layout.DEBUG_FILE
+    return saved if saved.is_file() and not (directory / layout.DUMP_FILE).exists() else directory / layout.DUMP_FILE
 
 
 def read_stacks(path: Path) -> Mapping[str, Sequence[str]]:
@@ -128,7 +134,7 @@ def read_json_dump(path: Path) -> JsonDump:
     """Return the dump in the file ``path``.
 
     Args:
-        path: A ``dump.json``.
+        path: A ``dump.json`` or ``debug.json``.
 
     Raises:
         DumpError: the file is missing, not a dump, or damaged before its first record.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from msprobe_core.model import (
     Batch,
     Distribution,
     Entry,
+    Failure,
     GradientSlot,
+    Level,
     Phase,
     RunHeader,
     Task,
@@ -96,7 +99,11 @@ class JsonWriter:
     """The writer of one step of one rank."""
 
     def __init__(self, directory: Path, header: RunHeader) -> None:
-        self._dump = JsonObjectStream(directory / layout.DUMP_FILE, _head(directory, header), b"\n}}\n")
+        name = layout.DEBUG_FILE if header.level == Level.DEBUG.value else layout.DUMP_FILE
+        for other in {layout.DUMP_FILE, layout.DEBUG_FILE, layout.STACK_FILE, layout.CONSTRUCT_FILE} - {name}:
+            with suppress(OSError):
+                (directory / other).unlink(missing_ok=True)  # of an earlier run in the same place
+        self._dump = JsonObjectStream(directory / name, _head(directory, header), b"\n}}\n")
         self._stacks: JsonObjectStream | None = None
         self._construct: JsonObjectStream | None = None
         if header.has_extra_info:
@@ -137,11 +144,12 @@ def _encoded(entry: Entry) -> bytes:
     try:
         return _encode(entry_json(entry))
     except Exception as error:  # noqa: BLE001  # arguments are objects of the user
-        return _encode({"error": f"not recorded: {type(error).__name__}", "execution": {"sequence": entry.sequence}})
+        failed = {"type": "error", "error": type(error).__name__}
+        return _encode(failed if entry.phase is Phase.DEBUG else failed | {"execution": {"sequence": entry.sequence}})
 
 
 def _head(directory: Path, header: RunHeader) -> bytes:
-    keeps_tensors = header.task == Task.TENSOR.value
+    keeps_tensors = header.keeps_tensors or header.task == Task.TENSOR.value
     fields = {
         "task": header.task,
         "level": header.level,
@@ -151,8 +159,10 @@ def _head(directory: Path, header: RunHeader) -> bytes:
     return _encode(fields)[:-1] + b',\n"data":{\n'
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
-    """Return an entry in the shape that it has in ``dump.json``."""
+def entry_json(entry: Entry) -> Any:
+    """Return an entry in the shape that it has in ``dump.json``, or a saved value in that of ``debug.json``."""
+    if entry.phase is Phase.DEBUG:
+        return value_json((entry.outputs or [None])[0])
     if entry.phase is Phase.PARAMETERS_GRAD:
         record: dict[str, Any] = {name: [value_json(v)] for name, v in (entry.parameters or {}).items()}
     elif entry.phase is Phase.BACKWARD:
@@ -196,6 +206,8 @@ def value_json(value: Value) -> Any:
         return value_json(value.value)
     if isinstance(value, Argument):
         return _argument_json(value)
+    if isinstance(value, Failure):
+        return {"type": "error", "error": _text(value.reason)}
     return None
 
 
@@ -218,6 +230,10 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields["md5"] = value.digest.checksum
     if value.file_name is not None:
         fields["data_name"] = value.file_name
+    if value.sliced_from is not None:
+        fields["sliced_from"] = value.sliced_from
+    if value.failure is not None:
+        fields["error"] = _text(value.failure)
     return fields
 
 

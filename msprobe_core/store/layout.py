@@ -5,6 +5,7 @@
     {dump_path}/step{K}/rank{R}/      in a job of several processes
     {dump_path}/step{K}/proc{PID}/    otherwise
         dump.json  stack.json  construct.json  dump_tensor_data/
+        debug.json                              instead of the three, at level debug
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import BinaryIO
 from msprobe_core.errors import DumpError, StoreError
 
 DUMP_FILE = "dump.json"
+DEBUG_FILE = "debug.json"
 STACK_FILE = "stack.json"
 CONSTRUCT_FILE = "construct.json"
 TENSOR_DIRECTORY = "dump_tensor_data"

@@ -141,6 +141,18 @@ class FrameworkContract:
         reducer.collect()
         assert again.checksum == crc32(values)
 
+    def test_a_part_of_a_tensor_is_a_tensor(self, rig: TrainingRig) -> None:
+        """It has the statistics and the checksum of that part, and its copy holds nothing else."""
+        values = VALUES["float32"]
+        framework, expected = rig.framework, values[1:3, :, 2:4]
+        part = framework.narrow(rig.make_tensor(values), {0: (1, 3), 2: (2, 4)})
+        assert_statistics(self._statistics(rig, part), expected)
+        assert framework.describe(part).shape == expected.shape
+        digest, reducer = Digest(), framework.reducer()
+        reducer.checksum(part, digest)
+        reducer.collect()
+        assert digest.checksum == crc32(expected)
+
     @pytest.mark.parametrize("case", VALUES)
     def test_checksum_is_the_crc32_of_the_bytes(self, rig: TrainingRig, case: str) -> None:
         """CRC-32 of the contiguous bytes, as 8 hex digits."""
@@ -393,6 +405,23 @@ class FrameworkContract:
         # Nothing runs before the root's first child, and what is inside the two ends before the last of them.
         assert list(scoped) == forwards[: forwards.index(last) + 1]
         assert scoped[last]["output"] == complete[last]["output"]
+
+    def test_values_are_saved_at_level_debug(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """Without start and stop, as they are when they are saved, in structures of any nesting."""
+        session = open_session(level="debug", task="tensor")
+        values = VALUES["float32"]
+        tensor = rig.make_tensor(values)
+        session.save({"k": [tensor, 3]}, "state", save_backward=True)
+        rig.overwrite(tensor, -7.0)
+        session.step()
+        directory = self._directory(session)
+        session.close()
+        data = json.loads((directory / layout.DEBUG_FILE).read_text(), parse_constant=_refuse)["data"]
+        assert data["state_grad.0.debug"] == {"k": [None, None]}
+        found, number = data["state.0.debug"]["k"]
+        assert number == {"type": "int", "value": 3}
+        assert found["Max"] == pytest.approx(values.max())
+        np.testing.assert_array_equal(read_tensor(directory / layout.TENSOR_DIRECTORY / found["data_name"]), values)
 
     # --- misuse -----------------------------------------------------------------------------------------------
 

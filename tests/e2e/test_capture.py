@@ -579,6 +579,8 @@ def test_a_failure_of_the_probe_does_not_reach_the_training(tmp_path, close_debu
     debugger.close()
     assert caplog.text.count("training goes on") == 1
     assert "Tensor.__add__.0.forward input 0: not recorded, or not wholly (RuntimeError: planted)" in caplog.text
+    value = Recorded(tmp_path).data["Tensor.__add__.0.forward"]["input_args"][0]
+    assert (value["shape"], value["error"]) == ([2], "RuntimeError: planted")
 
 
 def test_a_full_disk_does_not_reach_the_training(tmp_path, close_debugger, caplog, monkeypatch):

@@ -87,6 +87,18 @@ def test_the_context_manager_stops_also_when_an_exception_leaves_it(tmp_path):
     assert "Module.0.Linear.forward.0" in Recorded(tmp_path, 1).data
 
 
+def test_a_block_in_a_step_that_is_not_selected_does_nothing(tmp_path):
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", step=[1])
+    model = nn.Linear(2, 2)
+    for _ in range(3):
+        with debugger.start(model):
+            model(torch.ones(1, 2))
+        debugger.step()
+    assert steps_of(tmp_path) == ["step1"]
+    with pytest.raises(SessionError, match="call start"), debugger:  # no start() before it
+        pass
+
+
 def test_a_window_that_an_exception_left_open_is_closed_by_the_next(tmp_path):
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
     model = nn.Sequential(nn.Linear(2, 2))
@@ -105,7 +117,7 @@ def test_a_window_that_an_exception_left_open_is_closed_by_the_next(tmp_path):
 def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
     for task, block, expected in (
         ("nan_check", {}, "the task 'nan_check' is not available yet; available: statistics, tensor, structure"),
-        ("statistics", {"tensor_list": ["x"]}, "'tensor_list' is not available yet"),
+        ("tensor", {"bench_path": "x", "summary_mode": "md5"}, "'bench_path' is not available yet"),
         ("statistics", {"summary_mode": "hash"}, "'summary_mode' is 'hash'; allowed: md5, statistics, xor"),
     ):
         (tmp_path / "c.json").write_text(json.dumps({"task": task, task: block}))

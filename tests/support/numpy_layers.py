@@ -7,7 +7,8 @@ plugin intercepts it as plugins intercept real frameworks, so the core's tests n
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Array:
         self.values = values
         self.requires_grad = requires_grad
         self.version = 0
+        self.gradient_hooks: list[Any] = []
 
     def write(self, values: Any) -> None:
         """Overwrite in place."""
@@ -193,6 +195,23 @@ class ArrayFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: Any) -> ArrayAttachment:
         return ArrayAttachment(models, options, recorder)
+
+    @contextmanager
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # as promised
+            on_failure("a call", error)
+
+    def watch_gradient(self, tensor: Array, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
+        if not tensor.requires_grad:
+            return None
+        tensor.gradient_hooks.append(on_gradient)
+        return lambda: tensor.gradient_hooks.remove(on_gradient)
+
+    def narrow(self, tensor: Array, ranges: Mapping[int, tuple[int, int]]) -> Array:
+        index = tuple(slice(*ranges.get(dim, (None, None))) for dim in range(tensor.values.ndim))
+        return Array(tensor.values[index], tensor.requires_grad)
 
     def snapshot(self, tensor: Array) -> np.ndarray:
         return tensor.values.copy()

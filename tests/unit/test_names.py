@@ -17,7 +17,7 @@ module_sites = st.builds(
     prefix=st.sampled_from(["Module", "Cell"]),
     path=st.lists(parts, max_size=6).map(".".join),
     type_name=words,
-    phase=st.sampled_from(Phase),
+    phase=st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.PARAMETERS_GRAD]),  # a saved value has no site
     index=indices,
 )
 api_sites = st.builds(
@@ -97,3 +97,11 @@ def test_related_entries():
     assert names.backward_of_parameters("Module.a.A.parameters_grad.1") == "Module.a.A.backward.1"
     assert names.backward_of_parameters("Module.a.A.forward.1") is None
     assert names.backward_of_parameters("clip_grad") is None
+
+
+def test_saved_values_have_names_of_their_own():
+    assert names.saved_entry("x", 3) == "x.3.debug"
+    assert names.is_saved("a.b.0.debug")
+    assert not names.is_saved("Functional.debug.0.forward")
+    assert [names.path_within(path) for path in ("0", "0.k", "0.k.1")] == ["", "k", "k.1"]
+    assert names.tensor_file_stem("x.0.debug", "", "") == "x.0.debug"

@@ -10,7 +10,7 @@ import pytest
 from numpy_layers import Array, ArrayFramework
 
 from msprobe_core.capture.values import MAX_DEPTH, ValueBuilder
-from msprobe_core.model import Argument
+from msprobe_core.model import Argument, Failure
 
 
 @dataclasses.dataclass
@@ -135,5 +135,7 @@ class Hostile(UserDict):
 
 def test_an_object_that_raises_is_named_and_left_out(failures):
     builder = ValueBuilder(ArrayFramework(), lambda what, error: failures.append((what, type(error))))
-    assert builder.positional([1, Hostile(a=1), 2], lambda t, p: None) == [Argument("int", 1), None, Argument("int", 2)]
+    failure = Failure("KeyError: 'not now'")
+    values = builder.positional([1, Hostile(a=1), 2], lambda t, p: None)
+    assert values == [Argument("int", 1), failure, Argument("int", 2)]
     assert failures == [("argument 1, a Hostile", KeyError)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from msprobe.pytorch._apis import ApiTable
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
+from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
@@ -106,6 +107,24 @@ class PyTorchFramework:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiTable(risk_level)
         return self._apis[risk_level]
+
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
+        """Return a block that PyTorch's modes do not see, and that raises nothing."""
+        return Quiet(on_failure)
+
+    def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Hook the tensor if it is a leaf, and otherwise the node that made it."""
+        return watch_gradient(tensor, on_gradient)
+
+    def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        """Return a view of a part; ``None`` of what has no plain elements, or only a shard of them."""
+        with Quiet():
+            values = readable(tensor)
+            if values is None or values.shape != tensor.shape:
+                return None
+            for dim, (begin, end) in ranges.items():
+                values = values.narrow(dim, begin, end - begin)
+            return values
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""

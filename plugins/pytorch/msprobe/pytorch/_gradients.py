@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.capture.values import MAX_DEPTH
@@ -228,6 +229,34 @@ def _may_make_its_node(tensor: Tensor) -> bool:
     earlier number, the engine would run it at another time, and sums of gradients would round differently.
     """
     return tensor._is_view() and tensor._version > 0
+
+
+def watch_gradient(tensor: Tensor, on_gradient: Callable[[Tensor], None]) -> Callable[[], None] | None:
+    """See `msprobe_core.hookspecs.Framework.watch_gradient`.
+
+    Raises:
+        ValueError: asking for the tensor's node could make it.
+    """
+    if not tensor.requires_grad:
+        return None
+    if _may_make_its_node(tensor):
+        raise ValueError("a view of memory that was written to has its gradient only by a change to the graph")
+    node = tensor.grad_fn
+    number = tensor.output_nr
+
+    @unserializable_hook  # a model that is saved does not take it along, and PyTorch does not warn of it
+    def on_leaf(gradient: Tensor) -> None:
+        with Quiet():
+            on_gradient(gradient)
+
+    def on_node(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[number]
+        if gradient is not None:
+            with Quiet():
+                on_gradient(gradient)
+
+    handle = tensor.register_hook(on_leaf) if node is None else node.register_prehook(on_node)
+    return handle.remove
 
 
 def _grad_functions(output: Any, depth: int = 0) -> list[Node]:

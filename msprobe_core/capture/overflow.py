@@ -1,0 +1,266 @@
+"""The task ``overflow_check``: keep the calls that turn finite inputs into NaN or Inf, and nothing else.
+
+A call is judged once the statistics of all its tensors are known: at once on the host, at the end of the window on a
+device, where nothing may be waited for before. Until then copies of its tensors are held, of the latest calls only, so
+that they take no more than `MAX_HELD_BYTES`. What a call inside has done is not the fault of the module around it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from msprobe_core import names
+from msprobe_core.hookspecs import Framework
+from msprobe_core.model import Argument, Batch, Digest, Entry, GradientSlot, Phase, Stats, TensorValue, Value
+from msprobe_core.store.stack_text import frames_of_user
+
+_logger = logging.getLogger(__name__)
+
+MAX_HELD_BYTES = 1 << 30
+"""How much memory the copies may take that wait for a verdict; the oldest go first."""
+
+SnapshotSink = Callable[[Any, str, TensorValue], None]
+"""Writes a copy under a file stem, in the background, and sets the value's ``file_name``."""
+
+
+class _Copy:
+    """A copy of a tensor, which all values share that have its digest."""
+
+    __slots__ = ("digest", "num_waiting", "size_bytes", "snapshot")
+
+    def __init__(self, snapshot: Any, digest: Digest) -> None:
+        self.snapshot = snapshot
+        self.digest = digest  # alive as long as its id is a key
+        self.size_bytes = int(getattr(snapshot, "nbytes", 0))
+        self.num_waiting = 0
+
+
+class OverflowWatch:
+    """Holds copies of tensors, judges calls, and counts."""
+
+    def __init__(self, framework: Framework, write: SnapshotSink, limit: int) -> None:
+        """Begin with nothing found.
+
+        Args:
+            framework: Copies tensors.
+            write: Takes the tensors of calls that are kept.
+            limit: How many calls are kept before recording ends; -1 for any number.
+        """
+        self._snapshot = framework.snapshot
+        self._write = write
+        self._limit = limit
+        self._lock = threading.RLock()
+        self._copies: dict[int, _Copy] = {}  # by identity of the digest, the oldest first
+        self._places: dict[int, tuple[TensorValue, str]] = {}  # by identity of the value
+        self._num_bytes = 0
+        self.max_bytes = MAX_HELD_BYTES
+        self.on_pressure: Callable[[], None] | None = None
+        self._num_kept = 0
+        self._num_steps = 0
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._num_found = 0
+        self._first: Entry | None = None
+        self._explained: set[str] = set()
+        self._healthy_backwards: set[str] = set()
+        self._stacks: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether as many calls have been kept as were asked for."""
+        return self._limit != -1 and self._num_kept >= self._limit
+
+    # --- copies -----------------------------------------------------------------------------------------------
+
+    def hold(self, tensor: Any, stem: str, value: TensorValue) -> None:
+        """Copy a tensor until its call is judged."""
+        if self.is_over:
+            return
+        with self._lock:
+            copy = self._copies.get(id(value.digest))
+        if copy is None:
+            snapshot = self._snapshot(tensor)
+            if snapshot is None:
+                return
+            copy = _Copy(snapshot, value.digest)
+            if self._num_bytes + copy.size_bytes > self.max_bytes and self.on_pressure is not None:
+                self.on_pressure()
+        with self._lock:
+            if self._copies.setdefault(id(value.digest), copy) is copy and not copy.num_waiting:
+                self._num_bytes += copy.size_bytes
+            copy.num_waiting += 1
+            self._places[id(value)] = (value, stem)
+            while self._num_bytes > self.max_bytes:
+                self._drop(next(iter(self._copies)))
+
+    def _drop(self, key: int) -> None:
+        self._num_bytes -= self._copies.pop(key).size_bytes
+
+    def forget(self) -> None:
+        """Give up all copies: the window is over, and what has not been judged will not be."""
+        with self._lock:
+            self._copies.clear()
+            self._places.clear()
+            self._num_bytes = 0
+
+    def _release(self, value: TensorValue, *, keeps: bool) -> bool:
+        """Give up the copy of a value, written first if ``keeps``; return whether there was one if it was wanted."""
+        _, stem = self._places.pop(id(value), (value, None))
+        if stem is None:
+            return not keeps or value.digest.stats == Stats()  # of memory that nobody has set there is none
+        key = id(value.digest)
+        copy = self._copies.get(key)
+        if copy is None:
+            return not keeps
+        if keeps:
+            self._write(copy.snapshot, stem, value)
+        copy.num_waiting -= 1
+        if not copy.num_waiting:
+            self._drop(key)
+        return True
+
+    # --- verdicts ---------------------------------------------------------------------------------------------
+
+    def sift(self, batch: Batch, step: int) -> Batch:
+        """Return the calls of a batch, whose digests are all known, that are to be written, and who encloses them."""
+        found: list[Entry] = []
+        parents: dict[str, str | None] = {}
+        with self._lock:
+            # Gradients of parameters are held against the backward of their module, which may stand behind them.
+            late = [entry for entry in batch.entries if entry.phase is Phase.PARAMETERS_GRAD]
+            for entry in [*(e for e in batch.entries if e.phase is not Phase.PARAMETERS_GRAD), *late]:
+                is_culprit = self._is_culprit(entry)
+                if is_culprit:
+                    found.append(entry)
+                if is_culprit or entry.name in self._explained:
+                    if entry.name in batch.parents:
+                        parents[entry.name] = entry.parent
+                    if entry.parent is not None:
+                        self._explained.add(entry.parent)
+            found.sort(key=lambda entry: entry.sequence)
+            kept = [entry for entry in found if self._count(entry, step)]
+            keeping = {id(entry) for entry in kept}
+            for entry in batch.entries:
+                values = [leaf for leaf in _leaves(_parts(entry)) if isinstance(leaf, TensorValue)]
+                num_lost = sum(not self._release(value, keeps=id(entry) in keeping) for value in values)
+                if num_lost:
+                    _logger.warning(
+                        "%s: %d of its %d tensors are not kept, because more than %d MiB were recorded since; record "
+                        'this call alone, with "list": ["%s"]',
+                        entry.name, num_lost, len(values), self.max_bytes >> 20, entry.name,
+                    )  # fmt: skip
+        return Batch(kept, parents)
+
+    def _is_culprit(self, entry: Entry) -> bool:
+        if entry.stack is not None:
+            self._stacks[entry.name] = entry.stack
+        if entry.phase is Phase.PARAMETERS_GRAD:
+            healthy = names.backward_of_parameters(entry.name) in self._healthy_backwards
+            return healthy and bool(_special_tensors(_made(entry)))
+        if entry.name in self._explained or _has_special(_inputs(entry)):
+            return False
+        is_culprit = bool(_special_tensors(_made(entry)))
+        if entry.phase is Phase.BACKWARD and not is_culprit:
+            self._healthy_backwards.add(entry.name)
+        return is_culprit
+
+    def _count(self, entry: Entry, step: int) -> bool:
+        """Take note of a culprit, and return whether it is kept."""
+        self._num_found += 1
+        if self._first is None:
+            self._first = entry
+            _logger.warning("step %d: overflow: %s", step, self._describe(entry))
+        if self.is_over:
+            return False
+        self._num_kept += 1
+        return True
+
+    def _describe(self, entry: Entry) -> str:
+        num_nan, num_inf = (sum(column) for column in zip(*_special_tensors(_made(entry)), strict=True))
+        stack = entry.stack or self._stacks.get(names.forward_of(entry.name) or "", ())
+        frames = frames_of_user(stack)
+        origin = f"; called from {' '.join(frames[0].split())}" if frames else ""
+        return f"{entry.name} makes {num_nan} NaN and {num_inf} Inf of finite inputs{origin}"
+
+    # --- reports ----------------------------------------------------------------------------------------------
+
+    def end_step(self, step: int) -> None:
+        """Say what became of a step that was watched, and begin anew."""
+        self._num_steps += 1
+        if self._first is None:
+            _logger.info("step %d: no overflow", step)
+        else:
+            _logger.warning(
+                "step %d: calls that make NaN or Inf of finite inputs: %d, the first %s; kept so far: %d%s",
+                step,
+                self._num_found,
+                self._first.name,
+                self._num_kept,
+                ", which is what 'overflow_nums' asks for, so recording ends" if self.is_over else "",
+            )
+        self.forget()
+        self._begin_step()
+
+    def end(self) -> None:
+        """Say so if nothing was found at all."""
+        if self._num_steps and not self._num_kept:
+            _logger.warning("no overflow: in %d steps no call made NaN or Inf of finite inputs", self._num_steps)
+
+
+def _inputs(entry: Entry) -> list[Any]:
+    own = [entry.inputs, entry.input_kwargs]
+    return own if entry.phase is Phase.BACKWARD else [*own, entry.parameters]
+
+
+def _made(entry: Entry) -> list[Any]:
+    return [entry.parameters] if entry.phase is Phase.PARAMETERS_GRAD else [entry.outputs, entry.output_kwargs]
+
+
+def _parts(entry: Entry) -> list[Any]:
+    return [entry.inputs, entry.input_kwargs, entry.outputs, entry.output_kwargs, entry.parameters]
+
+
+def _leaves(value: Value | list[Any]) -> Iterator[TensorValue | Argument]:
+    if isinstance(value, GradientSlot):
+        value = value.value
+    if isinstance(value, TensorValue | Argument):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+
+
+def _has_special(parts: list[Any]) -> bool:
+    return any(_is_special(leaf) for leaf in _leaves(parts))
+
+
+def _special_tensors(parts: list[Any]) -> list[tuple[int, int]]:
+    """Return the numbers of NaN and Inf of the tensors that hold any."""
+    counts = [_counts_of(leaf) for leaf in _leaves(parts) if isinstance(leaf, TensorValue)]
+    return [numbers for numbers in counts if any(numbers)]
+
+
+def _is_special(leaf: TensorValue | Argument) -> bool:
+    """Whether a value is, or holds, NaN or Inf. Of a tensor without statistics nobody knows: it is taken for finite."""
+    if isinstance(leaf, TensorValue):
+        return any(_counts_of(leaf))
+    fields = leaf.fields.values() if leaf.fields is not None else [leaf.value]
+    return not _are_finite(fields)
+
+
+def _counts_of(value: TensorValue) -> tuple[int, int]:
+    """Return how many NaN and Inf there are; where nobody counted, 1 for some."""
+    stats = value.digest.stats or Stats()
+    if stats.num_nan is not None and stats.num_inf is not None:
+        return stats.num_nan, stats.num_inf
+    bounds = [bound for bound in (stats.max, stats.min) if isinstance(bound, float)]
+    return int(any(map(math.isnan, bounds))), int(any(map(math.isinf, bounds)))
+
+
+def _are_finite(values: Iterable[Any]) -> bool:
+    return all(math.isfinite(value) for value in values if isinstance(value, float))
