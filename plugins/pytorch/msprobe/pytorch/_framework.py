@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch.overrides
 from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
+from msprobe.pytorch._calls import ApiCalls
+from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._modules import ModuleHooks
 from msprobe.pytorch._quiet import Quiet
@@ -35,7 +37,7 @@ class PyTorchFramework:
 
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, str] = {}
-        self._apis: dict[RiskLevel, ApiTable] = {}
+        self._apis: dict[tuple[RiskLevel, tuple[str, ...]], ApiTable] = {}
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``torch.Tensor``."""
@@ -86,13 +88,14 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_at(RiskLevel(options.risk_level)))
+        return _Attachment(models, options, recorder, self._apis_for(options))
 
-    def _apis_at(self, risk_level: RiskLevel) -> ApiTable:
+    def _apis_for(self, options: AttachOptions) -> ApiTable:
         # Kept: building it takes milliseconds, and there may be a window in every step.
-        if risk_level not in self._apis:
-            self._apis[risk_level] = ApiTable(risk_level)
-        return self._apis[risk_level]
+        key = (RiskLevel(options.risk_level), tuple(options.custom_op_namespaces))
+        if key not in self._apis:
+            self._apis[key] = ApiTable(*key)
+        return self._apis[key]
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""
@@ -114,6 +117,7 @@ class _Attachment:
     ) -> None:
         self._recorder = recorder
         self._unsettled: dict[int, Callable[[], None]] = {}
+        self._calls = ApiCalls(recorder, self._unsettled)
         self._removals: list[Callable[[], None]] = []
         try:
             if options.level.has_modules:
@@ -121,10 +125,10 @@ class _Attachment:
                 self._removals.append(hooks.remove)
                 hooks.install()
             if options.level.has_apis:
-                mode = ApiMode(recorder, apis, self._unsettled)
+                mode = ApiMode(recorder, apis, self._calls)
                 mode.push()
                 self._removals.append(mode.remove)
-                for stand_in in (BackwardEngine(mode), FastPathCheck(mode)):
+                for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self._calls)):
                     stand_in.install()
                     self._removals.append(stand_in.remove)
         except BaseException:
@@ -142,6 +146,16 @@ class _Attachment:
             _, hand_over = self._unsettled.popitem()
             with Quiet(self._recorder.note_failure):
                 hand_over()
+
+    def call(
+        self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a function and record it, if it is not inside of another."""
+        return self._calls.run_foreign(prefix, name, function, tuple(args), kwargs)
+
+    def is_compiling(self) -> bool:
+        """Whether ``torch.compile`` is reading the calling code."""
+        return torch.compiler.is_compiling()
 
 
 def _describe_distributed(value: Any) -> Argument | None:
