@@ -16,9 +16,13 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._apis import ApiTable, bypasses_versions, is_operator_call
 from msprobe.pytorch._calls import ApiCalls
+from msprobe.pytorch._dropout import DropoutKernels, without_dropout
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.capture.standin import StandIn
 from msprobe_core.hookspecs import CallRecorder
+
+_WITH_DROPOUT = frozenset({"Functional", "Torch", "VF", "Aten"})
+"""The prefixes of functions that may take a probability of dropout."""
 
 
 class ApiMode(TorchFunctionMode):
@@ -93,6 +97,8 @@ class ApiMode(TorchFunctionMode):
                 with Quiet(recorder.note_failure):
                     calls.note_memory(func, args, kwargs, result)
             return result
+        if DropoutKernels.is_removed and api.prefix in _WITH_DROPOUT:
+            args, kwargs = without_dropout(api.name, args, kwargs)
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
         return calls.run(api, name, func, args, kwargs)
 
