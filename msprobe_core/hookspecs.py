@@ -193,6 +193,20 @@ class Attachment(Protocol):
         """Hand over what is still being added up, for example a gradient whose last part never came."""
         ...
 
+    def call(
+        self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call ``function`` and report it as an API, as the calls that the plugin sees by itself.
+
+        For functions that a user has registered; only at levels with APIs. A call inside of another one that is being
+        reported is not reported. Returns what the function returns, and raises what it raises.
+        """
+        ...
+
+    def is_compiling(self) -> bool:
+        """Whether the framework is compiling the calling code, which then is to see the original functions."""
+        ...
+
 
 class NamedModel(Protocol):
     """One model given to ``start``. ``name`` is empty, or its position where several were given."""
@@ -219,6 +233,11 @@ class AttachOptions(Protocol):
     @property
     def risk_level(self) -> str:
         """Which APIs: ``CORE``, ``FOCUS`` or ``ALL``."""
+        ...
+
+    @property
+    def custom_op_namespaces(self) -> Sequence[str]:
+        """Namespaces of custom operators that are recorded whatever the risk level."""
         ...
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import PluginError, SessionError
@@ -49,6 +50,7 @@ class PrecisionDebugger:
     _session: Session | None
     _has_begun: bool = False
     _has_refused_to_save: bool = False
+    _custom_apis: CustomApis
 
     def __new__(
         cls,
@@ -80,6 +82,7 @@ class PrecisionDebugger:
         debugger = object.__new__(cls)
         debugger._config = config
         debugger._session = None
+        debugger._custom_apis = CustomApis(config.listed_apis)
         PrecisionDebugger._instance = debugger
         atexit.register(debugger.close)
         if cls.framework_name is not None:
@@ -183,6 +186,34 @@ class PrecisionDebugger:
         assert debugger._session is not None
         debugger._session.save(variable, name, save_backward=save_backward)
 
+    @classmethod
+    def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
+        """Record a function that the framework does not see, such as one of an extension, at the levels L1 and mix.
+
+        May be called before ``start``, or while something is recorded. The function is stood for between ``start`` and
+        ``stop`` only, also where other modules have imported it by name.
+
+        Args:
+            module: Module, class or object that has the function.
+            api: Name of the function there.
+            api_prefix: First part of the entries' names, ``{api_prefix}.{api}.{n}.forward``; ``None`` takes the name
+                of ``module``, or ``Custom`` if it has none.
+
+        Raises:
+            ConfigError: there is no such function, it cannot be replaced, or the prefix is no word.
+            SessionError: no debugger has been made.
+        """
+        cls._current()._custom_apis.register(module, api, api_prefix)
+
+    @classmethod
+    def restore_custom_api(cls, module: Any, api: str) -> None:
+        """Record a function no more that ``register_custom_api`` has named.
+
+        Raises:
+            SessionError: it is not registered, or no debugger has been made.
+        """
+        cls._current()._custom_apis.restore(module, api)
+
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
         if PrecisionDebugger._instance is self:
@@ -214,7 +245,9 @@ class PrecisionDebugger:
         return existing
 
     def _open(self, framework: Framework) -> None:
-        self._session = Session(self._config, framework, registry().processors(), registry().writers())
+        self._session = Session(
+            self._config, framework, registry().processors(), registry().writers(), self._custom_apis
+        )
         _let_forked_children_be(self)
 
     def _framework(self, model: Any) -> Framework:

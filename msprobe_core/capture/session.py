@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
-from msprobe_core.config import Config
+from msprobe_core.config import Config, RiskLevel
 from msprobe_core.errors import ConfigError, SessionError, StoreError
 from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
 from msprobe_core.model import Batch, Level, RunHeader, Task, TensorValue
@@ -43,6 +44,7 @@ class Interception:
 
     level: Level
     risk_level: str
+    custom_op_namespaces: Sequence[str]
 
 
 class Session:
@@ -54,8 +56,16 @@ class Session:
         framework: Framework,
         processors: dict[str, Processor],
         writers: dict[str, WriterFactory],
+        custom_apis: CustomApis | None = None,
     ) -> None:
         """Prepare; nothing is attached and nothing is created on disk before ``start``.
+
+        Args:
+            config: What to record.
+            framework: What is recorded.
+            processors: Offers for ``summary_mode``.
+            writers: Offers for ``writer``.
+            custom_apis: APIs that the user registers; ``None`` takes those of the configuration.
 
         Raises:
             ConfigError: the configuration asks for what this version, or what is installed, does not offer.
@@ -72,6 +82,8 @@ class Session:
         if config.task is Task.OVERFLOW_CHECK:
             self._overflow = OverflowWatch(framework, self._save, config.options.overflow_nums)
             self._overflow.on_pressure = self._write_backlog
+        self.custom_apis = custom_apis if custom_apis is not None else CustomApis(config.listed_apis)
+        """Functions that are recorded because the user has named them."""
         self._attachment: Attachment | None = None
         self._detached: list[Attachment] = []
         self._models: Sequence[Model] = ()
@@ -142,8 +154,20 @@ class Session:
         self._models = named
         if self._writer is None:
             self._open_writer()
-        options = Interception(self._config.level, self._config.risk_level.value)
-        self._attachment = self._framework.attach(named, options, self._recorder)
+        attachment = self._attachment = self._framework.attach(named, self._interception(), self._recorder)
+        if self._config.level.has_apis:
+            try:
+                self.custom_apis.attach(attachment)
+            except BaseException:
+                self.stop()
+                raise
+
+    def _interception(self) -> Interception:
+        config = self._config
+        # Who names entries wants those, whatever risk they are.
+        names_entries = config.options.scope or config.options.list
+        risk_level = RiskLevel.ALL if names_entries else config.risk_level
+        return Interception(config.level, risk_level.value, config.custom_op_namespaces)
 
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
         """Record one value at level debug, if this step and this rank are selected; see `SavedRecorder.save`."""
@@ -162,6 +186,7 @@ class Session:
         """Stop recording and write what has been recorded; returns when it is on disk."""
         if self._attachment is not None:
             attachment, self._attachment = self._attachment, None
+            self.custom_apis.detach()
             attachment.detach()
             self._detached.append(attachment)
         self._flush()
@@ -196,6 +221,7 @@ class Session:
         self.stop()
         self._release()
         self._close_writer()
+        self.custom_apis.complain()
         self._recorder.shut()
         self._queue.close()
         if self._overflow is not None:

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 import yaml
 
+from msprobe_core.config.apis import load_apis
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.schema import (
     TASK_FIELDS,
@@ -79,6 +80,9 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     given = {name: value for name, value in overrides.items() if value is not None}
     common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", former={})
     options = {task: _check_block(task, block, where) for task, block in blocks.items()}
+    if common.get("custom_apis") is not None:
+        path = Path(common["custom_apis"]).expanduser()
+        common["listed_apis"] = load_apis(path, f"{where}: 'custom_apis'")
     config = Config(**common, options=options.get(common.get("task", Task.STATISTICS), TaskOptions()))
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:

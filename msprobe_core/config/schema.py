@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.config.apis import ListedApi
 from msprobe_core.model import Level, Task
 
 
@@ -117,14 +118,19 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     precision: Precision = Precision.LOW
     risk_level: RiskLevel = RiskLevel.FOCUS
     custom_op_namespaces: tuple[str, ...] = ("_C_ascend",)
+    custom_apis: str | None = None
     load: LoadOptions | None = None
     writer: str = "json"
 
 
 class Config(CommonFields, frozen=True, kw_only=True):
-    """A whole configuration: the common fields, and the block of the chosen task as ``options``."""
+    """A whole configuration: the common fields, and the block of the chosen task as ``options``.
+
+    ``listed_apis`` is what the file ``custom_apis`` holds.
+    """
 
     options: TaskOptions = TaskOptions()
+    listed_apis: tuple[ListedApi, ...] = ()
 
     @property
     def directory(self) -> Path:

@@ -6,6 +6,7 @@ import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
@@ -422,6 +423,68 @@ class FrameworkContract:
         assert number == {"type": "int", "value": 3}
         assert found["Max"] == pytest.approx(values.max())
         np.testing.assert_array_equal(read_tensor(directory / layout.TENSOR_DIRECTORY / found["data_name"]), values)
+
+    # --- functions that users register -----------------------------------------------------------------------
+
+    def test_registered_functions_are_recorded(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """With what they got and returned, the outermost call only, and only between start and stop."""
+        if not self.records_apis:
+            pytest.skip("this framework records no APIs")
+        first, second = (rig.make_tensor(np.full(2, value, np.float32)) for value in (3.0, 5.0))
+        own = SimpleNamespace()
+
+        def swap(a: object, b: object) -> tuple[object, object]:
+            return b, a
+
+        def twice(a: object, b: object) -> tuple[object, object]:
+            return own.swap(*own.swap(a, b))
+
+        own.swap, own.twice = swap, twice
+        before = dict(vars(own))
+        session = open_session(level="L1")
+        for name in before:
+            session.custom_apis.register(own, name, "Own")
+        assert vars(own) == before
+        session.start([])
+        assert own.swap(first, b=second) == (second, first)
+        assert own.twice(first, second) == (first, second)
+        session.custom_apis.restore(own, "swap")
+        own.swap(first, second)
+        session.stop()
+        assert vars(own) == before
+        entries = self._dump(session)
+        session.close()
+        forwards = [name for name in entries if names.parse_entry(name).phase is Phase.FORWARD]
+        assert forwards == ["Own.swap.0.forward", "Own.twice.0.forward"]
+        record = entries["Own.swap.0.forward"]
+        assert record["input_args"][0]["Max"] == record["output"][1]["Max"] == 3.0
+        assert record["input_kwargs"]["b"]["Max"] == record["output"][0]["Max"] == 5.0
+
+    def test_a_registered_function_may_raise(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """Its exception passes, and later calls are recorded."""
+        if not self.records_apis:
+            pytest.skip("this framework records no APIs")
+
+        def fail(_: object) -> None:
+            raise ArithmeticError("planted")
+
+        def keep(value: object) -> object:
+            return value
+
+        own = SimpleNamespace(fail=fail, keep=keep)
+        session, tensor = open_session(level="mix"), rig.make_tensor(np.ones(2, np.float32))
+        session.custom_apis.register(own, "fail", "Own")
+        session.custom_apis.register(own, "keep", "Own")
+        session.start([rig.make_model(0)])
+        with pytest.raises(ArithmeticError, match="planted"):
+            own.fail(tensor)
+        own.keep(tensor)
+        session.stop()
+        assert own.fail is fail
+        entries = self._dump(session)
+        session.close()
+        assert "Own.keep.0.forward" in entries
+        assert "output" not in entries["Own.fail.0.forward"]
 
     # --- misuse -----------------------------------------------------------------------------------------------
 

@@ -267,7 +267,8 @@ def test_seed_all_repeats_and_leaves_determinism_on():
 
 @pytest.mark.parametrize(("arguments", "expected"), [
     ({"seed": -1}, "'seed' is -1"), ({"seed": 2**32}, "from 0 to 4294967295"), ({"seed": True}, "'seed' is True"),
-    ({"mode": 1}, "'mode' is 1"), ({"rm_dropout": True}, "'rm_dropout' is not available yet"),
+    ({"mode": 1}, "'mode' is 1"), ({"rm_dropout": 1}, "'rm_dropout' is 1"),
+    ({"is_enhanced": None}, "'is_enhanced' is None"),
 ])  # fmt: skip
 def test_seed_all_refuses_what_it_cannot_do(arguments, expected):
     with pytest.raises(ConfigError, match=expected):

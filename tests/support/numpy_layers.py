@@ -229,6 +229,7 @@ class ArrayAttachment:
         self._wrapped: list[Layer] = []
         self._functions = dict(API)
         self._pending: list[Any] = []
+        self._is_inside = False
         if options.level.has_modules:
             for model in models:
                 for path, layer in model.model.named_layers(model.name):
@@ -248,16 +249,28 @@ class ArrayAttachment:
     def release(self) -> None:
         return
 
-    def _recorded(self, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            call = self._recorder.open_api("Functional", function.__name__)
-            self._recorder.record_inputs(call, args, kwargs)
+    def call(self, prefix: str, name: str, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_inside:
+            return function(*args, **kwargs)
+        call = self._recorder.open_api(prefix, name)
+        self._recorder.record_inputs(call, args, kwargs)
+        self._is_inside = True
+        try:
             result = function(*args, **kwargs)
-            self._recorder.record_outputs(call, result)
+        except BaseException:
             self._recorder.close(call)
-            return result
+            raise
+        finally:
+            self._is_inside = False
+        self._recorder.record_outputs(call, result)
+        self._recorder.close(call)
+        return result
 
-        return call
+    def is_compiling(self) -> bool:
+        return False
+
+    def _recorded(self, function: Any) -> Any:
+        return lambda *args, **kwargs: self.call("Functional", function.__name__, function, args, kwargs)
 
     def _wrap(self, path: str, layer: Layer) -> None:
         recorder, forward, backward = self._recorder, layer.forward, layer.backward

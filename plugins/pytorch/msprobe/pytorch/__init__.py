@@ -11,10 +11,11 @@ from msprobe.pytorch.hooks import __version__
 from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
+    from msprobe.pytorch._random import random_save
     from msprobe.pytorch._seed import seed_all
     from msprobe.pytorch.debugger import PrecisionDebugger
 
-__all__ = ["PrecisionDebugger", "__version__", "seed_all"]
+__all__ = ["PrecisionDebugger", "__version__", "random_save", "seed_all"]
 
 refuse_shadowing()
 
@@ -29,4 +30,8 @@ def __getattr__(name: str) -> Any:
         from msprobe.pytorch._seed import seed_all
 
         return seed_all
+    if name == "random_save":
+        from msprobe.pytorch._random import random_save
+
+        return random_save
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

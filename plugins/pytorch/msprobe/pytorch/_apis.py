@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 from msprobe.pytorch._collectives import is_communication
+from msprobe_core.capture.standin import FunctionStandIn, original_of
 from msprobe_core.config import RiskLevel
 
 Function = Callable[..., Any]
@@ -34,13 +35,15 @@ class Api(NamedTuple):
 class ApiTable:
     """Knows each dispatched function: its name, or that it is not to be recorded."""
 
-    def __init__(self, risk_level: RiskLevel) -> None:
+    def __init__(self, risk_level: RiskLevel, namespaces: Iterable[str] = ()) -> None:
         """Build the table.
 
         Args:
             risk_level: How many APIs are recorded; see ``docs/pytorch.md``.
+            namespaces: Those of ``torch.ops`` whose operators are recorded whatever the risk level.
         """
         self._risk_level = risk_level
+        self._namespaces = frozenset(namespaces)
         self._known: dict[Function, Api | None] = {}
         # The first name that a function is found under counts: F.conv2d and torch.conv2d are one object.
         for prefix, members in _namespaces():
@@ -58,6 +61,8 @@ class ApiTable:
         if isinstance(function, types.MethodWrapperType):
             # Reading an attribute, such as ``x.shape``: a new object at each access, so it is not kept.
             return None
+        if isinstance(function, FunctionStandIn):  # PyTorch looks methods up when it dispatches them
+            return self.find(function.original)
         named = None if is_communication(function) else _guess(function)
         api = self._known[function] = self._select(named)
         return api
@@ -65,6 +70,8 @@ class ApiTable:
     def _select(self, api: Api | None) -> Api | None:
         if api is None or api.name in NOT_RECORDED:
             return None
+        if api.prefix in self._namespaces:
+            return api
         name = api.name.strip("_") if api.name.startswith("__") else api.name.rstrip("_")
         if self._risk_level is RiskLevel.FOCUS and name in LOW_RISK:
             return None
@@ -186,7 +193,7 @@ def _members(namespace: Any, modules: tuple[str, ...] | None) -> list[tuple[str,
     """Return the functions of a namespace; of those modules only, if any are given."""
     members: list[tuple[str, Function]] = []
     for name in dir(namespace):
-        member = getattr(namespace, name, None)
+        member = original_of(getattr(namespace, name, None))
         if not callable(member) or isinstance(member, type):
             continue
         if modules is None or getattr(member, "__module__", None) in modules:
@@ -209,7 +216,7 @@ def _guess(function: Function) -> Api | None:
     module = getattr(function, "__module__", None) or ""
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         namespace, _, operator = str(function).partition(".")
-        return _make_api("Aten" if namespace == "aten" else namespace, operator.partition(".")[0])
+        return _make_api(_OPERATOR_PREFIXES.get(namespace, namespace), operator.partition(".")[0])
     if not name or name == "__get__" or module.startswith(("torch._C", "torch.autograd", "torch.overrides")):
         known = _C_MODULES.get(module)
         return _make_api(known, name) if known and name else None
@@ -218,6 +225,8 @@ def _guess(function: Function) -> Api | None:
     last = module.rpartition(".")[2]
     return _make_api(last[:1].upper() + last[1:], name) if last else None
 
+
+_OPERATOR_PREFIXES = {"aten": "Aten", "npu": "NPU"}
 
 _C_MODULES = {
     "torch._C._nn": "Functional", "torch._C._VariableFunctions": "Torch", "torch._C._linalg": "Torch",
@@ -235,7 +244,7 @@ NOT_RECORDED = frozenset(
         "qscheme", "q_scale", "q_zero_point",
         # Hand values to Python.
         "item", "tolist", "numpy", "__len__", "__repr__", "__str__", "__format__", "__hash__", "__bool__", "__int__",
-        "__float__", "__index__", "__long__", "__complex__", "__nonzero__", "__contains__", "__iter__", "__reversed__",
+        "__float__", "__index__", "__long__", "__complex__", "__nonzero__", "__contains__", "__iter__",
         "__array__", "__array_wrap__", "__dlpack__", "__dlpack_device__", "__dir__", "__deepcopy__", "__reduce_ex__",
         "__reduce__", "__setstate__", "__getattribute__", "__setattr__", "__delattr__", "_reduce_ex_internal",
         # Concern storage or the graph, not values.
@@ -260,8 +269,8 @@ LOW_RISK = frozenset(
         "clone", "to", "type", "type_as", "float", "double", "half", "bfloat16", "int", "long", "short", "char", "byte",
         "bool", "cfloat", "cdouble", "chalf", "cpu", "cuda", "npu", "pin_memory", "cat", "concat", "concatenate",
         "stack", "hstack", "vstack", "dstack", "column_stack", "row_stack", "repeat", "tile", "repeat_interleave",
-        "roll", "flip", "fliplr", "flipud", "rot90", "meshgrid", "triu", "tril", "clamp", "clip", "clamp_min",
-        "clamp_max",
+        "roll", "flip", "fliplr", "flipud", "rot90", "reversed", "meshgrid", "triu", "tril", "clamp", "clip",
+        "clamp_min", "clamp_max",
         "resolve_conj", "resolve_neg",
         # Creation.
         "tensor", "as_tensor", "asarray", "from_numpy", "frombuffer", "scalar_tensor", "zeros", "ones", "full", "empty",

@@ -13,8 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, NamedTuple, cast
+from functools import cache, partial
+from typing import Any, cast
 
 import torch
 import torch.distributed
@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import held_by
+from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIn
 from msprobe_core.hookspecs import Call, CallRecorder
 from msprobe_core.model import Argument
 
@@ -55,15 +56,6 @@ _SENDS, _RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv"})
 _ALWAYS_ASYNCHRONOUS = frozenset({"isend", "irecv", "batch_isend_irecv"})
 
 
-class _Replaced(NamedTuple):
-    """An attribute that ours stands in; ``original`` as it was in the owner's own namespace."""
-
-    owner: Any
-    attribute: str
-    original: Any
-    ours: Any
-
-
 class _Pending:
     """A call whose results are there when everything it waits for has been waited for."""
 
@@ -88,7 +80,7 @@ class Collectives:
         self._unsettled = unsettled
         self._records = records
         self._lock = threading.RLock()  # reading a result may itself wait for another
-        self._replaced: list[_Replaced] = []
+        self._stand_ins: list[StandIn] = []
         self._works: dict[int, tuple[weakref.ref[Any], _Pending]] = {}
         # The weak references keep addresses from being given to other memory.
         self._results: dict[int, tuple[StorageWeakRef, _Pending]] = {}
@@ -99,20 +91,16 @@ class Collectives:
             return
         for name in (*RECORDED, *_PASSED_OVER):
             self._replace_function(name)
-        self._replace(torch.distributed.Work, "wait", self._wrap_wait)
+        self._replace(torch.distributed.Work, "wait", self._wait)
         for namespace in (_FUNCTIONAL, f"{_FUNCTIONAL}_autograd"):
             for name, packet in _packets(namespace):
-                wrap = (
-                    self._wrap_wait_tensor if name == _WAIT else lambda run, name=name: self._wrap_operator(name, run)
-                )
-                self._replace(packet, "_op", wrap)
+                handler = self._wait_tensor if name == _WAIT else partial(self._run_operator, name)
+                self._replace(packet, "_op", handler)
 
     def remove(self) -> None:
         """End, unless somebody else has taken a place since."""
-        while self._replaced:
-            owner, attribute, original, ours = self._replaced.pop()
-            if _own(owner, attribute) is ours:
-                setattr(owner, attribute, original)
+        while self._stand_ins:
+            self._stand_ins.pop().remove()
         with Quiet(self._recorder.note_failure):
             # Never waited for: what they sent is known, what came is not.
             for _, pending in (*self._works.values(), *self._results.values()):
@@ -122,54 +110,59 @@ class Collectives:
         self._works.clear()
         self._results.clear()
 
-    def _replace(self, owner: Any, attribute: str, wrap: Callable[[Any], Any]) -> None:
-        original, ours = _own(owner, attribute), wrap(getattr(owner, attribute))
-        setattr(owner, attribute, ours)
-        self._replaced.append(_Replaced(owner, attribute, original, ours))
+    def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionStandIn:
+        stand_in = FunctionStandIn(owner, attribute, handler)
+        stand_in.install()
+        self._stand_ins.append(stand_in)
+        return stand_in
 
     def _replace_function(self, name: str) -> None:
         published = getattr(torch.distributed, name, None)
         if published is None:
             return
-        signature = _signature(published)
-
-        def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
-            return self._wrap_function(name, signature, run)
-
+        handler = partial(self._run_function, name, _signature(published))
         cell = _cell_around(published)
         if cell is not None:
-            self._replace(cell, "cell_contents", wrap)
+            self._replace(cell, "cell_contents", handler)
             return
-        ours = wrap(published)
-        for module in (torch.distributed, torch.distributed.distributed_c10d):
-            self._replace(module, name, lambda _: ours)
+        stand_in = self._replace(torch.distributed.distributed_c10d, name, handler)
+        # The same object in both: P2POp asks whether it is given one of the functions.
+        alias = _Alias(torch.distributed, name, stand_in)
+        alias.install()
+        self._stand_ins.append(alias)
 
     # --- torch.distributed --------------------------------------------------------------------------------------
 
-    def _wrap_function(self, name: str, signature: inspect.Signature, run: Callable[..., Any]) -> Callable[..., Any]:
-        def report(*args: Any, **kwargs: Any) -> Any:
-            if local.is_communicating or not self._recorder.is_open:
-                return run(*args, **kwargs)
-            call: Call | None = None
-            with Quiet(self._recorder.note_failure):
-                call = self._open(name, *_described(name, signature, args, kwargs))
-            with _communicating():
-                try:
-                    result = run(*args, **kwargs)
-                except BaseException:
-                    self._close(call)
-                    raise
-            with Quiet(self._recorder.note_failure):
-                self._distrust((args, kwargs))
-                output = [_described_operations(value, _RECEIVES) for value in (*args, *kwargs.values())]
-                if name in _SENDS:
-                    output[:1] = [None]
-                self._finish(name, call, output, result, signature)
-            return result
+    def _run_function(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if local.is_communicating or not self._recorder.is_open:
+            return run(*args, **kwargs)
+        call: Call | None = None
+        with Quiet(self._recorder.note_failure):
+            call = self._open(name, *_described(name, signature, args, kwargs))
+        result = self._run(call, run, args, kwargs)
+        with Quiet(self._recorder.note_failure):
+            self._distrust((args, kwargs))
+            output = [_described_operations(value, _RECEIVES) for value in (*args, *kwargs.values())]
+            if name in _SENDS:
+                output[:1] = [None]
+            self._finish(name, call, output, result, signature)
+        return result
 
-        # As long as ours is what ``dist.isend`` is, P2POp asks for its name.
-        report.__name__ = report.__qualname__ = name
-        return report
+    def _run(self, call: Call | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with _communicating():
+            try:
+                return run(*args, **kwargs)
+            except BaseException:
+                if call is not None:
+                    self._recorder.close(call)
+                raise
 
     def _open(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
         if not self._records or name in _PASSED_OVER:
@@ -177,10 +170,6 @@ class Collectives:
         call = self._recorder.open_api(_PREFIX, name)
         self._recorder.record_inputs(call, args, kwargs)
         return call
-
-    def _close(self, call: Call | None) -> None:
-        if call is not None:
-            self._recorder.close(call)
 
     def _finish(
         self,
@@ -207,65 +196,51 @@ class Collectives:
         else:
             self._recorder.close(call)  # this rank is not in the group
 
-    def _wrap_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        def report(work: Any, *args: Any, **kwargs: Any) -> Any:
-            result = wait(work, *args, **kwargs)
-            if self._works:
-                with Quiet(self._recorder.note_failure), self._lock:
-                    reference, pending = self._works.pop(id(work), (None, None))
-                    # One that went away without being waited for may have left its address to another.
-                    if reference is not None and reference() is work:
-                        self._note_wait(pending)
-            return result
-
-        return report
+    def _wait(self, wait: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = wait(*args, **kwargs)
+        if self._works:
+            with Quiet(self._recorder.note_failure), self._lock:
+                work = args[0]
+                reference, pending = self._works.pop(id(work), (None, None))
+                # One that went away without being waited for may have left its address to another.
+                if reference is not None and reference() is work:
+                    self._note_wait(pending)
+        return result
 
     # --- functional collectives ---------------------------------------------------------------------------------
 
-    def _wrapper_of(self, name: str) -> Callable[[Any], Callable[..., Any]]:
-        return lambda run: self._wrap_operator(name, run)
+    def _run_operator(
+        self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if local.is_communicating or not self._recorder.is_open:
+            return run(*args, **kwargs)
+        call: Call | None = None
+        gradients: CallGradients | None = None
+        builds_graph = torch.is_grad_enabled()
+        with Quiet(self._recorder.note_failure):
+            call = self._open(name, [_resolved(value) for value in args], kwargs)
+            if call is not None and call.wants_gradients and builds_graph:
+                gradients = CallGradients(self._recorder, call, args, kwargs, self._unsettled)
+        result = self._run(call, run, args, kwargs)
+        with Quiet(self._recorder.note_failure):
+            self._distrust((args, kwargs, result))
+            if call is not None:
+                if gradients is not None:
+                    gradients.attach(result)
+                results: list[Tensor] = [value for value in _listed(result) if isinstance(value, Tensor)]
+                pending = _Pending(call, result, len(results))
+                with self._lock:
+                    for storage in map(_storage_of, results):
+                        self._results[storage._cdata] = (StorageWeakRef(storage), pending)
+        return result
 
-    def _wrap_operator(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        def report(*args: Any, **kwargs: Any) -> Any:
-            if local.is_communicating or not self._recorder.is_open:
-                return run(*args, **kwargs)
-            call: Call | None = None
-            gradients: CallGradients | None = None
-            builds_graph = torch.is_grad_enabled()
-            with Quiet(self._recorder.note_failure):
-                call = self._open(name, [_resolved(value) for value in args], kwargs)
-                if call is not None and call.wants_gradients and builds_graph:
-                    gradients = CallGradients(self._recorder, call, args, kwargs, self._unsettled)
-            with _communicating():
-                try:
-                    result = run(*args, **kwargs)
-                except BaseException:
-                    self._close(call)
-                    raise
-            with Quiet(self._recorder.note_failure):
-                self._distrust((args, kwargs, result))
-                if call is not None:
-                    if gradients is not None:
-                        gradients.attach(result)
-                    results: list[Tensor] = [value for value in _listed(result) if isinstance(value, Tensor)]
-                    pending = _Pending(call, result, len(results))
-                    with self._lock:
-                        for storage in map(_storage_of, results):
-                            self._results[storage._cdata] = (StorageWeakRef(storage), pending)
-            return result
-
-        return report
-
-    def _wrap_wait_tensor(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def report(*args: Any, **kwargs: Any) -> Any:
-            with _communicating():
-                result = run(*args, **kwargs)
-            if self._results and args and self._recorder.is_open:
-                with Quiet(self._recorder.note_failure), self._lock:
-                    self._note_wait(self._results.pop(_storage_of(args[0])._cdata, (None, None))[1])
-            return result
-
-        return report
+    def _wait_tensor(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with _communicating():
+            result = run(*args, **kwargs)
+        if self._results and args and self._recorder.is_open:
+            with Quiet(self._recorder.note_failure), self._lock:
+                self._note_wait(self._results.pop(_storage_of(args[0])._cdata, (None, None))[1])
+        return result
 
     # --- both ---------------------------------------------------------------------------------------------------
 
@@ -309,9 +284,15 @@ def is_communication(function: Callable[..., Any]) -> bool:
     return getattr(function, "__module__", None) == "torch.distributed.distributed_c10d"
 
 
-def _own(owner: Any, attribute: str) -> Any:
-    """Return the attribute as the owner holds it: of a class, before it is bound."""
-    return vars(owner)[attribute] if isinstance(owner, type) else getattr(owner, attribute)
+class _Alias(StandIn):
+    """Puts a stand-in under another name of the same function."""
+
+    def __init__(self, owner: Any, attribute: str, stand_in: FunctionStandIn) -> None:
+        super().__init__(owner, attribute)
+        self._stand_in = stand_in
+
+    def _dress(self, raw: Any) -> Any:  # noqa: ARG002  # whatever it is
+        return self._stand_in
 
 
 def _cell_around(published: Any) -> Any:

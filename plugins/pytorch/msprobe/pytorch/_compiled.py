@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from msprobe.pytorch._functions import StandIn
+from msprobe_core.capture.standin import StandIn
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _SWITCH = "_maybe_set_eval_frame"
@@ -66,8 +66,7 @@ class CompiledRegions(StandIn):
         if self._waits is not None:
             self._waits.remove()
             self._waits = None
-        if self._original is not None:
-            super().remove()
+        super().remove()
 
     def __call__(self, callback: Any) -> Any:
         """Switch compiled code on or off for this thread, as the original does."""

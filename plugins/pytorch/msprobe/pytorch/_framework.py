@@ -15,8 +15,10 @@ import torch.overrides
 from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
+from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import CompiledRegions, StepsAside
+from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks
@@ -41,7 +43,7 @@ class PyTorchFramework:
 
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, str] = {}
-        self._apis: dict[RiskLevel, ApiTable] = {}
+        self._apis: dict[tuple[RiskLevel, tuple[str, ...]], ApiTable] = {}
         self._said: set[str] = set()
 
     def is_tensor(self, value: object) -> bool:
@@ -94,7 +96,7 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_at(RiskLevel(options.risk_level)), self._say)
+        return _Attachment(models, options, recorder, self._apis_for(options), self._say)
 
     def _say(self, sentence: str) -> None:
         # Once a process: there may be a window in every step.
@@ -102,11 +104,12 @@ class PyTorchFramework:
             self._said.add(sentence)
             _logger.warning("%s", sentence)
 
-    def _apis_at(self, risk_level: RiskLevel) -> ApiTable:
+    def _apis_for(self, options: AttachOptions) -> ApiTable:
         # Kept: building it takes milliseconds, and there may be a window in every step.
-        if risk_level not in self._apis:
-            self._apis[risk_level] = ApiTable(risk_level)
-        return self._apis[risk_level]
+        key = (RiskLevel(options.risk_level), tuple(options.custom_op_namespaces))
+        if key not in self._apis:
+            self._apis[key] = ApiTable(*key)
+        return self._apis[key]
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
         """Return a block that PyTorch's modes do not see, and that raises nothing."""
@@ -151,6 +154,7 @@ class _Attachment:
     ) -> None:
         self._recorder = recorder
         self._unsettled: dict[int, Callable[[], None]] = {}
+        self._calls = ApiCalls(recorder, self._unsettled)
         self._removals: list[Callable[[], None]] = []
         self._hooks: ModuleHooks | None = None
         self._mode: ApiMode | None = None
@@ -167,11 +171,11 @@ class _Attachment:
                 hooks.install()
                 aside.append(hooks)
             if options.level.has_apis:
-                mode = ApiMode(recorder, apis, self._unsettled)
+                mode = ApiMode(recorder, apis, self._calls)
                 mode.push()
                 self._mode = mode
                 self._removals.append(mode.remove)
-                for stand_in in (BackwardEngine(mode), FastPathCheck(mode)):
+                for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self._calls)):
                     stand_in.install()
                     self._removals.append(stand_in.remove)
                 aside.append(mode)
@@ -202,6 +206,16 @@ class _Attachment:
             _, hand_over = self._unsettled.popitem()
             with Quiet(self._recorder.note_failure):
                 hand_over()
+
+    def call(
+        self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a function and record it, if it is not inside of another."""
+        return self._calls.run_foreign(prefix, name, function, tuple(args), kwargs)
+
+    def is_compiling(self) -> bool:
+        """Whether ``torch.compile`` is reading the calling code."""
+        return torch.compiler.is_compiling()
 
 
 def _distribution_of(tensor: Any) -> Distribution | None:

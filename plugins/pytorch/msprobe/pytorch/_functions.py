@@ -14,37 +14,35 @@ import torch.overrides
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._apis import (
-    Api,
-    ApiTable,
-    bypasses_versions,
-    exposes_memory,
-    is_operator_call,
-    leaves_memory_unset,
-    silently_written,
-)
+from msprobe.pytorch._apis import ApiTable, bypasses_versions, is_operator_call
+from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import local
-from msprobe.pytorch._gradients import CallGradients, is_in_backward
-from msprobe.pytorch._owners import is_of_compiler, owner_of
+from msprobe.pytorch._dropout import DropoutKernels, without_dropout
+from msprobe.pytorch._gradients import is_in_backward
+from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import Quiet
-from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.capture.standin import StandIn
+from msprobe_core.hookspecs import CallRecorder
+
+_WITH_DROPOUT = frozenset({"Functional", "Torch", "VF", "Aten"})
+"""The prefixes of functions that may take a probability of dropout."""
 
 
 class ApiMode(TorchFunctionMode):
     """Reports the outermost API calls of the thread it is entered on."""
 
-    def __init__(self, recorder: CallRecorder, apis: ApiTable, unsettled: dict[int, Callable[[], None]]) -> None:
+    def __init__(self, recorder: CallRecorder, apis: ApiTable, calls: ApiCalls) -> None:
         """Prepare; ``push`` begins.
 
         Args:
             recorder: Is told of every call.
             apis: Names functions.
-            unsettled: See `CallGradients`.
+            calls: Records them.
         """
         super().__init__()
         self._recorder = recorder
         self._apis = apis
-        self._unsettled = unsettled
+        self._calls = calls
         self._operators: dict[tuple[object, int], bool] = {}
         self._aside: set[int] = set()
         self._visits = _Visits()
@@ -131,60 +129,21 @@ class ApiMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._is_on or local.is_communicating:
+        # The compiler reads this function too, in releases that do not say when it begins.
+        if not self._is_on or local.is_communicating or torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        api = self._apis.find(func)
-        recorder = self._recorder
+        calls, recorder = self._calls, self._recorder
+        api = None if calls.is_inside else self._apis.find(func)
         if api is None or not recorder.is_open or (is_in_backward() and is_of_compiler(sys._getframe(1))):
             result = func(*args, **kwargs)
             if recorder.is_open and bypasses_versions(func):
                 with Quiet(recorder.note_failure):
-                    self._note_memory(func, args, kwargs, result)
+                    calls.note_memory(func, args, kwargs, result)
             return result
+        if DropoutKernels.is_removed and api.prefix in _WITH_DROPOUT:
+            args, kwargs = without_dropout(api.name, args, kwargs)
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
-        call: Call | None = None
-        gradients: CallGradients | None = None
-        builds_graph = torch.is_grad_enabled()
-        with Quiet(recorder.note_failure):
-            owner = owner_of(sys._getframe(1)) if recorder.is_outside_modules else None
-            is_recomputed = builds_graph and is_in_backward()
-            call = recorder.open_api(api.prefix, name, owner, is_recomputed=is_recomputed)
-            recorder.record_inputs(call, args, kwargs)
-            if call.wants_gradients and builds_graph:
-                gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
-        try:
-            result = func(*args, **kwargs)
-        except BaseException:
-            if call is not None:
-                recorder.close(call)
-            raise
-        if call is None:
-            return result
-        with Quiet(recorder.note_failure):
-            output = _result_of(api, args, result)
-            is_computation = _has_tensor(output)
-            if bypasses_versions(func):
-                self._note_memory(func, args, kwargs, output)
-            if is_computation:
-                recorder.record_outputs(call, output)
-                if gradients is not None:
-                    gradients.attach(output)
-            recorder.close(call, keep=is_computation)
-        return result
-
-    def _note_memory(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
-        """Follow what a function, recorded or not, does to the memory of tensors behind their versions' back."""
-        recorder = self._recorder
-        if args and exposes_memory(func):
-            for value in (args[0], result):
-                if isinstance(value, torch.Tensor):
-                    recorder.distrust(value)
-        elif leaves_memory_unset(func):
-            recorder.pass_over(result)
-        for written in silently_written(func, args, kwargs):
-            recorder.distrust(written)
+        return calls.run(api, name, func, args, kwargs)
 
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
@@ -198,30 +157,6 @@ class ApiMode(TorchFunctionMode):
 
 class _Visits(threading.local):
     is_here = False
-
-
-class StandIn:
-    """Takes the place of an attribute of PyTorch between ``install`` and ``remove``."""
-
-    _lock = threading.Lock()
-
-    def __init__(self, owner: Any, attribute: str) -> None:
-        """Prepare; ``install`` begins."""
-        self._owner = owner
-        self._attribute = attribute
-        self._original: Any = None
-
-    def install(self) -> None:
-        """Take the place."""
-        with self._lock:
-            self._original = getattr(self._owner, self._attribute)
-            setattr(self._owner, self._attribute, self)
-
-    def remove(self) -> None:
-        """Give the place back, unless somebody else has taken it since."""
-        with self._lock:
-            if getattr(self._owner, self._attribute) is self:
-                setattr(self._owner, self._attribute, self._original)
 
 
 class FastPathCheck(StandIn):
@@ -267,19 +202,6 @@ def _default_device_mode() -> TorchFunctionMode | None:
 
 def _is_left_over(mode: TorchFunctionMode) -> bool:
     return isinstance(mode, ApiMode) and not mode._is_on
-
-
-def _result_of(api: Api, args: tuple[Any, ...], result: Any) -> Any:
-    """Return what a call computed: its result, or what it wrote to where it returns nothing."""
-    return args[0] if result is None and api.mutates and args else result
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, tuple | list):
-        return any(_has_tensor(item) for item in value)
-    return isinstance(value, dict) and any(_has_tensor(item) for item in value.values())
 
 
 class BackwardEngine(StandIn):

@@ -1,0 +1,196 @@
+"""APIs that the user names: functions that the framework's own interception does not see."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msprobe_core.capture.standin import Function, FunctionStandIn, StandIns
+from msprobe_core.config import ListedApi
+from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.hookspecs import Attachment
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_PREFIX = "Custom"
+
+
+class _Registration:
+    """One function under one prefix; holds on to its owner."""
+
+    def __init__(self, owner: Any, attribute: str, prefix: str) -> None:
+        self.owner = owner
+        self.attribute = attribute
+        self.prefix = prefix
+
+    def is_for(self, owner: Any, attribute: str) -> bool:
+        return self.owner is owner and self.attribute == attribute
+
+
+class CustomApis:
+    """The functions that the user has registered, or listed in a file; stood for while something is recorded."""
+
+    def __init__(self, listed: Sequence[ListedApi] = ()) -> None:
+        """Begin with those of the file; they are looked for when recording starts.
+
+        Args:
+            listed: APIs of the setting ``custom_apis``.
+        """
+        self._lock = threading.RLock()
+        self._registered: list[_Registration] = []
+        self._pending = list(listed)
+        self._reasons: dict[ListedApi, str] = {}
+        self._attachment: Attachment | None = None
+        self._installed: dict[_Registration, StandIns] = {}
+
+    def register(self, owner: Any, attribute: str, prefix: str | None = None) -> None:
+        """Record ``owner.attribute`` from now on; a second time changes the prefix.
+
+        Raises:
+            ConfigError: there is no such attribute, it cannot be called or replaced, or the prefix is none.
+        """
+        if not isinstance(attribute, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users may pass anything
+            raise ConfigError(f"register_custom_api: 'api' is {attribute!r}, but must be the name of a function")
+        where = f"register_custom_api: {_name_of(owner)}.{attribute}"
+        if prefix is None:
+            prefix = _name_of(owner)
+        elif not isinstance(prefix, str) or not all(prefix.split(".")) or any(c.isspace() for c in prefix):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"{where}: 'api_prefix' is {prefix!r}, but must be a word such as 'Custom'")
+        try:
+            function = getattr(owner, attribute)
+        except AttributeError as error:
+            raise ConfigError(f"{where} does not exist; give an object and the name of a function it has") from error
+        if not callable(function):
+            raise ConfigError(f"{where} is {type(function).__name__}, which cannot be called; give a function")
+        with self._lock:
+            self._forget(owner, attribute)
+            registration = _Registration(owner, attribute, prefix)
+            self._check(registration, where)
+            self._registered.append(registration)
+            if self._attachment is not None:
+                self._install(registration, self._attachment)
+
+    def restore(self, owner: Any, attribute: str) -> None:
+        """Record ``owner.attribute`` no more; it is in its place again.
+
+        Raises:
+            SessionError: it is not registered.
+        """
+        with self._lock:
+            if not self._forget(owner, attribute):
+                raise SessionError(
+                    f"restore_custom_api: {_name_of(owner)}.{attribute} is not registered; "
+                    "give what register_custom_api was given"
+                )
+
+    def attach(self, attachment: Attachment) -> None:
+        """Stand for every function that is there, and look for those that have not been found yet.
+
+        Args:
+            attachment: Calls a function and records it.
+        """
+        with self._lock:
+            self._resolve()
+            self._attachment = attachment
+            for registration in self._registered:
+                self._install(registration, attachment)
+
+    def detach(self) -> None:
+        """Give every place back."""
+        with self._lock:
+            self._attachment = None
+            while self._installed:
+                _, stand_ins = self._installed.popitem()
+                stand_ins.remove()
+
+    def complain(self) -> None:
+        """Say which APIs of the file were never found, if any was looked for."""
+        if self._reasons:
+            _logger.warning("'custom_apis': never found, so not recorded: %s", self._missing())
+            self._reasons.clear()
+
+    def _missing(self) -> str:
+        return "; ".join(f"{api.module}.{api.name} ({reason})" for api, reason in self._reasons.items())
+
+    def _resolve(self) -> None:
+        is_first = not self._reasons
+        for api in tuple(self._pending):
+            reason = self._try_to_register(api)
+            if reason is None:
+                self._pending.remove(api)
+                self._reasons.pop(api, None)
+            else:
+                self._reasons[api] = reason
+        if is_first and self._reasons:
+            _logger.warning("'custom_apis': not found yet, will be looked for at each start: %s", self._missing())
+
+    def _try_to_register(self, api: ListedApi) -> str | None:
+        """Return why it cannot be registered, or ``None`` if it is."""
+        try:
+            self.register(find_owner(api.module), api.name, api.module)
+        except Exception as error:  # noqa: BLE001  # whatever importing the user's module raises
+            return " ".join(f"{type(error).__name__}: {error}".split())
+        return None
+
+    def _check(self, registration: _Registration, where: str) -> None:
+        """Try whether the place can be taken."""
+        stand_in = FunctionStandIn(registration.owner, registration.attribute, _call)
+        try:
+            stand_in.install()
+        except (AttributeError, TypeError) as error:
+            raise ConfigError(f"{where} cannot be replaced ({error}); register a function that calls it") from error
+        stand_in.remove()
+
+    def _install(self, registration: _Registration, attachment: Attachment) -> None:
+        prefix, name = registration.prefix, registration.attribute
+
+        def handle(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            return attachment.call(prefix, name, function, args, kwargs)
+
+        stand_ins = StandIns([FunctionStandIn(registration.owner, name, handle, attachment.is_compiling)])
+        stand_ins.install()
+        self._installed[registration] = stand_ins
+
+    def _forget(self, owner: Any, attribute: str) -> bool:
+        found = next((each for each in self._registered if each.is_for(owner, attribute)), None)
+        if found is None:
+            return False
+        self._registered.remove(found)
+        stand_ins = self._installed.pop(found, None)
+        if stand_ins is not None:
+            stand_ins.remove()
+        return True
+
+
+def find_owner(path: str) -> Any:
+    """Return the module ``path``, or the class or object in a module that it leads to.
+
+    Raises:
+        ImportError: there is no such module.
+        AttributeError: the module has no such attribute.
+    """
+    module, _, rest = path, "", ""
+    while True:
+        try:
+            found: Any = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            shorter, _, last = module.rpartition(".")
+            if not shorter:
+                raise
+            module, rest = shorter, f"{last}.{rest}" if rest else last
+    for part in rest.split(".") if rest else ():
+        found = getattr(found, part)
+    return found
+
+
+def _call(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+def _name_of(owner: Any) -> str:
+    name = getattr(owner, "__name__", None)
+    return name if isinstance(name, str) and name else DEFAULT_PREFIX

@@ -1,0 +1,377 @@
+"""Random functions of Python and NumPy: watched, written down, or made to return the same at each call.
+
+A plugin adds those of its framework; what is done with a call is the same for all.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+import random
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from msprobe_core.capture.stacks import StackCache
+from msprobe_core.capture.standin import Function, FunctionStandIn, Outermost, StandIns, never
+from msprobe_core.errors import ConfigError
+from msprobe_core.store.layout import create_file, make_directory
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_logger = logging.getLogger(__name__)
+
+PYTHON_FUNCTIONS = (
+    "betavariate", "binomialvariate", "choice", "choices", "expovariate", "gammavariate", "gauss", "getrandbits",
+    "lognormvariate", "normalvariate", "paretovariate", "randbytes", "randint", "random", "randrange", "sample",
+    "shuffle", "triangular", "uniform", "vonmisesvariate", "weibullvariate",
+)  # fmt: skip
+"""Of the module ``random``; some are newer than Python 3.10."""
+
+_BOTH_OF_NUMPY = (
+    "beta", "binomial", "bytes", "chisquare", "choice", "dirichlet", "exponential", "f", "gamma", "geometric", "gumbel",
+    "hypergeometric", "laplace", "logistic", "lognormal", "logseries", "multinomial", "multivariate_normal",
+    "negative_binomial", "noncentral_chisquare", "noncentral_f", "normal", "pareto", "permutation", "poisson", "power",
+    "random", "rayleigh", "shuffle", "standard_cauchy", "standard_exponential", "standard_gamma", "standard_normal",
+    "standard_t", "triangular", "uniform", "vonmises", "wald", "weibull", "zipf",
+)  # fmt: skip
+
+NUMPY_FUNCTIONS = (
+    *_BOTH_OF_NUMPY, "rand", "randint", "randn", "random_integers", "random_sample", "ranf", "sample",
+)  # fmt: skip
+"""Of the module ``numpy.random``: they draw from its global state."""
+
+GENERATOR_METHODS = (*_BOTH_OF_NUMPY, "integers", "multivariate_hypergeometric", "permuted")
+"""Of ``numpy.random.Generator``, each of which has a state of its own."""
+
+
+class RandomFunction(NamedTuple):
+    """One function, and where it is found.
+
+    Attributes:
+        owner: Module or class.
+        attribute: Its name there.
+        family: Whose random state it draws from: ``python``, ``numpy``, or a framework's name.
+    """
+
+    owner: Any
+    attribute: str
+    family: str
+
+    @property
+    def name(self) -> str:
+        """Name for people, for example ``numpy.random.rand``."""
+        prefix = self.owner.__name__
+        module = "" if not isinstance(self.owner, type) else f"{self.owner.__module__}."
+        return f"{module}{prefix}.{self.attribute}"
+
+
+class RandomState(Protocol):
+    """The state that a family of random functions draws from."""
+
+    def get(self) -> Any:
+        """Return the state."""
+        ...
+
+    def set(self, state: Any) -> None:
+        """Put a state back."""
+        ...
+
+
+class RandomCall(NamedTuple):
+    """One call of a random function.
+
+    Attributes:
+        name: What the function is called, for people.
+        state: What it draws from.
+        function: The original.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+    """
+
+    name: str
+    state: RandomState
+    function: Function
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def run(self) -> Any:
+        """Call the original."""
+        return self.function(*self.args, **self.kwargs)
+
+
+Draws = Callable[[RandomCall], Any]
+"""What is done with each call of a random function: runs it and returns its result."""
+
+
+class PythonState:
+    """The state of the module ``random``."""
+
+    def get(self) -> Any:
+        """Return the state."""
+        return random.getstate()
+
+    def set(self, state: Any) -> None:
+        """Put a state back."""
+        random.setstate(state)
+
+
+class NumpyState:
+    """The global state of ``numpy.random``."""
+
+    def get(self) -> Any:
+        """Return the state."""
+        return np.random.get_state()
+
+    def set(self, state: Any) -> None:
+        """Put a state back."""
+        np.random.set_state(state)
+
+
+class GeneratorState:
+    """The state of one generator of NumPy."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        """Prepare.
+
+        Args:
+            generator: Whose state it is.
+        """
+        self._bits = generator.bit_generator
+
+    def get(self) -> Any:
+        """Return the state."""
+        return self._bits.state
+
+    def set(self, state: Any) -> None:
+        """Put a state back."""
+        self._bits.state = state
+
+
+def common_functions() -> list[RandomFunction]:
+    """Return the random functions of Python and NumPy that this installation has."""
+    named = [(random, name, "python") for name in PYTHON_FUNCTIONS]
+    named += [(np.random, name, "numpy") for name in NUMPY_FUNCTIONS]
+    return [RandomFunction(*each) for each in named if hasattr(each[0], each[1])]
+
+
+def common_states() -> dict[str, RandomState]:
+    """Return what the random functions of Python and NumPy draw from, by family."""
+    return {"python": PythonState(), "numpy": NumpyState()}
+
+
+class RandomWatch:
+    """Hands the calls of random functions to a `Draws` between ``install`` and ``remove``."""
+
+    def __init__(
+        self,
+        draws: Draws,
+        functions: Iterable[RandomFunction],
+        states: Mapping[str, RandomState],
+        *,
+        seed: int | None = None,
+        steps_aside: Callable[[], bool] = never,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            draws: What is done with each call that is not inside of another one.
+            functions: Those of the framework, besides Python's and NumPy's.
+            states: What functions draw from, by family.
+            seed: Given to ``numpy.random.default_rng`` where the program gives none; ``None`` leaves it.
+            steps_aside: Whether the framework is compiling the calling code, which then calls the originals.
+        """
+        self._draws: Draws | None = draws
+        self._states = states
+        self._outermost = Outermost()
+        self._seed = seed
+        self._steps_aside = steps_aside
+        stand_ins = [self._stand_in(function) for function in (*common_functions(), *functions)]
+        stand_ins.append(FunctionStandIn(np.random, "default_rng", self._make_generator, steps_aside))
+        self._stand_ins = StandIns(stand_ins)
+
+    def install(self) -> None:
+        """Begin."""
+        self._stand_ins.install()
+
+    def remove(self) -> None:
+        """End; every function is in its place again."""
+        self._stand_ins.remove()
+        self._draws = None
+
+    def call(self, call: RandomCall) -> Any:
+        """Run a call of a random function, through the `Draws` unless it is inside of another."""
+        with self._outermost as is_outermost:
+            draws = self._draws
+            return draws(call) if draws is not None and is_outermost else call.run()
+
+    def _stand_in(self, function: RandomFunction) -> FunctionStandIn:
+        name, state = function.name, self._states[function.family]
+
+        def handle(original: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            return self.call(RandomCall(name, state, original, args, kwargs))
+
+        return FunctionStandIn(function.owner, function.attribute, handle, self._steps_aside)
+
+    def _make_generator(self, original: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        given = [*args, *kwargs.values()]
+        if self._seed is not None and (not given or given == [None]):
+            made = original(self._seed)
+        else:
+            made = original(*args, **kwargs)
+        if type(made) is not np.random.Generator or any(made is each for each in given):
+            return made
+        watched = _WatchedGenerator(made.bit_generator)
+        watched.watch = self
+        watched.state = GeneratorState(watched)
+        return watched
+
+
+class _WatchedGenerator(np.random.Generator):
+    """A generator whose draws are watched; copied and pickled as a plain one, which is what it is called too."""
+
+    watch: RandomWatch
+    state: GeneratorState
+
+
+def _watched_method(name: str) -> Function:
+    method = getattr(np.random.Generator, name)
+
+    def draw(self: _WatchedGenerator, *args: Any, **kwargs: Any) -> Any:
+        return self.watch.call(RandomCall(f"numpy.random.Generator.{name}", self.state, method, (self, *args), kwargs))
+
+    draw.__name__, draw.__doc__ = name, method.__doc__
+    return draw
+
+
+for _name in GENERATOR_METHODS:
+    if hasattr(np.random.Generator, _name):
+        setattr(_WatchedGenerator, _name, _watched_method(_name))
+_WatchedGenerator.__name__ = _WatchedGenerator.__qualname__ = "Generator"
+
+
+class Repeat:
+    """Makes each call start from the state that its family had first: the same call always returns the same."""
+
+    def __init__(self, states: Iterable[RandomState]) -> None:
+        """Begin.
+
+        Args:
+            states: Are to be as they are now; any other as it is at its first call.
+        """
+        self._firsts: weakref.WeakKeyDictionary[RandomState, Any] = weakref.WeakKeyDictionary()
+        for state in states:
+            self._firsts[state] = state.get()
+
+    def __call__(self, call: RandomCall) -> Any:
+        """Run from the first state, and put it back."""
+        state = call.state
+        if state not in self._firsts:
+            self._firsts[state] = state.get()
+        first = self._firsts[state]
+        state.set(first)
+        try:
+            return call.run()
+        finally:
+            state.set(first)
+
+
+class RandomLog:
+    """The file that calls of random functions are written to, one row each; what ``random_save`` returns.
+
+    ``stop`` ends it, and so does leaving it where it is used as a context manager.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        rank: int | None,
+        hidden: Sequence[str] = (),
+        functions: Iterable[RandomFunction] = (),
+        states: Mapping[str, RandomState] | None = None,
+        steps_aside: Callable[[], bool] = never,
+    ) -> None:
+        """Make the file and begin.
+
+        Args:
+            directory: Is made if it does not exist.
+            rank: For the file's name; ``None`` takes the number of the process.
+            hidden: Starts of file paths that are left out of stacks.
+            functions: Random functions of the framework.
+            states: What they draw from, by family.
+            steps_aside: See `RandomWatch`.
+
+        Raises:
+            StoreError: the file cannot be made.
+        """
+        unit = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+        now = time.time_ns() // 1000
+        stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1_000_000)) + f"{now % 1_000_000:06}"
+        make_directory(directory)
+        self.path = directory / f"random_{unit}_{stamp}.csv"
+        """The file."""
+        self._process = os.getpid()
+        self._stacks = StackCache(hidden)
+        self._file = create_file(self.path)
+        self.on_stop: Callable[[], None] | None = None
+        """Called once, when it ends."""
+        self._write("api_name", "stack")
+        self.watch = RandomWatch(self._note, functions, {**common_states(), **(states or {})}, steps_aside=steps_aside)
+        self.watch.install()
+
+    def stop(self) -> None:
+        """Write no more, and put every function back; a second time does nothing."""
+        self.watch.remove()
+        on_stop, self.on_stop = self.on_stop, None
+        if on_stop is not None:
+            on_stop()
+        with suppress(OSError):
+            self._file.close()
+
+    def _note(self, call: RandomCall) -> Any:
+        # A child of fork shares the file, and lets it be.
+        if os.getpid() == self._process and not self._file.closed:
+            # Neither cell begins with what a spreadsheet takes for a formula: frames begin with "File".
+            self._write(call.name, "\n".join(self._stacks.capture()))
+        return call.run()
+
+    def _write(self, *cells: str) -> None:
+        row = io.StringIO(newline="")
+        csv.writer(row).writerow(cells)
+        try:
+            self._file.write(row.getvalue().encode("utf-8", "backslashreplace"))
+            self._file.flush()  # a process may be killed
+        except (OSError, ValueError) as error:  # ValueError: closed by another thread
+            if not self._file.closed:
+                _logger.error("%s: cannot be written (%s); random calls go unnoted", self.path, error)  # noqa: TRY400
+            with suppress(OSError):
+                self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def checked_directory(path: object) -> Path:
+    """Return the directory that ``random_save`` was given.
+
+    Raises:
+        ConfigError: it is not the path of one.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):  # pyright: ignore[reportUnknownArgumentType]
+        raise ConfigError(f"random_save: 'output_path' is {path!r}, but must be the path of a directory")
+    return Path(path).expanduser().absolute()  # pyright: ignore[reportUnknownArgumentType]

@@ -1,0 +1,235 @@
+"""Stand-ins: they take the place of a function while something watches it, and give the place back as it was."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+Function = Callable[..., Any]
+
+Handler = Callable[[Function, tuple[Any, ...], Mapping[str, Any]], Any]
+"""Gets the original and the arguments of a call, and returns its result."""
+
+_ABSENT = object()
+
+
+def never() -> bool:
+    """Return false: nobody compiles."""
+    return False
+
+
+class StandIn:
+    """Takes the place of an attribute between ``install`` and ``remove``."""
+
+    _lock: ClassVar[threading.RLock] = threading.RLock()  # one for all: places may be stacked upon each other
+
+    def __init__(self, owner: Any, attribute: str) -> None:
+        """Prepare; ``install`` begins."""
+        self._owner = owner
+        self._attribute = attribute
+        self._original: Any = None
+        self._own: Any = _ABSENT
+        self._visible: Any = self
+        self.is_on = False
+
+    def install(self) -> None:
+        """Take the place.
+
+        Raises:
+            AttributeError: there is no such attribute.
+            TypeError: the owner does not let it be set, as built-in types.
+        """
+        with self._lock:
+            self._original = getattr(self._owner, self._attribute)
+            self._own = _namespace_of(self._owner).get(self._attribute, _ABSENT)
+            is_class = isinstance(self._owner, type)
+            self._visible = self._dress(inspect.getattr_static(self._owner, self._attribute) if is_class else self._own)
+            setattr(self._owner, self._attribute, self._visible)
+            self.is_on = True
+
+    def remove(self) -> None:
+        """Give the place back, unless somebody else has taken it since; whoever still holds it gets the original."""
+        with self._lock:
+            if not self.is_on:
+                return
+            self.is_on = False
+            if not self._is_in_place():
+                return
+            own = self._own
+            while isinstance(own, StandIn) and not own.is_on:
+                own = own._own  # one below, that has been removed before this
+            if own is not _ABSENT:
+                setattr(self._owner, self._attribute, own)
+            elif self._attribute in _namespace_of(self._owner):
+                delattr(self._owner, self._attribute)  # it was inherited, or made on demand
+            else:
+                setattr(self._owner, self._attribute, self._original)
+
+    def _is_in_place(self) -> bool:
+        own = _namespace_of(self._owner).get(self._attribute, _ABSENT)
+        return (getattr(self._owner, self._attribute, _ABSENT) if own is _ABSENT else own) is self._visible
+
+    def _dress(self, raw: Any) -> Any:  # noqa: ARG002  # functions of classes need it
+        """Return what is put in the place of ``raw``, the attribute as a namespace holds it."""
+        return self
+
+
+class FunctionStandIn(StandIn):
+    """Stands for a function: called, it hands the original and the arguments to a handler.
+
+    Everything else that is asked of it, such as its name, its signature or an overload, the original answers. It is
+    pickled as the name of the original, so files written meanwhile hold nothing of it.
+    """
+
+    def __init__(self, owner: Any, attribute: str, handler: Handler, steps_aside: Callable[[], bool] = never) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            owner: Module, class or other object whose attribute the function is.
+            attribute: Its name there.
+            handler: Is given each call.
+            steps_aside: Whether a call goes straight to the original, as where a framework compiles the calling code.
+        """
+        super().__init__(owner, attribute)
+        self._handler = handler
+        self._steps_aside = steps_aside
+
+    def install(self) -> None:
+        """Take the place."""
+        super().install()
+        functools.update_wrapper(self, self._original, updated=())
+
+    @property
+    def original(self) -> Function:
+        """What is stood for."""
+        return self._original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original, through the handler while installed."""
+        if not self.is_on or self._steps_aside():
+            return self._original(*args, **kwargs)
+        return self._handler(self._original, args, kwargs)
+
+    def _dress(self, raw: Any) -> Any:
+        kind: Any
+        for kind in (staticmethod, classmethod):
+            if isinstance(raw, kind):
+                self._original = raw.__func__
+                return kind(self)
+        return self
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_original":  # before __init__: of an object that copying or unpickling has just made
+            raise AttributeError(name)
+        return getattr(self._original, name)
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+    def __reduce__(self) -> Any:
+        module, path = getattr(self, "__module__", None), getattr(self, "__qualname__", "")
+        if _look_up(module, path) is self:
+            return path
+        owner = getattr(self._owner, "__name__", None)
+        if _look_up(owner, self._attribute) is self:
+            return pkgutil.resolve_name, (f"{owner}:{self._attribute}",)
+        return pkgutil.resolve_name, (f"{module}:{path}",)
+
+    def __copy__(self) -> FunctionStandIn:
+        return self
+
+    def __deepcopy__(self, memo: object) -> FunctionStandIn:
+        return self
+
+
+class StandIns:
+    """Functions that are watched together, also under the names by which other modules have imported them."""
+
+    def __init__(self, stand_ins: Iterable[FunctionStandIn] = ()) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            stand_ins: One for each function.
+        """
+        self._stand_ins = list(stand_ins)
+        self._aliases: list[tuple[dict[str, Any], str, FunctionStandIn]] = []
+
+    def install(self) -> None:
+        """Take all places, or none if one of them cannot be taken."""
+        try:
+            for stand_in in self._stand_ins:
+                stand_in.install()
+        except BaseException:
+            self.remove()
+            raise
+        self._replace_aliases()
+
+    def remove(self) -> None:
+        """Give all places back, the last first."""
+        for stand_in in reversed(self._stand_ins):
+            stand_in.remove()
+        while self._aliases:
+            namespace, name, stand_in = self._aliases.pop()
+            if namespace.get(name) is stand_in:
+                namespace[name] = _below(stand_in.original)
+        # Whoever has imported one of them by name since holds a stand-in, which calls the original from now on.
+
+    def _replace_aliases(self) -> None:
+        by_id = {id(stand_in.original): stand_in for stand_in in self._stand_ins}
+        for module in tuple(sys.modules.values()):
+            namespace = getattr(module, "__dict__", None)
+            if type(namespace) is not dict:
+                continue
+            for name, value in tuple(namespace.items()):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+                stand_in = by_id.get(id(value))  # pyright: ignore[reportUnknownArgumentType]
+                if stand_in is not None and stand_in.original is value:
+                    namespace[name] = stand_in
+                    self._aliases.append((namespace, name, stand_in))  # pyright: ignore[reportUnknownArgumentType]
+
+
+class Outermost(threading.local):
+    """Tells, for each thread, whether a call is inside of another one: ``with`` it gives whether it is not."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> bool:
+        self.depth += 1
+        return self.depth == 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
+
+
+def _namespace_of(owner: Any) -> Mapping[str, Any]:
+    return getattr(owner, "__dict__", {})
+
+
+def _below(value: Any) -> Any:
+    """Return what a place held before stand-ins that have been removed in another order than they came."""
+    while isinstance(value, FunctionStandIn) and not value.is_on:
+        value = value.original
+    return value
+
+
+def original_of(value: Any) -> Any:
+    """Return the function that ``value`` stands for; anything else as it is."""
+    while isinstance(value, FunctionStandIn):
+        value = value.original
+    return value
+
+
+def _look_up(module: str | None, path: str) -> Any:
+    found: Any = sys.modules.get(module or "")
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found

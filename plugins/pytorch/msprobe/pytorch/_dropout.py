@@ -1,0 +1,262 @@
+"""Dropout, wherever it is called from: taken out, or watched.
+
+Every form of dropout ends in one of a few operators, which PyTorch defines for all devices by one kernel made of other
+operators. While dropout is taken out or watched, a kernel of ours stands before that one: whoever calls, by whatever
+name, on whatever thread, from Python, C++ or TorchScript, forward or recomputed in backward, passes it. The kernel
+calls PyTorch's own, with a probability of 0 if dropout is taken out. `torch.compile` is let pass: what it makes of a
+function is kept, on disk too, and must not depend on us.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+
+from msprobe_core.capture.randomness import RandomCall, RandomState, RandomWatch
+from msprobe_core.capture.standin import Function, FunctionStandIn, StandIns
+
+_logger = logging.getLogger(__name__)
+
+_OPERATORS = (
+    "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_",
+    "feature_alpha_dropout", "feature_alpha_dropout_", "scaled_dot_product_attention", "lstm.input", "lstm.data",
+    "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input", "rnn_relu.data",
+)  # fmt: skip
+
+_BACKENDS = ("CPU", "CUDA", "XPU", "MPS", "HPU", "PrivateUse1", "NestedTensorCPU", "NestedTensorCUDA")
+_KEYS = (
+    *_BACKENDS,
+    *(f"Autograd{backend}" for backend in _BACKENDS if not backend.startswith("NestedTensor")),
+    "AutogradNestedTensor",
+)
+_TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
+"""Where `torch.func` has kernels of its own for dropout."""
+
+_UNTOUCHED = DispatchKeySet(DispatchKey.AutogradLazy)
+"""A key under which PyTorch's own kernel, the same for all, is left in its place, so that ours can call it."""
+
+_PROBABILITIES = frozenset({"p", "dropout", "dropout_p"})
+
+_ARGUMENTS = {
+    **dict.fromkeys(
+        (
+            "dropout", "dropout_", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "alpha_dropout_",
+            "feature_dropout", "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_",
+        ),
+        (1, "p"),
+    ),
+    "scaled_dot_product_attention": (4, "dropout_p"),
+    "multi_head_attention_forward": (10, "dropout_p"),
+}  # fmt: skip
+"""Where the functions of PyTorch take the probability."""
+
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Take it two places after the first boolean, in both of their forms."""
+
+_OWN_KERNELS = (
+    (torch.nn.functional, "scaled_dot_product_attention"), (torch._VF, "lstm"), (torch._VF, "gru"),
+    (torch._VF, "rnn_tanh"), (torch._VF, "rnn_relu"),
+)  # fmt: skip
+"""Functions whose operator some devices replace by a kernel of their own, which is then called without dropout."""
+
+_NPU_ATTENTION = ("npu_fusion_attention", "npu_fusion_attention_v2")
+_NPU_KEEP_PROBABILITY = (9, "keep_prob")
+
+
+def without_dropout(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of the function ``name`` with a probability of 0, if it has one."""
+    if name in _RECURRENT:
+        for i, value in enumerate(args[:-2]):
+            if isinstance(value, bool):
+                return _with(args, kwargs, (i + 2, ""), 0.0)
+    place = _ARGUMENTS.get(name)
+    return (args, dict(kwargs)) if place is None else _with(args, kwargs, place, 0.0)
+
+
+def _with(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], place: tuple[int, str], value: float
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with one of them replaced, where it is given, or must be because it is not 0 by default."""
+    position, keyword = place
+    if len(args) > position:
+        # What is no probability at all is left for PyTorch to complain about.
+        return (*args[:position], _replaced(args[position], value), *args[position + 1 :]), dict(kwargs)
+    if keyword == "p" or keyword in kwargs:
+        return args, {**kwargs, keyword: _replaced(kwargs.get(keyword, value), value)}
+    return args, dict(kwargs)
+
+
+def _replaced(given: Any, value: float) -> Any:
+    is_probability = isinstance(given, int | float) and 0 <= given <= 1
+    return value if is_probability else given
+
+
+class DropoutKernels:
+    """The kernels that stand before PyTorch's; there is one set of them in a process."""
+
+    _lock: ClassVar[threading.RLock] = threading.RLock()
+    _library: ClassVar[torch.library.Library | None] = None
+    _functions: ClassVar[StandIns] = StandIns()
+    _watches: ClassVar[list[tuple[RandomWatch, RandomState]]] = []
+    _let_be: ClassVar[set[str]] = set()
+    _has_said: ClassVar[bool] = False
+    is_removed: ClassVar[bool] = False
+    """Whether dropout is taken out."""
+
+    @classmethod
+    def take_out(cls) -> None:
+        """Let no dropout drop anything, until `put_back`."""
+        with cls._lock:
+            cls._open()
+            if not cls.is_removed:
+                cls.is_removed, cls._has_said = True, False
+                cls._functions = StandIns(cls._of_devices())
+                cls._functions.install()
+
+    @classmethod
+    def put_back(cls) -> None:
+        """Let dropout drop again."""
+        with cls._lock:
+            if cls.is_removed:
+                cls._functions.remove()
+                cls.is_removed = False
+                cls._close()
+
+    @classmethod
+    def watch(cls, watch: RandomWatch, state: RandomState) -> Callable[[], None]:
+        """Hand each dropout that drops to ``watch``; returns what ends it."""
+        entry = (watch, state)
+        with cls._lock:
+            cls._open()
+            cls._watches.append(entry)
+
+        def end() -> None:
+            with cls._lock:
+                cls._watches.remove(entry)
+                cls._close()
+
+        return end
+
+    @classmethod
+    def _open(cls) -> None:
+        if cls._library is not None:
+            return
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+            for name in _OPERATORS:
+                kernel = cls._kernel(name)
+                for key in (*_KEYS, _TRANSFORMS):
+                    if _may_replace(name, key):
+                        library.impl(name, kernel, key)
+                    elif key != _TRANSFORMS:
+                        cls._let_be.add(name.partition(".")[0])
+        cls._library = library
+
+    @classmethod
+    def _close(cls) -> None:
+        if not cls.is_removed and not cls._watches and cls._library is not None:
+            library, cls._library = cls._library, None
+            library._destroy()
+
+    @classmethod
+    def _kernel(cls, name: str) -> Function:
+        operator = _operator(name)
+        names = [argument.name for argument in operator._schema.arguments]
+        position = next(i for i, each in enumerate(names) if each in _PROBABILITIES)
+        train = names.index("train") if "train" in names else None
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return cls._compile(operator, args, kwargs)
+            probability = args[position] if len(args) > position else 0.0
+            if not probability or (train is not None and not args[train]):
+                return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+            if cls.is_removed:
+                args, _ = _with(args, {}, (position, ""), 0.0)
+                return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+            return cls._draw(name, operator, args, kwargs)
+
+        return kernel
+
+    @classmethod
+    def _draw(cls, name: str, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+
+        for watch, state in cls._watches:
+            call = _watched(watch, state, f"torch.{name.partition('.')[0]}", call)
+        return call(*args, **kwargs)
+
+    @classmethod
+    def _compile(cls, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if cls.is_removed and not cls._has_said:
+            cls._has_said = True
+            _logger.warning(
+                "seed_all(rm_dropout=True) does not reach into what torch.compile compiles: dropout stays there; set "
+                "the model's probabilities to 0"
+            )
+        decomposition = operator.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
+        if decomposition is not None:
+            return decomposition(*args, **kwargs)
+        return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+
+    @classmethod
+    def _of_devices(cls) -> list[FunctionStandIn]:
+        """Return stand-ins for the functions that end in a kernel of the device instead of PyTorch's own."""
+        stand_ins = [
+            FunctionStandIn(owner, name, _without(name), torch.compiler.is_compiling)
+            for owner, name in _OWN_KERNELS
+            if name in cls._let_be
+        ]
+        npu = sys.modules.get("torch_npu")
+        return stand_ins + [
+            FunctionStandIn(npu, name, _keep_all, torch.compiler.is_compiling)
+            for name in _NPU_ATTENTION
+            if hasattr(npu, name)
+        ]
+
+
+def _watched(watch: RandomWatch, state: RandomState, name: str, function: Function) -> Function:
+    return lambda *args, **kwargs: watch.call(RandomCall(name, state, function, args, kwargs))
+
+
+def _without(name: str) -> Callable[[Function, tuple[Any, ...], Mapping[str, Any]], Any]:
+    def call(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        args, kwargs = without_dropout(name, args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _keep_all(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    args, kwargs = _with(args, kwargs, _NPU_KEEP_PROBABILITY, 1.0)
+    return function(*args, **kwargs)
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _may_replace(name: str, key: str) -> bool:
+    """Whether what stands under ``key`` is PyTorch's own kernel, or does the same when nothing is dropped."""
+    is_taken = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+    if key == _TRANSFORMS:
+        return is_taken
+    return "dropout" in name or not is_taken
+
+
+def _is_compiling() -> bool:
+    return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher) or bool(
+        torch.compiler.is_compiling()
+    )

@@ -1,0 +1,123 @@
+"""Functions that PyTorch does not dispatch: those of `torch_npu` and MindSpeed, and launches of Triton kernels.
+
+What is imported by the time recording starts is stood for until it stops.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from msprobe.pytorch._calls import ApiCalls
+from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIns, original_of
+
+
+class Package(NamedTuple):
+    """Functions that dumps know under one prefix.
+
+    Attributes:
+        module: Where they are.
+        prefix: First part of their names in dumps.
+        starts: A public function counts if its name starts with one of these.
+        others: Functions that count besides.
+        without: Functions that do not count, since they compute nothing.
+        has_submodules: Whether the modules below ``module`` are meant, each with the functions that it defines.
+    """
+
+    module: str
+    prefix: str
+    starts: tuple[str, ...]
+    others: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    has_submodules: bool = False
+
+
+PACKAGES = (
+    Package(
+        "torch_npu",
+        "NPU",
+        starts=("npu_",),
+        others=(
+            "_npu_dropout", "copy_memory_", "dropout_with_byte_mask", "fast_gelu", "scatter_update", "scatter_update_",
+        ),
+        without=(
+            "npu_alloc_float_status", "npu_clear_float_status", "npu_get_float_status", "npu_get_storage_size",
+            "npu_prefetch", "npu_change_data_ptr",
+        ),
+    ),
+    Package("mindspeed.ops", "MindSpeed", starts=("",), has_submodules=True),
+)  # fmt: skip
+
+_TRITON = "triton.runtime"
+_TRITON_LAUNCHERS = ("JITFunction", "Autotuner", "Heuristics")
+_NOT_ARGUMENTS = frozenset({"grid", "warmup"})
+"""Keywords of a launch that the kernel does not get."""
+
+
+def foreign_stand_ins(calls: ApiCalls) -> StandIns:
+    """Return stand-ins for all such functions that are imported by now."""
+    return StandIns([*_of_packages(calls), *_of_triton(calls)])
+
+
+def _of_packages(calls: ApiCalls) -> Iterator[FunctionStandIn]:
+    for package in PACKAGES:
+        for module in _modules(package):
+            for name in _functions(package, module):
+                yield FunctionStandIn(module, name, _recorded(calls, package.prefix, name), torch.compiler.is_compiling)
+
+
+def _modules(package: Package) -> list[types.ModuleType]:
+    if not package.has_submodules:
+        module = sys.modules.get(package.module)
+        return [module] if module is not None else []
+    below = f"{package.module}."
+    return [module for name, module in sorted(sys.modules.items()) if name.startswith(below) and module is not None]
+
+
+def _functions(package: Package, module: types.ModuleType) -> Iterator[str]:
+    for name, value in sorted(vars(module).items()):
+        is_chosen = name in package.others or (name.startswith(package.starts) and not name.startswith("_"))
+        if not is_chosen or name in package.without or not callable(value) or isinstance(value, type):
+            continue
+        # Not what a module has imported from elsewhere, which is found where it is defined.
+        if not package.has_submodules or getattr(original_of(value), "__module__", None) == module.__name__:
+            yield name
+
+
+def _recorded(calls: ApiCalls, prefix: str, name: str) -> Handler:
+    def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return calls.run_foreign(prefix, name, function, args, kwargs)
+
+    return handle
+
+
+def _of_triton(calls: ApiCalls) -> Iterator[FunctionStandIn]:
+    runtime = sys.modules.get(_TRITON)
+    for name in _TRITON_LAUNCHERS:
+        launcher = getattr(runtime, name, None)
+        if isinstance(launcher, type) and "run" in vars(launcher):
+            yield FunctionStandIn(launcher, "run", _launched(calls), torch.compiler.is_compiling)
+
+
+def _launched(calls: ApiCalls) -> Handler:
+    def handle(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if kwargs.get("warmup") or not args:
+            return run(*args, **kwargs)  # compiles only
+        shown = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
+        return calls.run_foreign("Triton", _kernel_name(args[0]), run, args, kwargs, shown=(args[1:], shown))
+
+    return handle
+
+
+def _kernel_name(launcher: Any) -> str:
+    """Return the name of the function that a launcher, or those around it, was made of."""
+    for _ in range(len(_TRITON_LAUNCHERS) + 1):
+        inner = getattr(launcher, "fn", None)
+        if inner is None:
+            break
+        launcher = inner
+    return getattr(launcher, "__name__", None) or type(launcher).__name__

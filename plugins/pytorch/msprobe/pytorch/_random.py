@@ -1,0 +1,88 @@
+"""PyTorch's random functions, and what they draw from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from msprobe.pytorch._dropout import DropoutKernels
+from msprobe.pytorch._framework import PyTorchFramework
+from msprobe.pytorch._quiet import Quiet
+from msprobe_core.capture.randomness import RandomFunction, RandomLog, checked_directory
+
+FAMILY = "torch"
+
+_FUNCTIONS = (
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli",
+    "multinomial", "poisson", "binomial", "rrelu", "rrelu_",
+)  # fmt: skip
+
+_METHODS = (
+    "bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "normal_",
+    "random_", "uniform_",
+)  # fmt: skip
+
+
+def torch_functions() -> list[RandomFunction]:
+    """Return the random functions; dropout is watched by `DropoutKernels`."""
+    functions = [RandomFunction(torch, name, FAMILY) for name in _FUNCTIONS if hasattr(torch, name)]
+    return functions + [RandomFunction(torch.Tensor, name, FAMILY) for name in _METHODS]
+
+
+class TorchState:
+    """The global random state of the host and of every device that is in use; compare `RandomState` of the core."""
+
+    def get(self) -> Any:
+        """Return the state; waits for no device."""
+        with Quiet():
+            return torch.get_rng_state(), {name: device.get_rng_state_all() for name, device in _devices()}
+
+    def set(self, state: Any) -> None:
+        """Put a state back. A device that has come into use since begins from the host's seed."""
+        host, others = state
+        with Quiet():
+            torch.set_rng_state(host)
+            for name, device in _devices():
+                if name in others:
+                    device.set_rng_state_all(others[name])
+                else:
+                    device.manual_seed_all(torch.initial_seed())
+
+
+def _devices() -> Iterator[tuple[str, Any]]:
+    for name in ("cuda", "npu", "xpu"):
+        device: Any = getattr(torch, name, None)
+        if hasattr(device, "set_rng_state_all") and device.is_available() and device.is_initialized():
+            yield name, device
+
+
+def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
+    """Write down every call of a random function of Python, NumPy and PyTorch from now on: what, and from where.
+
+    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``; they
+    are on disk when the function is called, so a process that is killed loses none.
+
+    Args:
+        output_path: Directory; is made if it does not exist.
+
+    Returns: a handle; its ``stop`` ends it, and so does leaving it where it is used as a context manager.
+
+    Raises:
+        ConfigError: ``output_path`` is no path.
+        StoreError: the file cannot be made.
+    """
+    framework = PyTorchFramework()
+    state = TorchState()
+    log = RandomLog(
+        checked_directory(output_path),
+        rank=framework.rank(),
+        hidden=framework.hidden_frames,
+        functions=torch_functions(),
+        states={FAMILY: state},
+        steps_aside=torch.compiler.is_compiling,
+    )
+    log.on_stop = DropoutKernels.watch(log.watch, state)
+    return log

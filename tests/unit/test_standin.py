@@ -1,0 +1,222 @@
+"""Stand-ins take a place, answer like what they stand for, and give the place back exactly."""
+
+import copy
+import inspect
+import pickle
+import random
+import sys
+import threading
+import types
+
+import pytest
+
+from msprobe_core.capture.standin import FunctionStandIn, Outermost, StandIn, StandIns, original_of
+
+
+def double(x, *, times=2):
+    """Multiply."""
+    return x * times
+
+
+double.mark = "kept"
+HELD = [double]  # not by name, which would be replaced too
+
+
+class Owner:
+    def method(self, x):
+        return (self, x)
+
+    @staticmethod
+    def static(x):
+        return x
+
+    @classmethod
+    def kind(cls, x):
+        return (cls, x)
+
+
+class Heir(Owner):
+    pass
+
+
+calls = []
+
+
+def note(function, args, kwargs):
+    calls.append((function, args, kwargs))
+    return function(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    calls.clear()
+
+
+@pytest.fixture
+def here():
+    return sys.modules[__name__]
+
+
+def test_a_function_of_a_module(here):
+    stand_in = FunctionStandIn(here, "double", note)
+    stand_in.install()
+    assert double(3, times=4) == 12
+    assert calls == [(HELD[0], (3,), {"times": 4})]
+    stand_in.remove()
+    stand_in.remove()
+    assert double is HELD[0]
+    assert stand_in(3) == 6  # whoever has kept it
+    assert len(calls) == 1
+
+
+def test_it_answers_like_the_original(here):
+    stand_in = FunctionStandIn(here, "double", note)
+    stand_in.install()
+    try:
+        assert (double.__name__, double.__doc__, double.__module__, double.mark) == (
+            "double",
+            "Multiply.",
+            __name__,
+            "kept",
+        )
+        assert inspect.signature(double) == inspect.signature(HELD[0])
+        assert repr(double) == repr(HELD[0])
+        assert original_of(double) is HELD[0]
+        text = pickle.dumps({"f": double})
+        assert b"msprobe_core" not in text
+        assert pickle.loads(text)["f"] is double
+        assert copy.deepcopy([double])[0] is double
+    finally:
+        stand_in.remove()
+    assert pickle.loads(text)["f"] is HELD[0]
+
+
+def test_what_has_no_name_of_its_own_is_pickled_by_its_place():
+    stand_in = FunctionStandIn(random, "random", note)
+    stand_in.install()
+    try:
+        text = pickle.dumps(random.random)
+    finally:
+        stand_in.remove()
+    assert pickle.loads(text) is random.random
+    assert b"msprobe" not in text
+
+
+@pytest.mark.parametrize("owner", [Owner, Heir])
+@pytest.mark.parametrize("name", ["method", "static", "kind"])
+def test_functions_of_classes_are_bound_as_before(owner, name):
+    before = dict(vars(owner))
+    instance = owner()
+    expected = getattr(instance, name)(3)
+    stand_in = FunctionStandIn(owner, name, note)
+    stand_in.install()
+    found = getattr(instance, name)(3)
+    stand_in.remove()
+    assert found == expected
+    assert len(calls) == 1
+    assert dict(vars(owner)) == before
+
+
+def test_an_attribute_of_an_object():
+    instance = Owner()
+    stand_in = FunctionStandIn(instance, "method", note)
+    stand_in.install()
+    assert instance.method(1) == (instance, 1)
+    stand_in.remove()
+    assert vars(instance) == {}
+    assert len(calls) == 1
+
+
+def test_an_attribute_made_on_demand():
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            if name == "made":
+                return HELD[0]
+            raise AttributeError(name)
+
+    module = Lazy("lazy")
+    stand_in = FunctionStandIn(module, "made", note)
+    stand_in.install()
+    assert module.made(1) == 2
+    stand_in.remove()
+    assert "made" not in vars(module)
+
+
+def test_what_cannot_be_replaced_says_so():
+    with pytest.raises(TypeError):
+        StandIn(int, "bit_length").install()
+    with pytest.raises(AttributeError):
+        StandIn(Owner, "nothing").install()
+
+
+def test_a_place_that_somebody_else_has_taken_is_left_alone(here):
+    stand_in = FunctionStandIn(here, "double", note)
+    stand_in.install()
+    theirs = here.double = lambda x: -x
+    stand_in.remove()
+    assert here.double is theirs
+    here.double = HELD[0]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_stand_ins_upon_each_other_go_in_any_order(here, order):
+    alias = types.ModuleType("standin_alias")
+    sys.modules["standin_alias"] = alias
+    alias.by_name = double
+    groups = [StandIns([FunctionStandIn(here, "double", note)]) for _ in range(2)]
+    try:
+        for group in groups:
+            group.install()
+        assert alias.by_name(1) == 2
+        assert len(calls) == 2
+        groups[order[0]].remove()
+        assert alias.by_name(1) == double(1) == 2
+        assert len(calls) == 4
+        groups[order[1]].remove()
+        assert alias.by_name is double is HELD[0]
+    finally:
+        del sys.modules["standin_alias"]
+
+
+def test_names_in_other_modules_are_replaced_too(here):
+    alias = types.ModuleType("standin_alias")
+    sys.modules["standin_alias"] = alias
+    alias.by_name = double
+    group = StandIns([FunctionStandIn(here, "double", note)])
+    try:
+        group.install()
+        assert alias.by_name is double is not HELD[0]
+        alias.since = double
+        group.remove()
+        assert alias.by_name is HELD[0]
+        assert alias.since(2) == 4
+        assert calls == []
+    finally:
+        del sys.modules["standin_alias"]
+
+
+def test_a_group_is_taken_whole_or_not_at_all(here):
+    with pytest.raises(AttributeError):
+        StandIns([FunctionStandIn(here, "double", note), FunctionStandIn(here, "nothing", note)]).install()
+    assert double is HELD[0]
+
+
+def test_it_steps_aside_on_demand(here):
+    stand_in = FunctionStandIn(here, "double", note, lambda: True)
+    stand_in.install()
+    assert double(1) == 2
+    stand_in.remove()
+    assert calls == []
+
+
+def test_each_thread_has_its_own_outermost_call():
+    outermost, found = Outermost(), []
+    with outermost as first, outermost as second:
+        thread = threading.Thread(target=lambda: found.append(outermost.__enter__()))
+        thread.start()
+        thread.join()
+    with pytest.raises(KeyError), outermost:
+        raise KeyError
+    with outermost as again:
+        pass
+    assert (first, second, found, again) == (True, False, [True], True)
