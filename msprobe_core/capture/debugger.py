@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import msgspec
+
 from msprobe_core.capture.session import Session
-from msprobe_core.config import Config, load_config
-from msprobe_core.errors import PluginError, SessionError
+from msprobe_core.config import Config, ConfigWatch, load_config
+from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.hookspecs import Framework
 from msprobe_core.plugins import refuse_shadowing, registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_logger = logging.getLogger(__name__)
 
 
 class PrecisionDebugger:
@@ -43,6 +48,10 @@ class PrecisionDebugger:
     _instance: ClassVar[PrecisionDebugger | None] = None
     _config: Config
     _session: Session | None
+    _watch: ConfigWatch | None
+    _edited: Config | None
+    """What the file holds since it was edited, while the step for which that counts has not begun."""
+    _has_switched: bool
 
     def __new__(
         cls,
@@ -74,6 +83,9 @@ class PrecisionDebugger:
         debugger = object.__new__(cls)
         debugger._config = config
         debugger._session = None
+        debugger._watch = ConfigWatch(config_path, given, config) if config_path and config.is_live else None
+        debugger._edited = None
+        debugger._has_switched = False
         PrecisionDebugger._instance = debugger
         atexit.register(debugger.close)
         if cls.framework_name is not None:
@@ -91,6 +103,8 @@ class PrecisionDebugger:
             raise SessionError(
                 f"this process already has a {type(existing).__module__}.{type(existing).__name__}; close() it first"
             )
+        if existing._watch is not None and existing._watch.is_of(config_path, given):
+            return existing  # the file may have been edited since
         has_arguments = config_path is not None or any(value is not None for value in given.values())
         if has_arguments and load_config(config_path, **given) != existing._config:
             raise SessionError(
@@ -116,8 +130,9 @@ class PrecisionDebugger:
         models = _listed(model)
         if debugger._session is None:
             debugger._open(debugger._framework(models[0] if models else None))
-        assert debugger._session is not None
-        debugger._session.start(models)
+        debugger._look_at_file()
+        debugger._take_over()
+        debugger._start(models)
         return debugger
 
     @classmethod
@@ -127,9 +142,10 @@ class PrecisionDebugger:
         Raises:
             SessionError: no debugger has been made.
         """
-        session = cls._current()._session
-        if session is not None:
-            session.stop()
+        debugger = cls._current()
+        if debugger._session is not None:
+            debugger._session.stop()
+        debugger._look_at_file()
 
     @classmethod
     def step(cls) -> None:
@@ -142,7 +158,16 @@ class PrecisionDebugger:
         if debugger._session is None:
             debugger._open(debugger._framework(None))
         assert debugger._session is not None
+        debugger._look_at_file()
+        if debugger._edited is None:
+            debugger._session.step()
+            return
+        models = debugger._session.running_models
+        debugger._session.stop()
         debugger._session.step()
+        debugger._take_over()
+        if models is not None:
+            debugger._start(models)
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
@@ -178,6 +203,54 @@ class PrecisionDebugger:
     def _open(self, framework: Framework) -> None:
         self._session = Session(self._config, framework, registry().processors(), registry().writers())
         _let_forked_children_be(self)
+
+    # --- a configuration file that is edited while the training runs ------------------------------------------
+
+    def _start(self, models: Sequence[Any]) -> None:
+        assert self._session is not None
+        try:
+            self._session.start(models)
+        except MsprobeError as error:
+            if not self._has_switched:
+                raise
+            # Nobody stands behind the program who could correct it: it was right when it started.
+            self._switch_off(str(error))
+            self._take_over()
+
+    def _look_at_file(self) -> None:
+        if self._watch is None:
+            return
+        try:
+            edited = self._watch.poll()
+        except ConfigError as error:
+            self._switch_off(str(error))
+        else:
+            self._edited = edited or self._edited
+
+    def _switch_off(self, reason: str) -> None:
+        _logger.warning("%s; from the next step on nothing is recorded until the file is corrected", reason)
+        self._edited = msgspec.structs.replace(self._config, dump_enable=False)
+
+    def _take_over(self) -> None:
+        """Let an edited file count, if nothing of the current step has been recorded yet."""
+        old, edited = self._session, self._edited
+        if edited is None or old is None or not old.is_between_steps:
+            return
+        self._edited = None
+        try:
+            new = Session(edited, old.framework, registry().processors(), registry().writers())
+        except MsprobeError as error:
+            self._switch_off(str(error))
+            self._take_over()
+            return
+        new.begin_at(old.step_number)
+        self._config, self._session, self._has_switched = edited, new, True
+        old.close()
+        _logger.info(
+            "step %d: the edited configuration counts: %s", new.step_number,
+            f"task {edited.task.value}, level {edited.level.value}, to {edited.directory}"
+            if edited.dump_enable else "nothing is recorded",
+        )  # fmt: skip
 
     def _framework(self, model: Any) -> Framework:
         frameworks = registry().frameworks()

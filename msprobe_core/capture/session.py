@@ -94,6 +94,33 @@ class Session:
         return self._attachment is not None
 
     @property
+    def framework(self) -> Framework:
+        """What is recorded."""
+        return self._framework
+
+    @property
+    def running_models(self) -> Sequence[Any] | None:
+        """The models given to ``start`` while calls are being recorded; ``None`` while not."""
+        return [model.model for model in self._models] if self.is_running else None
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether nothing of the current step has been recorded yet."""
+        return self._writer is None and not self.is_running
+
+    @property
+    def step_number(self) -> int:
+        """The current step, from 0."""
+        return self._step
+
+    def begin_at(self, step: int) -> None:
+        """Count on from ``step``; only between steps."""
+        self._step = step
+        if self._recorder.is_open:  # an error has not ended recording
+            last = self._config.last_step
+            self._is_finished = last is not None and step > last
+
+    @property
     def directory(self) -> Path | None:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory

@@ -72,20 +72,46 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
         raise ConfigError(
             f"the path of a configuration is text, not {type(path).__name__}; give settings by name"
         ) from error
-    fields = {} if file is None else dict(_read(file))
-    where = "arguments" if file is None else str(file)
+    fields = {} if file is None else read_fields(file)
+    return check_config(fields, "arguments" if file is None else str(file), **overrides)
+
+
+def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
+    """Return the configuration that a file with the content ``fields`` and the name ``where`` stands for.
+
+    Args:
+        fields: As decoded.
+        where: What error messages call it.
+        overrides: See `load_config`.
+
+    Raises:
+        ConfigError: a key is unknown, a value is not allowed, or two values conflict.
+    """
     values, blocks = _split_blocks(fields, where)
     common = _check_fields(values, _COMMON_TYPES, where, former=_FORMER_FIELDS)
     given = {name: value for name, value in overrides.items() if value is not None}
     common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", former={})
     options = {task: _check_block(task, block, where) for task, block in blocks.items()}
-    config = Config(**common, options=options.get(common.get("task", Task.STATISTICS), TaskOptions()))
+    config = Config(
+        **common,
+        options=options.get(common.get("task", Task.STATISTICS), TaskOptions()),
+        is_live=values.get("dump_enable") is not None and "dump_enable" not in given,
+    )
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
         if "level" in common:
             _logger.warning("%s: the task 'structure' is recorded at level mix, not %s", where, config.level.value)
         config = msgspec.structs.replace(config, level=Level.MIX)
     return config
+
+
+def read_fields(path: Path) -> JsonObject:
+    """Return the content of a configuration file, unchecked.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else than an object.
+    """
+    return dict(_read(path))
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -123,6 +123,8 @@ class Config(CommonFields, frozen=True, kw_only=True):
     """A whole configuration: the common fields, and the block of the chosen task as ``options``."""
 
     options: TaskOptions = TaskOptions()
+    is_live: bool = False
+    """Whether the file says ``dump_enable``: it is then watched while the training runs; see `ConfigWatch`."""
 
     @property
     def directory(self) -> Path:
