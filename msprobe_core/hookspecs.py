@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pluggy
 
@@ -269,6 +269,41 @@ class Framework(Protocol):
 
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a snapshot to a new file, readable by its owner only. Runs on the writer's thread."""
+        ...
+
+
+class CallWatcher(Protocol):
+    """Stands before and behind calls of modules, also of such as are not recorded. Raises nothing."""
+
+    def wants(self, path: str, type_name: str) -> bool:
+        """Whether calls of the module at this path, of this class, are reported; asked once for each module."""
+        ...
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Begin a call of a module with the given name stem; return other arguments for it, or ``None``."""
+        ...
+
+    def after(self, stem: str) -> None:
+        """End a call that ``before`` has begun, also one that raised."""
+        ...
+
+
+@runtime_checkable
+class WatchingFramework(Protocol):
+    """What a framework may offer besides: ``token_range`` of ``start`` and the setting ``load`` need it."""
+
+    def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Attachment:
+        """Report calls of modules to ``watcher``. What is attached later sees the arguments that it returns."""
+        ...
+
+    def load(self, path: Path, like: Any) -> Any:
+        """Return the tensor in a file that ``save`` has written, in place of the tensor ``like``.
+
+        On its device, and taking a gradient if it takes one. Never executes code out of the file.
+
+        Raises:
+            Exception: of any kind: the file is missing, damaged or holds something else.
+        """
         ...
 
 

@@ -52,6 +52,7 @@ class PrecisionDebugger:
     _edited: Config | None
     """What the file holds since it was edited, while the step for which that counts has not begun."""
     _has_switched: bool
+    _is_in_window: bool
 
     def __new__(
         cls,
@@ -86,6 +87,7 @@ class PrecisionDebugger:
         debugger._watch = ConfigWatch(config_path, given, config) if config_path and config.is_live else None
         debugger._edited = None
         debugger._has_switched = False
+        debugger._is_in_window = False
         PrecisionDebugger._instance = debugger
         atexit.register(debugger.close)
         if cls.framework_name is not None:
@@ -114,16 +116,19 @@ class PrecisionDebugger:
         return existing
 
     @classmethod
-    def start(cls, model: Any = None) -> Self:
+    def start(cls, model: Any = None, token_range: Sequence[int] | None = None, rank_id: int | None = None) -> Self:
         """Begin to record, if this step and this rank are selected.
 
         Args:
-            model: A model or a list of models; needed at the levels L0 and mix.
+            model: A model or a list of models; needed at the levels L0 and mix, and with ``token_range``.
+            token_range: First and last forward of the model, counted from this call on and from 0, that are recorded,
+                with what runs inside them and with their gradients. Calls outside of them are not counted either.
+            rank_id: The rank of this process, where the framework does not know it.
 
         Returns: the debugger, so that it can be used in a ``with`` statement.
 
         Raises:
-            SessionError: no debugger has been made, or ``model`` is missing or is none.
+            SessionError: no debugger has been made, ``model`` is missing or is none, or an argument is wrong.
             StoreError: the dump cannot be created.
         """
         debugger = cls._current()
@@ -132,7 +137,8 @@ class PrecisionDebugger:
             debugger._open(debugger._framework(models[0] if models else None))
         debugger._look_at_file()
         debugger._take_over()
-        debugger._start(models)
+        debugger._start(models, token_range, rank_id)
+        debugger._is_in_window = True
         return debugger
 
     @classmethod
@@ -143,6 +149,7 @@ class PrecisionDebugger:
             SessionError: no debugger has been made.
         """
         debugger = cls._current()
+        debugger._is_in_window = False
         if debugger._session is not None:
             debugger._session.stop()
         debugger._look_at_file()
@@ -162,12 +169,49 @@ class PrecisionDebugger:
         if debugger._edited is None:
             debugger._session.step()
             return
-        models = debugger._session.running_models
+        window = debugger._session.running_window
         debugger._session.stop()
         debugger._session.step()
         debugger._take_over()
-        if models is not None:
-            debugger._start(models)
+        if window is not None:
+            debugger._start(window.models, window.token_range, window.rank_id)
+
+    @classmethod
+    def set_init_step(cls, step: int) -> None:
+        """Let the current step have this number, for example that of a checkpoint; later ones count on from it.
+
+        Raises:
+            SessionError: no debugger has been made, ``step`` is no integer from 0, or a step is being recorded.
+        """
+        debugger = cls._current()
+        if debugger._session is None:
+            debugger._open(debugger._framework(None))
+        assert debugger._session is not None
+        debugger._session.begin_at(step)
+
+    @classmethod
+    def dump_module(cls, module: Any, name: str) -> None:
+        """Record calls of one module, as ``Module.{name}.…``, and nothing else, until ``end_module_dump``.
+
+        Raises:
+            SessionError: no debugger has been made, ``module`` is none, or ``name`` is no name.
+        """
+        debugger = cls._current()
+        if debugger._session is None:
+            debugger._open(debugger._framework(module))
+        assert debugger._session is not None
+        debugger._session.dump_module(module, name)
+
+    @classmethod
+    def end_module_dump(cls) -> None:
+        """Record again what was recorded before ``dump_module``.
+
+        Raises:
+            SessionError: no debugger has been made.
+        """
+        session = cls._current()._session
+        if session is not None:
+            session.end_module_dump()
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
@@ -179,8 +223,7 @@ class PrecisionDebugger:
             session.close()
 
     def __enter__(self) -> Self:
-        session = self._session
-        if session is None or not session.is_running:
+        if not self._is_in_window:  # which may be one that is not recorded
             self.start()
         return self
 
@@ -206,10 +249,10 @@ class PrecisionDebugger:
 
     # --- a configuration file that is edited while the training runs ------------------------------------------
 
-    def _start(self, models: Sequence[Any]) -> None:
+    def _start(self, models: Sequence[Any], token_range: Any, rank_id: Any) -> None:
         assert self._session is not None
         try:
-            self._session.start(models)
+            self._session.start(models, token_range=token_range, rank_id=rank_id)
         except MsprobeError as error:
             if not self._has_switched:
                 raise
@@ -243,7 +286,7 @@ class PrecisionDebugger:
             self._switch_off(str(error))
             self._take_over()
             return
-        new.begin_at(old.step_number)
+        new.continue_from(old)
         self._config, self._session, self._has_switched = edited, new, True
         old.close()
         _logger.info(

@@ -10,6 +10,7 @@ from typing import Any
 
 from msprobe_core import names
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
+from msprobe_core.capture.parts import ForwardRange
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.values import ValueBuilder
@@ -71,6 +72,10 @@ class _Call:
         self.wants_gradients = False
         self.covers_forward = False
         self.covers_backward = False
+
+
+_PASSED_OVER = _Call("", "", 0, None, -1)
+"""Stands for every call that is not looked at and not counted; it wants nothing and belongs to no step."""
 
 
 class _Backward:
@@ -144,6 +149,8 @@ class Recorder:
         self._last_offer = time.monotonic()
         self._num_since_offer = 0
         self.on_backlog: Callable[[], None] | None = None
+        self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
+        self.has_sole = False  # whether one module only is recorded, which reports through `SoleModule`
         self._reset()
 
     def _reset(self) -> None:
@@ -176,6 +183,8 @@ class Recorder:
 
     def open_api(self, prefix: str, name: str, owner: str | None = None) -> _Call:
         """Begin a call of an API; ``owner`` is what it belongs to where that is no module."""
+        if self._passes_over():
+            return _PASSED_OVER
         key = f"{prefix}.{name}"
         with self._lock:
             parent = self._owner(owner)
@@ -186,8 +195,17 @@ class Recorder:
             self._select(call)
         return call
 
-    def open_module(self, prefix: str, path: str, type_name: str) -> _Call:
-        """Begin a call of a module."""
+    def pass_over_call(self) -> _Call:
+        """Begin a call that is not recorded, not counted and nobody's parent."""
+        return _PASSED_OVER
+
+    def _passes_over(self, *, is_sole: bool = False) -> bool:
+        return (self.has_sole and not is_sole) or (self.forwards is not None and not self.forwards.is_inside)
+
+    def open_module(self, prefix: str, path: str, type_name: str, *, is_sole: bool = False) -> _Call:
+        """Begin a call of a module; ``is_sole`` says that it is the one that is recorded if ``has_sole``."""
+        if self._passes_over(is_sole=is_sole):
+            return _PASSED_OVER
         stem = names.module_stem(prefix, path, type_name)
         stack = self._stack()
         parent = stack[-1] if stack else None
@@ -342,8 +360,10 @@ class Recorder:
                 self._selection.end(call.backward_name)
             self._offer_backlog()
 
-    def record_parameter_gradient(self, stem: str, name: str, gradient: Any) -> None:
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, *, is_sole: bool = False) -> None:
         """Take the gradient of one parameter, as it has been accumulated so far."""
+        if (self.has_sole and not is_sole) or (self.forwards is not None and not self.forwards.covers_parameters):
+            return
         with self._lock:
             if not self._is_open or not self._wants_parameter_gradient(stem):
                 return

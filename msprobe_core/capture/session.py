@@ -8,14 +8,23 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from msprobe_core.capture.parts import ForwardRange, SoleModule
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, SessionError, StoreError
-from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
+from msprobe_core.hookspecs import (
+    Attachment,
+    CallRecorder,
+    Framework,
+    Processor,
+    WatchingFramework,
+    Writer,
+    WriterFactory,
+)
 from msprobe_core.model import Level, RunHeader, Task, TensorValue
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
@@ -32,6 +41,21 @@ class Model:
 
     name: str
     model: Any
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is given to ``start``.
+
+    Attributes:
+        models: One model or several; empty for none.
+        token_range: First and last forward of the models that are recorded, both included; ``None`` records all.
+        rank_id: The rank of this process; ``None`` asks the framework.
+    """
+
+    models: Sequence[Any] = ()
+    token_range: tuple[int, int] | None = None
+    rank_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,9 +88,10 @@ class Session:
         _check_supported(config)
         self._selection = Selection(config.options)
         self._queue = BackgroundQueue()
-        self._attachment: Attachment | None = None
+        self._attachments: list[Attachment] = []
+        self._sole: Model | None = None
+        self._window = Window()
         self._detached: list[Attachment] = []
-        self._models: Sequence[Model] = ()
         self._writer: Writer | None = None
         self._directory: Path | None = None
         self._step = 0
@@ -91,7 +116,7 @@ class Session:
     @property
     def is_running(self) -> bool:
         """Whether calls are being recorded."""
-        return self._attachment is not None
+        return bool(self._attachments)
 
     @property
     def framework(self) -> Framework:
@@ -99,9 +124,9 @@ class Session:
         return self._framework
 
     @property
-    def running_models(self) -> Sequence[Any] | None:
-        """The models given to ``start`` while calls are being recorded; ``None`` while not."""
-        return [model.model for model in self._models] if self.is_running else None
+    def running_window(self) -> Window | None:
+        """What was given to ``start``, while calls are being recorded; ``None`` while not."""
+        return self._window if self.is_running else None
 
     @property
     def is_between_steps(self) -> bool:
@@ -113,8 +138,24 @@ class Session:
         """The current step, from 0."""
         return self._step
 
+    def continue_from(self, earlier: Session) -> None:
+        """Take the place of a session with another configuration."""
+        self.begin_at(earlier._step)
+        if earlier._sole is not None:
+            self.dump_module(earlier._sole.model, earlier._sole.name)
+
     def begin_at(self, step: int) -> None:
-        """Count on from ``step``; only between steps."""
+        """Count on from ``step``.
+
+        Raises:
+            SessionError: ``step`` is no number of a step, or the current step is being recorded.
+        """
+        if not _is_number(step):
+            raise SessionError(f"set_init_step() got {step!r}; give an integer from 0")
+        if not self.is_between_steps:
+            raise SessionError(
+                f"set_init_step({step}) comes too late: step {self._step} is being recorded; call it before start()"
+            )
         self._step = step
         if self._recorder.is_open:  # an error has not ended recording
             last = self._config.last_step
@@ -125,37 +166,94 @@ class Session:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory
 
-    def start(self, models: Sequence[Any]) -> None:
+    def start(self, models: Sequence[Any], *, token_range: Any = None, rank_id: Any = None) -> None:
         """Begin to record, if this step and this rank are selected.
 
         A session that is already recording begins anew with the given models: an exception may have skipped its end.
 
+        Args:
+            models: See `Window`, as the other two.
+            token_range: A list of two numbers.
+            rank_id: Wins over the framework's rank, for the directory and for what ``rank`` selects.
+
         Raises:
-            SessionError: the level needs a model and none is given, or something is not a model.
+            SessionError: an argument is wrong, the level needs a model and none is given, or something is not a model.
             StoreError: the dump cannot be created.
         """
         if self.is_running:
             self.stop()
+        self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
         named = self._check_models(models)
         if not self._is_selected():
             return
-        self._models = named
         if self._writer is None:
             self._open_writer()
+        elif self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
+            _logger.warning("rank_id=%s: this step is being recorded to %s and goes on there", rank_id, self._directory)
+        self._attach(named)
+
+    def _attach(self, models: Sequence[Model]) -> None:
         options = Interception(self._config.level, self._config.risk_level.value)
-        self._attachment = self._framework.attach(named, options, self._recorder)
+        try:
+            self._recorder.forwards = self._watch_forwards(models)
+            self._attachments.append(self._framework.attach(models, options, self._recorder))
+            if self._sole is not None:
+                self._attach_sole(self._sole)
+        except BaseException:
+            self._detach()
+            raise
+
+    def _watch_forwards(self, models: Sequence[Model]) -> ForwardRange | None:
+        if self._window.token_range is None:
+            return None
+        forwards = ForwardRange(*self._window.token_range, [model.name for model in models])
+        self._attachments.append(_watching("token_range", self._framework).watch(models, forwards))
+        return forwards
+
+    def _attach_sole(self, module: Model) -> None:
+        recorder = cast("CallRecorder", SoleModule(self._recorder, module.name))
+        options = Interception(Level.L0, self._config.risk_level.value)
+        self._attachments.append(self._framework.attach([module], options, recorder))
+
+    def _detach(self) -> None:
+        while self._attachments:
+            self._detach_last()
+
+    def _detach_last(self) -> None:
+        attachment = self._attachments.pop()
+        attachment.detach()
+        self._detached.append(attachment)
+
+    def dump_module(self, module: Any, name: str) -> None:
+        """Record calls of ``module`` under ``name``, and nothing else, until ``end_module_dump``.
+
+        Raises:
+            SessionError: ``module`` is none, or ``name`` is no name.
+        """
+        (sole,) = self._check_models([module])
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's argument
+            raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
+        self.end_module_dump()
+        self._sole = Model(name, sole.model)
+        self._recorder.has_sole = True
+        if self.is_running:
+            self._attach_sole(self._sole)
+
+    def end_module_dump(self) -> None:
+        """Record again what was recorded before ``dump_module``."""
+        if self._sole is not None and self.is_running:
+            self._detach_last()  # on top of all others
+        self._sole = None
+        self._recorder.has_sole = False
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
-        if self._attachment is not None:
-            attachment, self._attachment = self._attachment, None
-            attachment.detach()
-            self._detached.append(attachment)
+        self._detach()
         self._flush()
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
-        was_running, models = self.is_running, [model.model for model in self._models]
+        window = self.running_window
         self.stop()
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
@@ -170,8 +268,8 @@ class Session:
         if last is not None and self._step > last and not self._is_finished:
             self._is_finished = True
             _logger.info("all selected steps are recorded under %s", self._config.directory)
-        if was_running:
-            self.start(models)
+        if window is not None:
+            self.start(window.models, token_range=window.token_range, rank_id=window.rank_id)
 
     def close(self) -> None:
         """Stop for good."""
@@ -199,17 +297,22 @@ class Session:
                 )
         if not models and self._config.level.has_modules:
             raise SessionError(f"level {self._config.level.value} records modules: call start(model)")
+        if not models and self._window.token_range is not None:
+            raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
         return [Model(str(i) if len(models) > 1 else "", model) for i, model in enumerate(models)]
 
     def _is_selected(self) -> bool:
         if self._is_finished or not self._config.dump_enable or os.getpid() != self._process:
             return False
         # A process outside of a job is rank 0 to the configuration.
-        return self._config.selects_step(self._step) and self._config.selects_rank(self._framework.rank() or 0)
+        return self._config.selects_step(self._step) and self._config.selects_rank(self._rank() or 0)
+
+    def _rank(self) -> int | None:
+        return self._framework.rank() if self._window.rank_id is None else self._window.rank_id
 
     def _open_writer(self) -> None:
         config = self._config
-        directory = layout.unit_directory(config.directory, self._step, self._framework.rank())
+        directory = layout.unit_directory(config.directory, self._step, self._rank())
         layout.make_directory(directory)
         tensors = directory / layout.TENSOR_DIRECTORY
         if tensors.is_dir() and not tensors.is_symlink():
@@ -282,6 +385,31 @@ class Session:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _checked_rank(value: Any) -> int | None:
+    if value is None or _is_number(value):
+        return value
+    raise SessionError(f"start() got rank_id={value!r}; give an integer from 0")
+
+
+def _checked_range(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    numbers: list[Any] = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else []
+    if len(numbers) != 2 or not all(map(_is_number, numbers)) or numbers[0] > numbers[1]:
+        raise SessionError(f"start() got token_range={value!r}; give the first and the last forward, such as [0, 3]")
+    return numbers[0], numbers[1]
+
+
+def _watching(what: str, framework: Framework) -> WatchingFramework:
+    if not isinstance(framework, WatchingFramework):
+        raise SessionError(f"'{what}' is not available for {framework.name}")
+    return framework
 
 
 def _os_error_in(error: BaseException | None) -> OSError | None:

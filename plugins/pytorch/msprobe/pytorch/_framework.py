@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
-from msprobe.pytorch._modules import ModuleHooks
+from msprobe.pytorch._modules import ModuleHooks, WatchHooks
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
-from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, NamedModel, Reducer
+from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer
 from msprobe_core.model import Argument, TensorMeta
 from msprobe_core.store.layout import create_file
 
@@ -93,6 +93,24 @@ class PyTorchFramework:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiTable(risk_level)
         return self._apis[risk_level]
+
+    def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Attachment:
+        """Hook the modules that the watcher wants."""
+        return WatchHooks(models, watcher)
+
+    def load(self, path: Path, like: Any) -> Any:
+        """Return the tensor that ``torch.save`` has written to ``path``, in place of ``like``."""
+        loaded: Any = None
+        with Quiet():
+            loaded = torch.load(path, map_location=like.device, weights_only=True)
+            if not isinstance(loaded, Tensor):
+                raise TypeError(f"the file holds {type(loaded).__name__}, not a tensor")
+            loaded = loaded.detach().requires_grad_(like.requires_grad)
+        if like.requires_grad and not like.is_leaf and torch.is_grad_enabled():
+            # No leaf either: the module may write to it in place.
+            with torch._C.DisableTorchFunction():
+                loaded = loaded.clone()
+        return loaded
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""

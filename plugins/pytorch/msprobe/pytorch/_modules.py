@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
-from msprobe_core.hookspecs import Call, CallRecorder, NamedModel
+from msprobe_core.hookspecs import Call, CallRecorder, CallWatcher, NamedModel
 from msprobe_core.names import module_stem
 
 _PREFIX = "Module"
@@ -99,11 +99,11 @@ class _Hook:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the standard library, so that a model saved in a window can be loaded where nothing of ours is installed.
@@ -113,6 +113,51 @@ class _Hook:
 def _modules_of(model: NamedModel) -> Iterator[tuple[str, nn.Module]]:
     for path, module in model.model.named_modules():
         yield ".".join(part for part in (model.name, path) if part), module
+
+
+class WatchHooks:
+    """Hooks for a `CallWatcher` in the modules that it wants; an `Attachment`."""
+
+    def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
+        """Set the hooks."""
+        self._handles: list[_Handle] = []
+        seen: set[int] = set()
+        try:
+            for model in models:
+                for path, module in _modules_of(model):
+                    if id(module) not in seen and not isinstance(module, torch.jit.ScriptModule):
+                        seen.add(id(module))
+                        self._hook(path, module, watcher)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hook(self, path: str, module: nn.Module, watcher: CallWatcher) -> None:
+        type_name = type(module).__name__
+        if not watcher.wants(path, type_name):
+            return
+        stem = module_stem(_PREFIX, path, type_name)
+        begun: dict[int, int] = {}  # by thread: an end without a begin is that of a call that another hook has stopped
+
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            begun[threading.get_ident()] = begun.get(threading.get_ident(), 0) + 1
+            return watcher.before(stem, args, kwargs)
+
+        def after(*_: Any) -> None:
+            if begun.get(threading.get_ident(), 0):
+                begun[threading.get_ident()] -= 1
+                watcher.after(stem)
+
+        self._handles.append(module.register_forward_pre_hook(_Hook(before), with_kwargs=True))
+        self._handles.append(module.register_forward_hook(_Hook(after), with_kwargs=True, always_call=True))
+
+    def detach(self) -> None:
+        """Take all hooks out."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def settle(self) -> None:
+        """Nothing waits."""
 
 
 class _Running:
