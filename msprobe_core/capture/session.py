@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.parts import ForwardRange, SoleModule
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config
-from msprobe_core.errors import ConfigError, SessionError, StoreError
+from msprobe_core.errors import ConfigError, PluginError, SessionError, StoreError
 from msprobe_core.hookspecs import (
     Attachment,
     CallRecorder,
@@ -90,6 +91,11 @@ class Session:
         self._queue = BackgroundQueue()
         self._attachments: list[Attachment] = []
         self._sole: Model | None = None
+        self._records = False
+        self._has_attached_sole = False
+        self._loader = (
+            InputLoader(config.load, framework, _watching("load", framework)) if config.load is not None else None
+        )
         self._window = Window()
         self._detached: list[Attachment] = []
         self._writer: Writer | None = None
@@ -184,17 +190,28 @@ class Session:
             self.stop()
         self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
         named = self._check_models(models)
-        if not self._is_selected():
-            return
+        loads = self._loader is not None and self._may_act() and self._loader.begin(self._step, self._rank())
+        records = self._is_selected()
+        if records:
+            self._prepare_writer()
+        if loads or records:
+            self._attach(named, records=records, loads=loads)
+
+    def _prepare_writer(self) -> None:
         if self._writer is None:
             self._open_writer()
         elif self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
-            _logger.warning("rank_id=%s: this step is being recorded to %s and goes on there", rank_id, self._directory)
-        self._attach(named)
+            _logger.warning("this step is being recorded to %s and goes on there, whatever rank_id is", self._directory)
 
-    def _attach(self, models: Sequence[Model]) -> None:
+    def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
         options = Interception(self._config.level, self._config.risk_level.value)
         try:
+            if loads:
+                assert self._loader is not None
+                self._attachments.append(_watching("load", self._framework).watch(models, self._loader))
+            if not records:
+                return
+            self._records = True
             self._recorder.forwards = self._watch_forwards(models)
             self._attachments.append(self._framework.attach(models, options, self._recorder))
             if self._sole is not None:
@@ -214,10 +231,12 @@ class Session:
         recorder = cast("CallRecorder", SoleModule(self._recorder, module.name))
         options = Interception(Level.L0, self._config.risk_level.value)
         self._attachments.append(self._framework.attach([module], options, recorder))
+        self._has_attached_sole = True
 
     def _detach(self) -> None:
         while self._attachments:
             self._detach_last()
+        self._records = self._has_attached_sole = False
 
     def _detach_last(self) -> None:
         attachment = self._attachments.pop()
@@ -236,20 +255,24 @@ class Session:
         self.end_module_dump()
         self._sole = Model(name, sole.model)
         self._recorder.has_sole = True
-        if self.is_running:
+        if self._records:
             self._attach_sole(self._sole)
 
     def end_module_dump(self) -> None:
         """Record again what was recorded before ``dump_module``."""
-        if self._sole is not None and self.is_running:
-            self._detach_last()  # on top of all others
+        if self._has_attached_sole:
+            self._detach_last()  # it is on top of all others
+            self._has_attached_sole = False
         self._sole = None
         self._recorder.has_sole = False
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
+        was_running = self.is_running
         self._detach()
         self._flush()
+        if was_running and self._loader is not None:
+            self._loader.report()
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
@@ -297,15 +320,21 @@ class Session:
                 )
         if not models and self._config.level.has_modules:
             raise SessionError(f"level {self._config.level.value} records modules: call start(model)")
+        if not models and self._loader is not None:
+            raise SessionError("'load' replaces inputs of modules: call start(model)")
         if not models and self._window.token_range is not None:
             raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
         return [Model(str(i) if len(models) > 1 else "", model) for i, model in enumerate(models)]
 
     def _is_selected(self) -> bool:
-        if self._is_finished or not self._config.dump_enable or os.getpid() != self._process:
+        load = self._config.load
+        if self._is_finished or not self._may_act() or (load is not None and not load.dump_after_load):
             return False
         # A process outside of a job is rank 0 to the configuration.
         return self._config.selects_step(self._step) and self._config.selects_rank(self._rank() or 0)
+
+    def _may_act(self) -> bool:
+        return self._config.dump_enable and os.getpid() == self._process
 
     def _rank(self) -> int | None:
         return self._framework.rank() if self._window.rank_id is None else self._window.rank_id
@@ -408,7 +437,7 @@ def _checked_range(value: Any) -> tuple[int, int] | None:
 
 def _watching(what: str, framework: Framework) -> WatchingFramework:
     if not isinstance(framework, WatchingFramework):
-        raise SessionError(f"'{what}' is not available for {framework.name}")
+        raise PluginError(f"{what!r} is not available for {framework.name}: its plugin does not offer to watch calls")
     return framework
 
 
@@ -439,8 +468,6 @@ def _check_supported(config: Config) -> None:
     for name in ("tensor_list", "slice", "request_id", "bench_path"):
         if getattr(options, name):
             raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
-    if config.load is not None:
-        raise ConfigError("'load' is not available yet; remove it")
 
 
 def _listed(members: Sequence[Task | Level]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 import yaml
 
+from msprobe_core import names
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.schema import (
     TASK_FIELDS,
@@ -23,8 +24,8 @@ from msprobe_core.config.schema import (
     LoadOptions,
     TaskOptions,
 )
-from msprobe_core.errors import ConfigError
-from msprobe_core.model import Level, Task
+from msprobe_core.errors import ConfigError, EntryNameError
+from msprobe_core.model import Level, Phase, SiteKind, Task
 
 _logger = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         missing = {"path", "modules"} - inner.keys()
         if missing:
             raise ConfigError(f"{where}: 'load' lacks the field {min(missing)!r}")
-        return LoadOptions(**inner)
+        return _checked_load(LoadOptions(**inner), f"{where}: 'load'")
     if isinstance(value, os.PathLike):
         value = os.fspath(cast("os.PathLike[str]", value))
     if value is None:
@@ -206,6 +207,26 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         return msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: '{key}' is {value!r}; {_explain(value, expected, error)}") from error
+
+
+def _checked_load(options: LoadOptions, where: str) -> LoadOptions:
+    if not Path(options.path).expanduser().is_dir():
+        raise ConfigError(f"{where}: 'path' is {options.path!r}, which is no directory; give that of an earlier run")
+    if not options.modules:
+        raise ConfigError(f"{where}: 'modules' is empty; name module calls, such as 'Module.layers.0.Block.forward.0'")
+    for i, entry in enumerate(options.modules):
+        if entry in options.modules[:i]:
+            raise ConfigError(f"{where}: 'modules' has {entry!r} twice")
+        try:
+            site = names.parse_entry(entry)
+        except EntryNameError:
+            site = None
+        if site is None or site.kind is not SiteKind.MODULE or site.phase is not Phase.FORWARD:
+            raise ConfigError(
+                f"{where}: 'modules' has {entry!r}, which is no forward call of a module; "
+                "names are such as 'Module.layers.0.Block.forward.0'"
+            )
+    return options
 
 
 def _default(key: str) -> Any:

@@ -465,6 +465,23 @@ class FrameworkContract:
         assert rig.train_step(model, 0) == loss
         attachment.detach()
 
+    def test_a_tensor_that_was_saved_can_be_loaded(self, rig: TrainingRig, tmp_path: Path) -> None:
+        """Bit by bit, in place of another, and with that one's need of a gradient."""
+        framework = _watching(rig.framework)
+        values = VALUES["float32"]
+        path = tmp_path / f"x{rig.framework.tensor_suffix}"
+        rig.framework.save(rig.framework.snapshot(rig.make_tensor(values)), path)
+        like = rig.make_tensor(np.zeros_like(values))
+        loaded = framework.load(path, like)
+        assert rig.framework.describe(loaded) == rig.framework.describe(like)
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.checksum(loaded, digest)
+        reducer.collect()
+        assert digest.checksum == crc32(values)
+        path.write_bytes(path.read_bytes()[:40])
+        with pytest.raises(Exception):  # noqa: B017, PT011  # of any kind
+            framework.load(path, like)
+
     # --- misuse -----------------------------------------------------------------------------------------------
 
     def test_a_missing_or_wrong_model_is_a_clear_error(
