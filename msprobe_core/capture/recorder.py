@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe_core import names
+from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
 from msprobe_core.capture.parts import ForwardRange
 from msprobe_core.capture.selection import Selection
@@ -149,6 +150,7 @@ class Recorder:
         self._last_offer = time.monotonic()
         self._num_since_offer = 0
         self.on_backlog: Callable[[], None] | None = None
+        self.check: BenchCheck | None = None  # compares each call with an earlier run, and decides what is kept whole
         self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
         self.has_sole = False  # whether one module only is recorded, which reports through `SoleModule`
         self._reset()
@@ -200,7 +202,9 @@ class Recorder:
         return _PASSED_OVER
 
     def _passes_over(self, *, is_sole: bool = False) -> bool:
-        return (self.has_sole and not is_sole) or (self.forwards is not None and not self.forwards.is_inside)
+        if not self._is_open or (self.has_sole and not is_sole):
+            return True
+        return self.forwards is not None and not self.forwards.is_inside
 
     def open_module(self, prefix: str, path: str, type_name: str, *, is_sole: bool = False) -> _Call:
         """Begin a call of a module; ``is_sole`` says that it is the one that is recorded if ``has_sole``."""
@@ -268,11 +272,14 @@ class Recorder:
             self._selection.end(call.name)
             if not keep:
                 self._parents.pop(call.name, None)
+                if self.check is not None:
+                    self.check.forget(call.name)
                 if self._counts[call.key] == call.index + 1:  # not if another thread has called it since
                     self._counts[call.key] = call.index
             elif call.entry is not None:
                 self._finished.append((self._next_tick(), call.entry))
                 call.entry = None
+                self._judge(call.name)
                 self._offer_backlog()
 
     def _takes(self, phase: Phase, side: Role) -> bool:
@@ -345,7 +352,9 @@ class Recorder:
         if not self._keeps_values:
             return
         with self._lock:
-            if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
+            if not self._is_open:
+                return
+            if call.step != self._step or backward.written or slot.value is not None:
                 self._note_late(call)
                 return
             self._selection.begin(call.backward_name)
@@ -358,6 +367,7 @@ class Recorder:
             backward.num_filled += 1
             if backward.num_filled == backward.num_expected:
                 self._selection.end(call.backward_name)
+                self._judge(call.backward_name)
             self._offer_backlog()
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, *, is_sole: bool = False) -> None:
@@ -423,11 +433,21 @@ class Recorder:
             return None
         try:
             value.digest = self._digest(tensor)
-            if self._keep_tensor is not None and value.digest is not _UNSET:
+            if self.check is not None:
+                self.check.hold(tensor, entry, category, path, value)
+            elif self._keep_tensor is not None and value.digest is not _UNSET:
                 self._keep_tensor(tensor, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
         return value
+
+    def _judge(self, entry: str) -> None:
+        if self.check is None or not self._reducer.is_complete:
+            return
+        try:
+            self.check.judge(entry)
+        except Exception as error:  # noqa: BLE001  # of a framework or a disk
+            self.note_failure(entry, error)
 
     def _digest(self, tensor: Any) -> Digest:
         key = self._identity(tensor)
@@ -502,6 +522,7 @@ class Recorder:
         timed = timed + [(backward.last_tick, backward.entry) for backward in backwards]
         entries = in_execution_order(timed, self._parents)
         for entry in entries:
+            self._judge(entry.name)
             entry.sequence = self._num_written
             self._num_written += 1
             drop_empty_places(entry)

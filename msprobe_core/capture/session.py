@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.parts import ForwardRange, SoleModule
 from msprobe_core.capture.recorder import Recorder
@@ -104,6 +105,7 @@ class Session:
         self._is_finished = False
         self._process = os.getpid()
         self._recorder = self._new_recorder()
+        self._check = self._recorder.check = self._new_check()
         self._recorder.on_backlog = self._write_backlog
 
     def _new_recorder(self) -> Recorder:
@@ -118,6 +120,20 @@ class Session:
             keeps_values=config.task is not Task.STRUCTURE,
             keep_tensor=self._keep_tensor if config.task is Task.TENSOR else None,
         )
+
+    def _new_check(self) -> BenchCheck | None:
+        options = self._config.options
+        if not options.bench_path:
+            return None
+        root = Path(options.bench_path).expanduser().absolute()
+        return BenchCheck(
+            root, options.diff_nums, snapshot=self._framework.snapshot, save=self._save, end=self._end_recording
+        )
+
+    def _end_recording(self) -> None:
+        """Take nothing any more; what has been recorded is written when the window ends."""
+        self._is_finished = True
+        self._recorder.shut()
 
     @property
     def is_running(self) -> bool:
@@ -280,6 +296,8 @@ class Session:
         self.stop()
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
+        if self._writer is not None and self._check is not None:
+            self._check.end_step()
         self._close_writer()
         self._detached.clear()
         if self._recorder.num_failures:
@@ -357,13 +375,17 @@ class Session:
         )
         self._writer = self._writer_factory.open(directory, header)
         self._directory = directory
+        if self._check is not None:
+            self._check.begin(self._step, self._rank())
         _logger.info("recording step %d to %s", self._step, directory)
 
     def _keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
-        assert self._directory is not None
         snapshot = self._framework.snapshot(tensor)
-        if snapshot is None:
-            return
+        if snapshot is not None:
+            self._save(snapshot, stem, value)
+
+    def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
+        assert self._directory is not None
         name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
         path = self._directory / layout.TENSOR_DIRECTORY / name
         value.file_name = name
@@ -465,7 +487,7 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
-    for name in ("tensor_list", "slice", "request_id", "bench_path"):
+    for name in ("tensor_list", "slice", "request_id"):
         if getattr(options, name):
             raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
 

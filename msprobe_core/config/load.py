@@ -280,16 +280,32 @@ def _check_options(options: TaskOptions, where: str) -> None:
         raise ConfigError(f"{where}: 'data_mode' has 'all' among others; write [\"all\"] or leave 'all' out")
     if options.diff_nums < 1 and options.diff_nums != -1:
         raise ConfigError(f"{where}: 'diff_nums' is {options.diff_nums}, but must be at least 1, or -1 for no limit")
-    if options.bench_path and options.summary_mode != "md5":
-        raise ConfigError(f'{where}: \'bench_path\' needs "summary_mode": "md5"')
+    if options.bench_path:
+        _check_bench(options, where)
     for rule in options.slice:
         if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
             raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
 
 
+def _check_bench(options: TaskOptions, where: str) -> None:
+    if options.summary_mode == "statistics":
+        raise ConfigError(f'{where}: \'bench_path\' needs checksums: add "summary_mode": "md5"')
+    if (DataMode.INPUT in options.data_mode) != (DataMode.OUTPUT in options.data_mode):
+        raise ConfigError(f"{where}: 'bench_path' compares inputs and outputs, but 'data_mode' has only one of them")
+    if not Path(str(options.bench_path)).expanduser().is_dir():
+        raise ConfigError(
+            f"{where}: 'bench_path' is {options.bench_path!r}, which is no directory; give that of an earlier run"
+        )
+
+
 def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
+    if config.task is Task.DIFF_CHECK:
+        raise ConfigError(
+            f"{where}: the task 'diff_check' has no run to compare with; take the task 'tensor' with 'bench_path', the "
+            "directory of an earlier run, and 'summary_mode' md5"
+        )
     if config.task is Task.STRUCTURE and not config.extra_info:
         raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
     if config.level is Level.L2 and config.options.scope:
