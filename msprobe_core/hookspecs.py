@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pluggy
 
@@ -175,8 +175,8 @@ class CallRecorder(Protocol):
         ...
 
 
-class Attachment(Protocol):
-    """What ``Framework.attach`` put in place."""
+class Removable(Protocol):
+    """Something that was put in place for a window."""
 
     def detach(self) -> None:
         """Take everything out again; called once, also after an error. New calls are no longer seen.
@@ -192,6 +192,10 @@ class Attachment(Protocol):
     def settle(self) -> None:
         """Hand over what is still being added up, for example a gradient whose last part never came."""
         ...
+
+
+class Attachment(Removable, Protocol):
+    """What ``Framework.attach`` put in place."""
 
     def call(
         self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -328,6 +332,41 @@ class Framework(Protocol):
 
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a snapshot to a new file, readable by its owner only. Runs on the writer's thread."""
+        ...
+
+
+class CallWatcher(Protocol):
+    """Stands before and behind calls of modules, also of such as are not recorded. Raises nothing."""
+
+    def wants(self, path: str, type_name: str) -> bool:
+        """Whether calls of the module at this path, of this class, are reported; asked once for each module."""
+        ...
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Begin a call of a module with the given name stem; return other arguments for it, or ``None``."""
+        ...
+
+    def after(self, stem: str) -> None:
+        """End a call that ``before`` has begun, also one that raised."""
+        ...
+
+
+@runtime_checkable
+class WatchingFramework(Protocol):
+    """What a framework may offer besides: ``token_range`` of ``start`` and the setting ``load`` need it."""
+
+    def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
+        """Report calls of modules to ``watcher``. What is attached later sees the arguments that it returns."""
+        ...
+
+    def load(self, path: Path, like: Any) -> Any:
+        """Return the tensor in a file that ``save`` has written, in place of the tensor ``like``.
+
+        On its device, and taking a gradient if it takes one. Never executes code out of the file.
+
+        Raises:
+            Exception: of any kind: the file is missing, damaged or holds something else.
+        """
         ...
 
 

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import msgspec
+
 from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.session import Session
-from msprobe_core.config import Config, load_config
-from msprobe_core.errors import PluginError, SessionError
+from msprobe_core.config import Config, ConfigWatch, load_config
+from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.hookspecs import Framework
 from msprobe_core.model import Level
 from msprobe_core.plugins import refuse_shadowing, registry
@@ -48,9 +50,13 @@ class PrecisionDebugger:
     _instance: ClassVar[PrecisionDebugger | None] = None
     _config: Config
     _session: Session | None
-    _has_begun: bool = False
     _has_refused_to_save: bool = False
     _custom_apis: CustomApis
+    _watch: ConfigWatch | None
+    _edited: Config | None
+    """What the file holds since it was edited, while the step for which that counts has not begun."""
+    _has_switched: bool
+    _is_in_window: bool
 
     def __new__(
         cls,
@@ -83,6 +89,10 @@ class PrecisionDebugger:
         debugger._config = config
         debugger._session = None
         debugger._custom_apis = CustomApis(config.listed_apis)
+        debugger._watch = ConfigWatch(config_path, given, config) if config_path and config.is_live else None
+        debugger._edited = None
+        debugger._has_switched = False
+        debugger._is_in_window = False
         PrecisionDebugger._instance = debugger
         atexit.register(debugger.close)
         if cls.framework_name is not None:
@@ -100,6 +110,8 @@ class PrecisionDebugger:
             raise SessionError(
                 f"this process already has a {type(existing).__module__}.{type(existing).__name__}; close() it first"
             )
+        if existing._watch is not None and existing._watch.is_of(config_path, given):
+            return existing  # the file may have been edited since
         has_arguments = config_path is not None or any(value is not None for value in given.values())
         if has_arguments and load_config(config_path, **given) != existing._config:
             raise SessionError(
@@ -109,27 +121,37 @@ class PrecisionDebugger:
         return existing
 
     @classmethod
-    def start(cls, model: Any = None, *, scheduled_tokens: Mapping[str, int] | None = None) -> Self:
+    def start(
+        cls,
+        model: Any = None,
+        token_range: Sequence[int] | None = None,
+        rank_id: int | None = None,
+        scheduled_tokens: Mapping[str, int] | None = None,
+    ) -> Self:
         """Begin to record, if this step and this rank are selected.
 
         Args:
-            model: A model or a list of models; needed at the levels L0 and mix.
+            model: A model or a list of models; needed at the levels L0 and mix, and with ``token_range``.
+            token_range: First and last forward of the model, counted from this call on and from 0, that are recorded,
+                with what runs inside them and with their gradients. Calls outside of them are not counted either.
+            rank_id: The rank of this process, where the framework does not know it.
             scheduled_tokens: With the setting ``request_id``: how many tokens of each request the batch holds, by
                 request, in the order of dimension 0.
 
         Returns: the debugger, so that it can be used in a ``with`` statement.
 
         Raises:
-            SessionError: no debugger has been made, or ``model`` is missing or is none.
+            SessionError: no debugger has been made, ``model`` is missing or is none, or an argument is wrong.
             StoreError: the dump cannot be created.
         """
         debugger = cls._current()
         models = _listed(model)
         if debugger._session is None:
             debugger._open(debugger._framework(models[0] if models else None))
-        assert debugger._session is not None
-        debugger._session.start(models, scheduled_tokens)
-        debugger._has_begun = True
+        debugger._look_at_file()
+        debugger._take_over()
+        debugger._start(models, token_range, rank_id, scheduled_tokens)
+        debugger._is_in_window = True
         return debugger
 
     @classmethod
@@ -140,9 +162,10 @@ class PrecisionDebugger:
             SessionError: no debugger has been made.
         """
         debugger = cls._current()
-        debugger._has_begun = False
+        debugger._is_in_window = False
         if debugger._session is not None:
             debugger._session.stop()
+        debugger._look_at_file()
 
     @classmethod
     def step(cls) -> None:
@@ -155,8 +178,53 @@ class PrecisionDebugger:
         if debugger._session is None:
             debugger._open(debugger._framework(None))
         assert debugger._session is not None
+        debugger._look_at_file()
+        if debugger._edited is None:
+            debugger._session.step()
+            return
+        window = debugger._session.running_window
+        debugger._session.stop()
         debugger._session.step()
-        debugger._has_begun = debugger._session.is_running
+        debugger._take_over()
+        if window is not None:
+            debugger._start(window.models, window.token_range, window.rank_id, None)
+
+    @classmethod
+    def set_init_step(cls, step: int) -> None:
+        """Let the current step have this number, for example that of a checkpoint; later ones count on from it.
+
+        Raises:
+            SessionError: no debugger has been made, ``step`` is no integer from 0, or a step is being recorded.
+        """
+        debugger = cls._current()
+        if debugger._session is None:
+            debugger._open(debugger._framework(None))
+        assert debugger._session is not None
+        debugger._session.begin_at(step)
+
+    @classmethod
+    def dump_module(cls, module: Any, name: str) -> None:
+        """Record calls of one module, as ``Module.{name}.…``, and nothing else, until ``end_module_dump``.
+
+        Raises:
+            SessionError: no debugger has been made, ``module`` is none, or ``name`` is no name.
+        """
+        debugger = cls._current()
+        if debugger._session is None:
+            debugger._open(debugger._framework(module))
+        assert debugger._session is not None
+        debugger._session.dump_module(module, name)
+
+    @classmethod
+    def end_module_dump(cls) -> None:
+        """Record again what was recorded before ``dump_module``.
+
+        Raises:
+            SessionError: no debugger has been made.
+        """
+        session = cls._current()._session
+        if session is not None:
+            session.end_module_dump()
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -224,7 +292,7 @@ class PrecisionDebugger:
             session.close()
 
     def __enter__(self) -> Self:
-        if not self._has_begun:  # start() may have begun nothing: a step that is not selected
+        if not self._is_in_window:  # which may be one that is not recorded
             self.start()
         return self
 
@@ -249,6 +317,54 @@ class PrecisionDebugger:
             self._config, framework, registry().processors(), registry().writers(), self._custom_apis
         )
         _let_forked_children_be(self)
+
+    # --- a configuration file that is edited while the training runs ------------------------------------------
+
+    def _start(self, models: Sequence[Any], token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
+        assert self._session is not None
+        try:
+            self._session.start(models, token_range=token_range, rank_id=rank_id, scheduled_tokens=scheduled_tokens)
+        except MsprobeError as error:
+            if not self._has_switched:
+                raise
+            # Nobody stands behind the program who could correct it: it was right when it started.
+            self._switch_off(str(error))
+            self._take_over()
+
+    def _look_at_file(self) -> None:
+        if self._watch is None:
+            return
+        try:
+            edited = self._watch.poll()
+        except ConfigError as error:
+            self._switch_off(str(error))
+        else:
+            self._edited = edited or self._edited
+
+    def _switch_off(self, reason: str) -> None:
+        _logger.warning("%s; from the next step on nothing is recorded until the file is corrected", reason)
+        self._edited = msgspec.structs.replace(self._config, dump_enable=False)
+
+    def _take_over(self) -> None:
+        """Let an edited file count, if nothing of the current step has been recorded yet."""
+        old, edited = self._session, self._edited
+        if edited is None or old is None or not old.is_between_steps:
+            return
+        self._edited = None
+        try:
+            new = Session(edited, old.framework, registry().processors(), registry().writers(), self._custom_apis)
+        except MsprobeError as error:
+            self._switch_off(str(error))
+            self._take_over()
+            return
+        new.continue_from(old)
+        self._config, self._session, self._has_switched = edited, new, True
+        old.close()
+        _logger.info(
+            "step %d: the edited configuration counts: %s", new.step_number,
+            f"task {edited.task.value}, level {edited.level.value}, to {edited.directory}"
+            if edited.dump_enable else "nothing is recorded",
+        )  # fmt: skip
 
     def _framework(self, model: Any) -> Framework:
         frameworks = registry().frameworks()

@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from msprobe_core import names
+from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
+from msprobe_core.capture.parts import ForwardRange
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache
@@ -94,6 +96,10 @@ class _Call:
         self.is_recomputed = False
 
 
+_PASSED_OVER = _Call("", "", 0, None, -1)
+"""Stands for every call that is not looked at and not counted; it wants nothing and belongs to no step."""
+
+
 class _Backward:
     """The backward entry of one call while its gradients arrive."""
 
@@ -168,6 +174,9 @@ class Recorder:
         self._last_offer = time.monotonic()
         self._num_since_offer = 0
         self.on_backlog: Callable[[], None] | None = None
+        self.check: BenchCheck | None = None  # compares each call with an earlier run, and decides what is kept whole
+        self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
+        self.has_sole = False  # whether one module only is recorded, which reports through `SoleModule`
         self._reset()
 
     def _reset(self) -> None:
@@ -201,6 +210,8 @@ class Recorder:
 
     def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> _Call:
         """Begin a call of an API; ``owner`` is what it belongs to where that is no module."""
+        if self._passes_over():
+            return _PASSED_OVER
         key = f"{prefix}.{name}"
         with self._lock:
             parent = self._owner(owner)
@@ -212,8 +223,21 @@ class Recorder:
             self._select(call)
         return call
 
-    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> _Call:
-        """Begin a call of a module."""
+    def pass_over_call(self) -> _Call:
+        """Begin a call that is not recorded, not counted and nobody's parent."""
+        return _PASSED_OVER
+
+    def _passes_over(self, *, is_sole: bool = False) -> bool:
+        if not self._is_open or (self.has_sole and not is_sole):
+            return True
+        return self.forwards is not None and not self.forwards.is_inside
+
+    def open_module(
+        self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False, is_sole: bool = False
+    ) -> _Call:
+        """Begin a call of a module; ``is_sole`` says that it is the one that is recorded if ``has_sole``."""
+        if self._passes_over(is_sole=is_sole):
+            return _PASSED_OVER
         stem = names.module_stem(prefix, path, type_name)
         stack = self._stack()
         parent = stack[-1] if stack else None
@@ -304,11 +328,14 @@ class Recorder:
             self._selection.end(call.name)
             if not keep:
                 self._parents.pop(call.name, None)
+                if self.check is not None:
+                    self.check.forget(call.name)
                 if self._counts[call.key] == call.index + 1:  # not if another thread has called it since
                     self._counts[call.key] = call.index
             elif call.entry is not None:
                 self._finished.append((self._next_tick(), call.entry))
                 call.entry = None
+                self._judge(call.name)
                 self._offer_backlog()
 
     def _takes(self, phase: Phase, side: Role) -> bool:
@@ -381,7 +408,9 @@ class Recorder:
         if not self._keeps_values:
             return
         with self._lock:
-            if not self._is_open or call.step != self._step or backward.written or slot.value is not None:
+            if not self._is_open:
+                return
+            if call.step != self._step or backward.written or slot.value is not None:
                 self._note_late(call.backward_name)
                 return
             self._micro_steps().in_backward = call.micro_step
@@ -395,10 +424,15 @@ class Recorder:
             backward.num_filled += 1
             if backward.num_filled == backward.num_expected:
                 self._selection.end(call.backward_name)
+                self._judge(call.backward_name)
             self._offer_backlog()
 
-    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
+    def record_parameter_gradient(
+        self, stem: str, name: str, gradient: Any, contribution: Any = None, *, is_sole: bool = False
+    ) -> None:
         """Take the gradient of one parameter, as it has been accumulated so far, and what was added just now."""
+        if (self.has_sole and not is_sole) or (self.forwards is not None and not self.forwards.covers_parameters):
+            return
         with self._lock:
             if not self._is_open or not self._wants_parameter_gradient(stem):
                 return
@@ -466,13 +500,19 @@ class Recorder:
             if part is None:
                 return value
             value.digest = self._digest(tensor, part)
-            keep = self._keep_tensor
-            if keep is not None and value.digest is not _UNSET and self._selection.keeps_tensors(entry):
-                keep(part, names.tensor_file_stem(entry, category, path), value)
+            if self.check is not None:
+                self.check.hold(part, entry, category, path, value)
+            elif self._keeps(entry, value):
+                assert self._keep_tensor is not None
+                self._keep_tensor(part, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
             value.failure = reason_of(error)
         return value
+
+    def _keeps(self, entry: str, value: TensorValue) -> bool:
+        is_set = value.digest is not _UNSET
+        return self._keep_tensor is not None and is_set and self._selection.keeps_tensors(entry)
 
     def _part_of(self, tensor: Any, value: TensorValue) -> Any:
         """Return what is recorded of a tensor, and say in ``value`` if that is a part; ``None`` if none can be had."""
@@ -484,6 +524,14 @@ class Recorder:
             value.sliced_from = value.meta.shape
             value.meta = msgspec.structs.replace(value.meta, shape=narrowed_shape(value.meta.shape, ranges))
         return part
+
+    def _judge(self, entry: str) -> None:
+        if self.check is None or not self._reducer.is_complete:
+            return
+        try:
+            self.check.judge(entry)
+        except Exception as error:  # noqa: BLE001  # of a framework or a disk
+            self.note_failure(entry, error)
 
     def _digest(self, tensor: Any, part: Any) -> Digest:
         key = self._identity(tensor)
@@ -557,6 +605,7 @@ class Recorder:
         timed = timed + [(backward.last_tick, backward.entry) for backward in backwards]
         entries = in_execution_order(timed, self._parents)
         for entry in entries:
+            self._judge(entry.name)
             entry.sequence = self._num_written
             self._num_written += 1
             drop_empty_places(entry)

@@ -6,20 +6,31 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.overflow import OverflowWatch
+from msprobe_core.capture.parts import ForwardRange, SoleModule
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import Config, RiskLevel
-from msprobe_core.errors import ConfigError, SessionError, StoreError
-from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
+from msprobe_core.errors import ConfigError, PluginError, SessionError, StoreError
+from msprobe_core.hookspecs import (
+    CallRecorder,
+    Framework,
+    Processor,
+    Removable,
+    WatchingFramework,
+    Writer,
+    WriterFactory,
+)
 from msprobe_core.model import Batch, Level, RunHeader, Task, TensorValue
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
@@ -36,6 +47,21 @@ class Model:
 
     name: str
     model: Any
+
+
+@dataclass(frozen=True)
+class Window:
+    """What is given to ``start``.
+
+    Attributes:
+        models: One model or several; empty for none.
+        token_range: First and last forward of the models that are recorded, both included; ``None`` records all.
+        rank_id: The rank of this process; ``None`` asks the framework.
+    """
+
+    models: Sequence[Any] = ()
+    token_range: tuple[int, int] | None = None
+    rank_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,15 +110,22 @@ class Session:
             self._overflow.on_pressure = self._write_backlog
         self.custom_apis = custom_apis if custom_apis is not None else CustomApis(config.listed_apis)
         """Functions that are recorded because the user has named them."""
-        self._attachment: Attachment | None = None
-        self._detached: list[Attachment] = []
-        self._models: Sequence[Model] = ()
+        self._attachments: list[Removable] = []
+        self._sole: Model | None = None
+        self._records = False
+        self._has_attached_sole = False
+        self._loader = (
+            InputLoader(config.load, framework, _watching("load", framework)) if config.load is not None else None
+        )
+        self._window = Window()
+        self._detached: list[Removable] = []
         self._writer: Writer | None = None
         self._directory: Path | None = None
         self._step = 0
         self._is_finished = False
         self._process = os.getpid()
         self._recorder = self._new_recorder()
+        self._check = self._recorder.check = self._new_check()
         self._recorder.on_backlog = self._write_backlog
 
     def _new_recorder(self) -> Recorder:
@@ -111,6 +144,20 @@ class Session:
             slices=self._slices if config.options.slice or config.options.request_id else None,
         )
 
+    def _new_check(self) -> BenchCheck | None:
+        options = self._config.options
+        if not options.bench_path:
+            return None
+        root = Path(options.bench_path).expanduser().absolute()
+        return BenchCheck(
+            root, options.diff_nums, snapshot=self._framework.snapshot, save=self._save, end=self._end_recording
+        )
+
+    def _end_recording(self) -> None:
+        """Take nothing any more; what has been recorded is written when the window ends."""
+        self._is_finished = True
+        self._recorder.shut()
+
     @property
     def _keeps_tensors(self) -> bool:
         has_list = bool(self._config.options.tensor_list) and self._config.level is not Level.DEBUG
@@ -125,42 +172,116 @@ class Session:
     @property
     def is_running(self) -> bool:
         """Whether calls are being recorded."""
-        return self._attachment is not None
+        return bool(self._attachments)
+
+    @property
+    def framework(self) -> Framework:
+        """What is recorded."""
+        return self._framework
+
+    @property
+    def running_window(self) -> Window | None:
+        """What was given to ``start``, while calls are being recorded; ``None`` while not."""
+        return self._window if self.is_running else None
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether nothing of the current step has been recorded yet."""
+        return self._writer is None and not self.is_running
+
+    @property
+    def step_number(self) -> int:
+        """The current step, from 0."""
+        return self._step
+
+    def continue_from(self, earlier: Session) -> None:
+        """Take the place of a session with another configuration."""
+        self.begin_at(earlier._step)
+        if earlier._sole is not None:
+            self.dump_module(earlier._sole.model, earlier._sole.name)
+
+    def begin_at(self, step: int) -> None:
+        """Count on from ``step``.
+
+        Raises:
+            SessionError: ``step`` is no number of a step, or the current step is being recorded.
+        """
+        if not _is_number(step):
+            raise SessionError(f"set_init_step() got {step!r}; give an integer from 0")
+        if not self.is_between_steps:
+            raise SessionError(
+                f"set_init_step({step}) comes too late: step {self._step} is being recorded; call it before start()"
+            )
+        self._step = step
+        if self._recorder.is_open:  # an error has not ended recording
+            last = self._config.last_step
+            self._is_finished = last is not None and step > last
 
     @property
     def directory(self) -> Path | None:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory
 
-    def start(self, models: Sequence[Any], scheduled_tokens: object = None) -> None:
+    def start(
+        self,
+        models: Sequence[Any],
+        *,
+        token_range: Any = None,
+        rank_id: Any = None,
+        scheduled_tokens: object = None,
+    ) -> None:
         """Begin to record, if this step and this rank are selected.
 
         A session that is already recording begins anew with the given models: an exception may have skipped its end.
 
         Args:
-            models: The models to record.
+            models: See `Window`, as the next two.
+            token_range: A list of two numbers.
+            rank_id: Wins over the framework's rank, for the directory and for what ``rank`` selects.
             scheduled_tokens: See `Slices.follow`.
 
         Raises:
-            SessionError: the level needs a model and none is given, or something is not a model.
+            SessionError: an argument is wrong, the level needs a model and none is given, or something is not a model.
             StoreError: the dump cannot be created.
         """
         if self.is_running:
             self.stop()
+        self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
         named = self._check_models(models)
-        if self._config.level is Level.DEBUG or not self._is_selected() or not self._slices.follow(scheduled_tokens):
-            return
-        self._release()  # or the gradients of parameters would be seen twice
-        self._models = named
+        loads = self._loader is not None and self._may_act() and self._loader.begin(self._step, self._rank())
+        is_wanted = self._config.level is not Level.DEBUG and self._is_selected()
+        records = is_wanted and self._slices.follow(scheduled_tokens)
+        if records or loads:
+            self._release()  # or the gradients of parameters would be seen twice
+        if records:
+            self._prepare_writer()
+        if loads or records:
+            self._attach(named, records=records, loads=loads)
+
+    def _prepare_writer(self) -> None:
         if self._writer is None:
             self._open_writer()
-        attachment = self._attachment = self._framework.attach(named, self._interception(), self._recorder)
-        if self._config.level.has_apis:
-            try:
+        elif self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
+            _logger.warning("this step is being recorded to %s and goes on there, whatever rank_id is", self._directory)
+
+    def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
+        try:
+            if loads:
+                assert self._loader is not None
+                self._attachments.append(_watching("load", self._framework).watch(models, self._loader))
+            if not records:
+                return
+            self._records = True
+            self._recorder.forwards = self._watch_forwards(models)
+            attachment = self._framework.attach(models, self._interception(), self._recorder)
+            self._attachments.append(attachment)
+            if self._config.level.has_apis:
                 self.custom_apis.attach(attachment)
-            except BaseException:
-                self.stop()
-                raise
+            if self._sole is not None:
+                self._attach_sole(self._sole)
+        except BaseException:
+            self._detach()
+            raise
 
     def _interception(self) -> Interception:
         config = self._config
@@ -168,6 +289,53 @@ class Session:
         names_entries = config.options.scope or config.options.list
         risk_level = RiskLevel.ALL if names_entries else config.risk_level
         return Interception(config.level, risk_level.value, config.custom_op_namespaces)
+
+    def _watch_forwards(self, models: Sequence[Model]) -> ForwardRange | None:
+        if self._window.token_range is None:
+            return None
+        forwards = ForwardRange(*self._window.token_range, [model.name for model in models])
+        self._attachments.append(_watching("token_range", self._framework).watch(models, forwards))
+        return forwards
+
+    def _attach_sole(self, module: Model) -> None:
+        recorder = cast("CallRecorder", SoleModule(self._recorder, module.name))
+        options = replace(self._interception(), level=Level.L0)
+        self._attachments.append(self._framework.attach([module], options, recorder))
+        self._has_attached_sole = True
+
+    def _detach(self) -> None:
+        self.custom_apis.detach()
+        while self._attachments:
+            self._detach_last()
+        self._records = self._has_attached_sole = False
+
+    def _detach_last(self) -> None:
+        attachment = self._attachments.pop()
+        attachment.detach()
+        self._detached.append(attachment)
+
+    def dump_module(self, module: Any, name: str) -> None:
+        """Record calls of ``module`` under ``name``, and nothing else, until ``end_module_dump``.
+
+        Raises:
+            SessionError: ``module`` is none, or ``name`` is no name.
+        """
+        (sole,) = self._check_models([module])
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's argument
+            raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
+        self.end_module_dump()
+        self._sole = Model(name, sole.model)
+        self._recorder.has_sole = True
+        if self._records:
+            self._attach_sole(self._sole)
+
+    def end_module_dump(self) -> None:
+        """Record again what was recorded before ``dump_module``."""
+        if self._has_attached_sole:
+            self._detach_last()  # it is on top of all others
+            self._has_attached_sole = False
+        self._sole = None
+        self._recorder.has_sole = False
 
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
         """Record one value at level debug, if this step and this rank are selected; see `SavedRecorder.save`."""
@@ -184,23 +352,24 @@ class Session:
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
-        if self._attachment is not None:
-            attachment, self._attachment = self._attachment, None
-            self.custom_apis.detach()
-            attachment.detach()
-            self._detached.append(attachment)
+        was_running = self.is_running
+        self._detach()
         self._flush()
+        if was_running and self._loader is not None:
+            self._loader.report()
         if self._overflow is not None:
             self._overflow.forget()
             self._is_finished = self._is_finished or self._overflow.is_over
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
-        was_running, models = self.is_running, [model.model for model in self._models]
+        window = self.running_window
         self._end_saving()
         self.stop()
         if self._writer is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
+        if self._writer is not None and self._check is not None:
+            self._check.end_step()
         self._close_writer()
         self._release()
         if self._recorder.num_failures:
@@ -212,8 +381,8 @@ class Session:
         if last is not None and self._step > last and not self._is_finished:
             self._is_finished = True
             _logger.info("all selected steps are recorded under %s", self._config.directory)
-        if was_running:
-            self.start(models)
+        if window is not None:
+            self.start(window.models, token_range=window.token_range, rank_id=window.rank_id)
 
     def close(self) -> None:
         """Stop for good."""
@@ -250,17 +419,28 @@ class Session:
                 )
         if not models and self._config.level.has_modules:
             raise SessionError(f"level {self._config.level.value} records modules: call start(model)")
+        if not models and self._loader is not None:
+            raise SessionError("'load' replaces inputs of modules: call start(model)")
+        if not models and self._window.token_range is not None:
+            raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
         return [Model(str(i) if len(models) > 1 else "", model) for i, model in enumerate(models)]
 
     def _is_selected(self) -> bool:
-        if self._is_finished or not self._config.dump_enable or os.getpid() != self._process:
+        load = self._config.load
+        if self._is_finished or not self._may_act() or (load is not None and not load.dump_after_load):
             return False
         # A process outside of a job is rank 0 to the configuration.
-        return self._config.selects_step(self._step) and self._config.selects_rank(self._framework.rank() or 0)
+        return self._config.selects_step(self._step) and self._config.selects_rank(self._rank() or 0)
+
+    def _may_act(self) -> bool:
+        return self._config.dump_enable and os.getpid() == self._process
+
+    def _rank(self) -> int | None:
+        return self._framework.rank() if self._window.rank_id is None else self._window.rank_id
 
     def _open_writer(self) -> None:
         config = self._config
-        directory = layout.unit_directory(config.directory, self._step, self._framework.rank())
+        directory = layout.unit_directory(config.directory, self._step, self._rank())
         layout.make_directory(directory)
         tensors = directory / layout.TENSOR_DIRECTORY
         if tensors.is_dir() and not tensors.is_symlink():
@@ -277,6 +457,8 @@ class Session:
         )
         self._writer = self._writer_factory.open(directory, header)
         self._directory = directory
+        if self._check is not None:
+            self._check.begin(self._step, self._rank())
         _logger.info("recording step %d to %s", self._step, directory)
 
     def _keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
@@ -347,6 +529,31 @@ class Session:
             self._writer = None
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _checked_rank(value: Any) -> int | None:
+    if value is None or _is_number(value):
+        return value
+    raise SessionError(f"start() got rank_id={value!r}; give an integer from 0")
+
+
+def _checked_range(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    numbers: list[Any] = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else []
+    if len(numbers) != 2 or not all(map(_is_number, numbers)) or numbers[0] > numbers[1]:
+        raise SessionError(f"start() got token_range={value!r}; give the first and the last forward, such as [0, 3]")
+    return numbers[0], numbers[1]
+
+
+def _watching(what: str, framework: Framework) -> WatchingFramework:
+    if not isinstance(framework, WatchingFramework):
+        raise PluginError(f"{what!r} is not available for {framework.name}: its plugin does not offer to watch calls")
+    return framework
+
+
 def _os_error_in(error: BaseException | None) -> OSError | None:
     """Return the `OSError` behind ``error``: PyTorch turns a full disk into a RuntimeError."""
     seen: set[int] = set()
@@ -366,18 +573,12 @@ def _choose(setting: str, name: str, offers: dict[str, Any]) -> Any:
 
 def _check_supported(config: Config) -> None:
     """Refuse what is valid but not built yet, rather than record less than was asked for."""
-    options = config.options
     if config.task not in _TASKS:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
     if config.level is Level.DEBUG:
         _check_saving(config)
-    for name in ("bench_path",):
-        if getattr(options, name):
-            raise ConfigError(f"'{name}' is not available yet; remove it from the block '{config.task.value}'")
-    if config.load is not None:
-        raise ConfigError("'load' is not available yet; remove it")
 
 
 def _check_saving(config: Config) -> None:

@@ -1,7 +1,11 @@
 """From a JSON or YAML file and Python arguments to one typed, checked `Config`."""
 
 from msprobe_core.config.apis import ListedApi
-from msprobe_core.config.load import load_config
+from msprobe_core.config.load import check_config, load_config, read_fields
 from msprobe_core.config.schema import Config, DataMode, RiskLevel, TaskOptions
+from msprobe_core.config.watch import ConfigWatch
 
-__all__ = ["Config", "DataMode", "ListedApi", "RiskLevel", "TaskOptions", "load_config"]
+__all__ = [
+    "Config", "ConfigWatch", "DataMode", "ListedApi", "RiskLevel", "TaskOptions", "check_config", "load_config",
+    "read_fields",
+]  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 import yaml
 
+from msprobe_core import names
 from msprobe_core.config.apis import load_apis
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.schema import (
@@ -24,8 +25,8 @@ from msprobe_core.config.schema import (
     LoadOptions,
     TaskOptions,
 )
-from msprobe_core.errors import ConfigError
-from msprobe_core.model import Level, Task
+from msprobe_core.errors import ConfigError, EntryNameError
+from msprobe_core.model import Level, Phase, SiteKind, Task
 
 _logger = logging.getLogger(__name__)
 
@@ -73,8 +74,21 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
         raise ConfigError(
             f"the path of a configuration is text, not {type(path).__name__}; give settings by name"
         ) from error
-    fields = {} if file is None else dict(_read(file))
-    where = "arguments" if file is None else str(file)
+    fields = {} if file is None else read_fields(file)
+    return check_config(fields, "arguments" if file is None else str(file), **overrides)
+
+
+def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
+    """Return the configuration that a file with the content ``fields`` and the name ``where`` stands for.
+
+    Args:
+        fields: As decoded.
+        where: What error messages call it.
+        overrides: See `load_config`.
+
+    Raises:
+        ConfigError: a key is unknown, a value is not allowed, or two values conflict.
+    """
     values, blocks = _split_blocks(fields, where)
     common = _check_fields(values, _COMMON_TYPES, where, former=_FORMER_FIELDS)
     given = {name: value for name, value in overrides.items() if value is not None}
@@ -83,13 +97,26 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
     if common.get("custom_apis") is not None:
         path = Path(common["custom_apis"]).expanduser()
         common["listed_apis"] = load_apis(path, f"{where}: 'custom_apis'")
-    config = Config(**common, options=options.get(common.get("task", Task.STATISTICS), TaskOptions()))
+    config = Config(
+        **common,
+        options=options.get(common.get("task", Task.STATISTICS), TaskOptions()),
+        is_live=values.get("dump_enable") is not None and "dump_enable" not in given,
+    )
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
         if "level" in common:
             _logger.warning("%s: the task 'structure' is recorded at level mix, not %s", where, config.level.value)
         config = msgspec.structs.replace(config, level=Level.MIX)
     return config
+
+
+def read_fields(path: Path) -> JsonObject:
+    """Return the content of a configuration file, unchecked.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else than an object.
+    """
+    return dict(_read(path))
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -172,7 +199,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         missing = {"path", "modules"} - inner.keys()
         if missing:
             raise ConfigError(f"{where}: 'load' lacks the field {min(missing)!r}")
-        return LoadOptions(**inner)
+        return _checked_load(LoadOptions(**inner), f"{where}: 'load'")
     if isinstance(value, os.PathLike):
         value = os.fspath(cast("os.PathLike[str]", value))
     if value is None:
@@ -184,6 +211,26 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         return msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: '{key}' is {value!r}; {_explain(value, expected, error)}") from error
+
+
+def _checked_load(options: LoadOptions, where: str) -> LoadOptions:
+    if not Path(options.path).expanduser().is_dir():
+        raise ConfigError(f"{where}: 'path' is {options.path!r}, which is no directory; give that of an earlier run")
+    if not options.modules:
+        raise ConfigError(f"{where}: 'modules' is empty; name module calls, such as 'Module.layers.0.Block.forward.0'")
+    for i, entry in enumerate(options.modules):
+        if entry in options.modules[:i]:
+            raise ConfigError(f"{where}: 'modules' has {entry!r} twice")
+        try:
+            site = names.parse_entry(entry)
+        except EntryNameError:
+            site = None
+        if site is None or site.kind is not SiteKind.MODULE or site.phase is not Phase.FORWARD:
+            raise ConfigError(
+                f"{where}: 'modules' has {entry!r}, which is no forward call of a module; "
+                "names are such as 'Module.layers.0.Block.forward.0'"
+            )
+    return options
 
 
 def _default(key: str) -> Any:
@@ -241,16 +288,32 @@ def _check_options(options: TaskOptions, where: str) -> None:
         raise ConfigError(
             f"{where}: 'overflow_nums' is {options.overflow_nums}, but must be at least 1, or -1 for no limit"
         )
-    if options.bench_path and options.summary_mode != "md5":
-        raise ConfigError(f'{where}: \'bench_path\' needs "summary_mode": "md5"')
+    if options.bench_path:
+        _check_bench(options, where)
     for rule in options.slice:
         if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
             raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
 
 
+def _check_bench(options: TaskOptions, where: str) -> None:
+    if options.summary_mode == "statistics":
+        raise ConfigError(f'{where}: \'bench_path\' needs checksums: add "summary_mode": "md5"')
+    if (DataMode.INPUT in options.data_mode) != (DataMode.OUTPUT in options.data_mode):
+        raise ConfigError(f"{where}: 'bench_path' compares inputs and outputs, but 'data_mode' has only one of them")
+    if not Path(str(options.bench_path)).expanduser().is_dir():
+        raise ConfigError(
+            f"{where}: 'bench_path' is {options.bench_path!r}, which is no directory; give that of an earlier run"
+        )
+
+
 def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
+    if config.task is Task.DIFF_CHECK:
+        raise ConfigError(
+            f"{where}: the task 'diff_check' has no run to compare with; take the task 'tensor' with 'bench_path', the "
+            "directory of an earlier run, and 'summary_mode' md5"
+        )
     if config.task is Task.STRUCTURE and not config.extra_info:
         raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
     if config.task is Task.OVERFLOW_CHECK and {DataMode.INPUT, DataMode.OUTPUT} & set(config.options.data_mode):

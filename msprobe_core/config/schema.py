@@ -131,6 +131,8 @@ class Config(CommonFields, frozen=True, kw_only=True):
 
     options: TaskOptions = TaskOptions()
     listed_apis: tuple[ListedApi, ...] = ()
+    is_live: bool = False
+    """Whether the file says ``dump_enable``: it is then watched while the training runs; see `ConfigWatch`."""
 
     @property
     def directory(self) -> Path:

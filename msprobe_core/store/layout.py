@@ -99,6 +99,40 @@ class Unit:
         return self.directory.name
 
 
+def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, str | None]:
+    """Return the unit of an earlier run that is this process's, and what there is to say about the choice.
+
+    A process outside of a job is rank 0, here as there; of several such processes, the one that wrote last is taken.
+
+    Args:
+        step_directory: Of the earlier run.
+        rank: Of this process.
+
+    Raises:
+        DumpError: there is none.
+    """
+    units = find_units(step_directory)
+    ranks = {unit.rank: unit for unit in units if unit.rank is not None}
+    if ranks:
+        if (rank or 0) not in ranks:
+            raise DumpError(f"{step_directory}: holds no rank{rank or 0}, but {', '.join(u.label for u in units)}")
+        return ranks[rank or 0], None
+    if rank:
+        raise DumpError(f"{step_directory}: holds no rank{rank}, but processes outside of a job")
+    units.sort(key=lambda unit: _time_of(unit.directory))
+    if len(units) == 1:
+        return units[0], None
+    others = ", ".join(unit.label for unit in units[:-1])
+    return units[
+        -1
+    ], f"{step_directory}: several processes wrote here; the last is taken, {units[-1].label}: not {others}"
+
+
+def _time_of(directory: Path) -> float:
+    dump = directory / DUMP_FILE
+    return (dump if dump.exists() else directory).stat().st_mtime
+
+
 def find_units(step_directory: Path) -> list[Unit]:
     """Return the ranks of a step directory by number, or else its processes.
 

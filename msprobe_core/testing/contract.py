@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias, cast
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from msprobe_core import names
 from msprobe_core.capture import Session
+from msprobe_core.capture.session import Model
 from msprobe_core.config import load_config
 from msprobe_core.errors import MsprobeError
+from msprobe_core.hookspecs import Framework, WatchingFramework
 from msprobe_core.model import Digest, Phase, SiteKind, Stats
 from msprobe_core.plugins import registry
 from msprobe_core.store import layout
@@ -486,6 +489,92 @@ class FrameworkContract:
         assert "Own.keep.0.forward" in entries
         assert "output" not in entries["Own.fail.0.forward"]
 
+    # --- parts of a window --------------------------------------------------------------------------------------
+
+    def test_a_range_of_forwards_is_like_a_window_around_them(
+        self, rig: TrainingRig, open_session: Callable[..., Session]
+    ) -> None:
+        """What ``token_range`` leaves out is not counted either; nothing is left behind."""
+        _watching(rig.framework)
+        session, model = open_session(level="L0"), rig.make_model(3)
+        before = rig.traces_in(model)
+        session.start([model], token_range=[1, 2])
+        for step in range(4):
+            rig.train_step(model, step)
+        session.stop()
+        assert rig.traces_in(model) == before
+        found = self._dump(session)
+        session.close()
+        session, model = open_session(level="L0"), rig.make_model(3)
+        rig.train_step(model, 0)
+        session.start([model])
+        rig.train_step(model, 1)
+        rig.train_step(model, 2)
+        session.stop()
+        assert found == self._dump(session)
+        session.close()
+
+    def test_one_module_alone(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
+        """Its calls are recorded under the given name as they are under their own, and nothing else is."""
+        session = self._record(rig, open_session(level="L0"))
+        root = next(iter(_roots(self._dump(session))))
+        expected = [_without_sequence(record) for name, record in self._dump(session).items() if name in _roots([name])]
+        session.close()
+        session, model = open_session(level="mix"), rig.make_model(3)
+        before = rig.traces_in(model)
+        session.start([model])
+        session.dump_module(model, "alone")
+        rig.train_step(model, 0)
+        session.end_module_dump()
+        rig.train_step(model, 1)
+        session.stop()
+        assert rig.traces_in(model) == before
+        dump = self._dump(session)
+        session.close()
+        alone = {name: record for name, record in dump.items() if names.parse_entry(name).path.startswith("alone")}
+        assert {names.parse_entry(name).path for name in alone} == {"alone"}  # nothing of what is inside
+        assert [_without_sequence(record) for record in alone.values()] == expected
+        assert names.parse_entry(next(iter(alone))).type_name == names.parse_entry(root).type_name
+        assert len(_roots(dump)) == len(expected)  # of the second step, under their own names again
+        assert len({names.parse_entry(name).path for name in dump}) > 3
+
+    def test_a_watcher_gets_around_calls_and_can_change_their_arguments(self, rig: TrainingRig) -> None:
+        """It is told of every call that it wants, also of one that raises, and of none once it is taken out."""
+        framework, model = _watching(rig.framework), rig.make_model(3)
+        before = rig.traces_in(model)
+        watcher = _Watcher()
+        attachment = framework.watch([Model("", model)], watcher)
+        loss = rig.train_step(model, 0)
+        with contextlib.suppress(ArithmeticError):
+            rig.fail_in_step(model)
+        attachment.detach()
+        assert rig.traces_in(model) == before
+        rig.train_step(model, 0)
+        assert watcher.told == ["begin", "end", "begin", "end"]
+        watcher.changes = True
+        model = rig.make_model(3)
+        attachment = framework.watch([Model("", model)], watcher)
+        # The same arguments, handed on: the same loss, and no exception of a call that has got them twice.
+        assert rig.train_step(model, 0) == loss
+        attachment.detach()
+
+    def test_a_tensor_that_was_saved_can_be_loaded(self, rig: TrainingRig, tmp_path: Path) -> None:
+        """Bit by bit, in place of another, and with that one's need of a gradient."""
+        framework = _watching(rig.framework)
+        values = VALUES["float32"]
+        path = tmp_path / f"x{rig.framework.tensor_suffix}"
+        rig.framework.save(rig.framework.snapshot(rig.make_tensor(values)), path)
+        like = rig.make_tensor(np.zeros_like(values))
+        loaded = framework.load(path, like)
+        assert rig.framework.describe(loaded) == rig.framework.describe(like)
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.checksum(loaded, digest)
+        reducer.collect()
+        assert digest.checksum == crc32(values)
+        path.write_bytes(path.read_bytes()[:40])
+        with pytest.raises(Exception):  # noqa: B017, PT011  # of any kind
+            framework.load(path, like)
+
     # --- misuse -----------------------------------------------------------------------------------------------
 
     def test_a_missing_or_wrong_model_is_a_clear_error(
@@ -524,6 +613,38 @@ class FrameworkContract:
     def _dump(self, session: Session) -> dict[str, Any]:
         content = json.loads((self._directory(session) / layout.DUMP_FILE).read_text())
         return cast("dict[str, Any]", content["data"])
+
+
+class _Watcher:
+    """Takes note of the calls of the root."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.changes = False
+
+    def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
+        return not path
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:  # noqa: ARG002
+        self.told.append("begin")
+        return (args, kwargs) if self.changes else None
+
+    def after(self, stem: str) -> None:  # noqa: ARG002
+        self.told.append("end")
+
+
+def _watching(framework: Framework) -> WatchingFramework:
+    if not isinstance(framework, WatchingFramework):
+        pytest.skip("this framework does not offer to watch calls")
+    return framework
+
+
+def _roots(entries: Iterable[str]) -> list[str]:
+    return [name for name in entries if not names.parse_entry(name).path]
+
+
+def _without_sequence(record: dict[str, Any]) -> dict[str, Any]:
+    return {part: value for part, value in record.items() if part != "execution"}
 
 
 def crc32(values: Array) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from msprobe_core.capture.checksum import xor_text
-from msprobe_core.hookspecs import AttachOptions, NamedModel
+from msprobe_core.hookspecs import AttachOptions, CallWatcher, NamedModel
 from msprobe_core.model import Argument, Digest, Stats, TensorMeta
+from msprobe_core.names import module_stem
 from msprobe_core.store.layout import create_file
 
 
@@ -213,6 +215,12 @@ class ArrayFramework:
         index = tuple(slice(*ranges.get(dim, (None, None))) for dim in range(tensor.values.ndim))
         return Array(tensor.values[index], tensor.requires_grad)
 
+    def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> ArrayWatch:
+        return ArrayWatch(models, watcher)
+
+    def load(self, path: Path, like: Array) -> Array:
+        return Array(np.load(path, allow_pickle=False), like.requires_grad)
+
     def snapshot(self, tensor: Array) -> np.ndarray:
         return tensor.values.copy()
 
@@ -226,7 +234,7 @@ class ArrayAttachment:
 
     def __init__(self, models: Sequence[NamedModel], options: AttachOptions, recorder: Any) -> None:
         self._recorder = recorder
-        self._wrapped: list[Layer] = []
+        self._wrapped: list[tuple[Layer, dict[str, Any]]] = []
         self._functions = dict(API)
         self._pending: list[Any] = []
         self._is_inside = False
@@ -238,9 +246,8 @@ class ArrayAttachment:
             API["multiply"] = self._recorded(multiply)
 
     def detach(self) -> None:
-        for layer in self._wrapped:
-            del layer.forward
-            del layer.backward
+        for layer, earlier in reversed(self._wrapped):
+            _put_back(layer, earlier)
         API.update(self._functions)
 
     def settle(self) -> None:
@@ -273,7 +280,9 @@ class ArrayAttachment:
         return lambda *args, **kwargs: self.call("Functional", function.__name__, function, args, kwargs)
 
     def _wrap(self, path: str, layer: Layer) -> None:
-        recorder, forward, backward = self._recorder, layer.forward, layer.backward
+        recorder, backward = self._recorder, layer.backward
+        watched = vars(layer).get("forward")  # what is attached later runs inside
+        forward = watched.inner if isinstance(watched, Watched) else layer.forward
         type_name = type(layer).__name__
         calls: list[tuple[Any, list[Any], list[Any]]] = []
 
@@ -306,6 +315,57 @@ class ArrayAttachment:
                 recorder.record_parameter_gradient(stem, name, parameter_gradient)
             return result
 
+        self._wrapped.append((layer, _replaced(layer)))
+        if isinstance(watched, Watched):
+            wrapped_forward = Watched(watched.stem, watched.watcher, wrapped_forward)
         layer.forward = wrapped_forward  # type: ignore[method-assign]
         layer.backward = wrapped_backward  # type: ignore[method-assign]
-        self._wrapped.append(layer)
+
+
+def _replaced(layer: Layer) -> dict[str, Any]:
+    return {name: vars(layer)[name] for name in ("forward", "backward") if name in vars(layer)}
+
+
+def _put_back(layer: Layer, earlier: dict[str, Any]) -> None:
+    for name in ("forward", "backward"):
+        vars(layer).pop(name, None)
+    vars(layer).update(earlier)
+
+
+@dataclass
+class Watched:
+    """A ``forward`` with a watcher around it."""
+
+    stem: str
+    watcher: CallWatcher
+    inner: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self.watcher.before(self.stem, args, kwargs) or (args, kwargs)
+        try:
+            return self.inner(*args, **kwargs)
+        finally:
+            self.watcher.after(self.stem)
+
+
+class ArrayWatch:
+    """Wraps ``forward`` of the layers that a watcher wants."""
+
+    def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
+        self._wrapped: list[tuple[Layer, dict[str, Any]]] = []
+        for model in models:
+            for path, layer in model.model.named_layers(model.name):
+                if watcher.wants(path, type(layer).__name__):
+                    self._wrapped.append((layer, _replaced(layer)))
+                    stem = module_stem("Module", path, type(layer).__name__)
+                    layer.forward = Watched(stem, watcher, layer.forward)  # type: ignore[method-assign]
+
+    def detach(self) -> None:
+        for layer, earlier in reversed(self._wrapped):
+            _put_back(layer, earlier)
+
+    def release(self) -> None:
+        return
+
+    def settle(self) -> None:
+        return

@@ -41,8 +41,9 @@ def tensors_of(dump, entry):
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_tensor_list_keeps_the_tensors_of_matching_entries_too(tmp_path, open_session, level):
     session = open_session(level=level, tensor_list=["middle.Relu.forward", "multiply.1", "last.Dense.backward"])
-    session.start([Network()])
-    train_step(session._models[0].model)
+    model = Network()
+    session.start([model])
+    train_step(model)
     session.stop()
     session.close()
     dump = Recorded(tmp_path / "run")

@@ -13,19 +13,19 @@ from msprobe_core.plugins import refuse_shadowing
 if TYPE_CHECKING:
     from msprobe.pytorch._random import random_save
     from msprobe.pytorch._seed import seed_all
-    from msprobe.pytorch.debugger import PrecisionDebugger
+    from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
 
-__all__ = ["PrecisionDebugger", "__version__", "random_save", "seed_all"]
+__all__ = ["PrecisionDebugger", "__version__", "module_dump", "module_dump_end", "random_save", "seed_all"]
 
 refuse_shadowing()
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use: finding this plugin must not import torch.
-    if name == "PrecisionDebugger":
-        from msprobe.pytorch.debugger import PrecisionDebugger
+    if name in {"PrecisionDebugger", "module_dump", "module_dump_end"}:
+        from msprobe.pytorch import debugger
 
-        return PrecisionDebugger
+        return getattr(debugger, name)
     if name == "seed_all":
         from msprobe.pytorch._seed import seed_all
 

@@ -21,11 +21,11 @@ from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
-from msprobe.pytorch._modules import ModuleHooks
+from msprobe.pytorch._modules import ModuleHooks, WatchHooks
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
-from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, NamedModel, Reducer
+from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
 from msprobe_core.model import Argument, Distribution, Placement, TensorMeta
 from msprobe_core.store.layout import create_file
 
@@ -128,6 +128,24 @@ class PyTorchFramework:
             for dim, (begin, end) in ranges.items():
                 values = values.narrow(dim, begin, end - begin)
             return values
+
+    def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
+        """Hook the modules that the watcher wants."""
+        return WatchHooks(models, watcher)
+
+    def load(self, path: Path, like: Any) -> Any:
+        """Return the tensor that ``torch.save`` has written to ``path``, in place of ``like``."""
+        loaded: Any = None
+        with Quiet():
+            loaded = torch.load(path, map_location=like.device, weights_only=True)
+            if not isinstance(loaded, Tensor):
+                raise TypeError(f"the file holds {type(loaded).__name__}, not a tensor")
+            loaded = loaded.detach().requires_grad_(like.requires_grad)
+        if like.requires_grad and not like.is_leaf and torch.is_grad_enabled():
+            # No leaf either: the module may write to it in place.
+            with torch._C.DisableTorchFunction():
+                loaded = loaded.clone()
+        return loaded
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""

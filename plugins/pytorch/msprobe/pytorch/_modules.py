@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from msprobe.pytorch._compiled import how_it_runs, modules_to_hook, original_of
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._quiet import Quiet
-from msprobe_core.hookspecs import Call, CallRecorder, NamedModel
+from msprobe_core.hookspecs import Call, CallRecorder, CallWatcher, NamedModel
 from msprobe_core.names import module_stem
 
 _PREFIX = "Module"
@@ -217,11 +217,11 @@ class _Hook:
 
     __slots__ = ("_call",)
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the standard library, so that a model saved in a window can be loaded where nothing of ours is installed.
@@ -266,6 +266,56 @@ class _CompiledCall:
 
     def _put(self, call: Callable[..., Any]) -> None:
         self._module.__dict__["_compiled_call_impl"] = call
+
+
+class WatchHooks:
+    """Hooks for a `CallWatcher` in the modules that it wants; see `msprobe_core.hookspecs.Removable`."""
+
+    def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
+        """Set the hooks."""
+        self._handles: list[_Handle] = []
+        seen: set[int] = set()
+        try:
+            for model in models:
+                for path, module, is_visible in modules_to_hook(model.model, model.name):
+                    # Hooks of what is compiled or scripted as a whole would be part of that, or are refused.
+                    can_hook = is_visible and (how_it_runs(module) is None or original_of(module) is not None)
+                    if can_hook and id(module) not in seen:
+                        seen.add(id(module))
+                        self._hook(path, module, watcher)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hook(self, path: str, module: nn.Module, watcher: CallWatcher) -> None:
+        type_name = _type_name_of(module)
+        if not watcher.wants(path, type_name):
+            return
+        stem = module_stem(_PREFIX, path, type_name)
+        begun: dict[int, int] = {}  # by thread: an end without a begin is that of a call that another hook has stopped
+
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            begun[threading.get_ident()] = begun.get(threading.get_ident(), 0) + 1
+            return watcher.before(stem, args, kwargs)
+
+        def after(*_: Any) -> None:
+            if begun.get(threading.get_ident(), 0):
+                begun[threading.get_ident()] -= 1
+                watcher.after(stem)
+
+        self._handles.append(module.register_forward_pre_hook(_Hook(before), with_kwargs=True))
+        self._handles.append(module.register_forward_hook(_Hook(after), with_kwargs=True, always_call=True))
+
+    def detach(self) -> None:
+        """Take all hooks out."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def release(self) -> None:
+        """Nothing is left."""
+
+    def settle(self) -> None:
+        """Nothing waits."""
 
 
 class _Running:

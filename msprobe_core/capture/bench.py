@@ -1,0 +1,253 @@
+"""Check each call against an earlier run while it is being recorded: equal inputs, another output."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msprobe_core import names
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase, Role, TensorValue
+from msprobe_core.plugins import registry
+from msprobe_core.store import layout
+
+_logger = logging.getLogger(__name__)
+
+MAX_HELD_BYTES = 1 << 30
+"""How much is held of calls that cannot be judged yet, in bytes; calls beyond it are judged and not saved."""
+
+_INPUTS = frozenset({"input", "kwargs"})
+_OUTPUT = "output"
+
+
+class _Sum(NamedTuple):
+    """What two tensors are told apart by."""
+
+    shape: str
+    checksum: str | None
+
+    @property
+    def form(self) -> tuple[bool, int] | None:
+        """What tells the checksums of one ``summary_mode`` from those of another."""
+        return None if self.checksum is None else (self.checksum.startswith("0x"), len(self.checksum))
+
+
+@dataclass(frozen=True)
+class _BenchCall:
+    """One entry of the earlier run: its tensors by path."""
+
+    is_backward: bool
+    inputs: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
+    outputs: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
+    parameters: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
+
+    def part(self, role: str) -> dict[str, _Sum] | None:
+        """Return the tensors of one side; ``None`` for gradients of parameters."""
+        parts = {Role.INPUT.value: self.inputs, Role.OUTPUT.value: self.outputs, Role.PARAMETERS.value: self.parameters}
+        return parts.get(role)
+
+
+@dataclass(slots=True)
+class _Held:
+    """One tensor of a call that has not been judged. ``kept`` is a copy, or the tensor itself where that is as good."""
+
+    category: str
+    path: str
+    value: TensorValue
+    kept: Any
+    is_copy: bool
+    size_bytes: int
+
+
+class BenchCheck:
+    """Judges calls as their checksums become known, and has the tensors of those that differ saved.
+
+    On the host checksums are known at once: the inputs of a call are copied before it, in case it writes to them, and
+    forgotten after it. On a device checksums are fetched when the window ends, and copies are held until then, of the
+    first calls up to `MAX_HELD_BYTES`: what differs first is what matters most.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        max_differences: int,
+        *,
+        snapshot: Callable[[Any], Any],
+        save: Callable[[Any, str, TensorValue], None],
+        end: Callable[[], None],
+    ) -> None:
+        """Begin without a step.
+
+        Args:
+            root: Directory of the earlier run.
+            max_differences: After how many calls that differ recording ends; -1 for never.
+            snapshot: Copies a tensor; see `Framework`.
+            save: Writes a copy under a file stem, and sets the value's ``file_name``.
+            end: Ends recording.
+        """
+        self._root = root
+        self._max = max_differences
+        self._snapshot = snapshot
+        self._save = save
+        self._end = end
+        self._step = 0
+        self._bench: Mapping[str, _BenchCall] = {}
+        self._form: tuple[bool, int] | None = None
+        self._pending: dict[str, list[_Held] | None] = {}
+        self._held_bytes = 0
+        self._num_not_held = 0
+        self._differing: list[str] = []
+        self._has_ended = False
+
+    def begin(self, step: int, rank: int | None) -> None:
+        """Read the dump of this step of the earlier run; without one the step is recorded and not checked."""
+        self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
+        try:
+            unit, note = layout.find_unit(self._root / f"step{step}", rank)
+            self._bench = _calls_in(_read(unit.directory))
+        except Exception as error:  # noqa: BLE001  # of a third party's reader, too
+            _logger.warning("bench_path: step %d is not checked: %s", step, error)
+            return
+        if note:
+            _logger.warning("bench_path: %s", note)
+        sums = (found for call in self._bench.values() for found in (*call.inputs.values(), *call.outputs.values()))
+        self._form = next((found.form for found in sums if found.form is not None), None)
+        if self._form is None:
+            self._bench = {}
+            _logger.warning(
+                "bench_path: step %d is not checked: %s has no checksums; record it with summary_mode md5",
+                step, unit.directory,
+            )  # fmt: skip
+
+    def hold(self, tensor: Any, entry: str, category: str, path: str, value: TensorValue) -> None:
+        """Take note of a tensor of a call; it still has the value that the record is about."""
+        bench = self._bench.get(entry)
+        if bench is None or self._has_ended:
+            return
+        held = self._pending.setdefault(entry, [])
+        if held is None:
+            return
+        found = _sum_of(value)
+        if found.form not in (None, self._form):
+            self._refuse()
+            return
+        if found.checksum is not None and category in _INPUTS and bench.inputs.get(path) != found:
+            self.forget(entry)  # it has other inputs, so its outputs prove nothing
+            self._pending[entry] = None
+            return
+        # Between the result of a call and its end nobody else runs.
+        is_settled = found.checksum is not None and category == _OUTPUT and not bench.is_backward
+        kept, size = (tensor, 0) if is_settled else self._copy(tensor)
+        held.append(_Held(category, path, value, kept, not is_settled, size))
+
+    def _copy(self, tensor: Any) -> tuple[Any, int]:
+        if self._held_bytes >= MAX_HELD_BYTES:
+            self._num_not_held += 1
+            return None, 0
+        copy = self._snapshot(tensor)
+        size = getattr(copy, "nbytes", 0)
+        self._held_bytes += size
+        return copy, size
+
+    def judge(self, entry: str) -> None:
+        """Decide about a call whose tensors and checksums are all known."""
+        held = self.forget(entry)
+        if not held or self._has_ended:
+            return
+        bench = self._bench[entry]
+        found = [(item.category, item.path, _sum_of(item.value)) for item in held]
+        if any(total.form not in (None, self._form) for _, _, total in found):
+            self._refuse()
+            return
+        if {path: total for category, path, total in found if category in _INPUTS} != bench.inputs:
+            return
+        differing = [path for category, path, total in found if category == _OUTPUT and _differ(total, bench, path)]
+        if differing:
+            self._report(entry, held, differing)
+
+    def forget(self, entry: str) -> list[_Held] | None:
+        """Return what is held of a call, and hold it no longer."""
+        held = self._pending.pop(entry, None)
+        for item in held or ():
+            self._held_bytes -= item.size_bytes
+        return held
+
+    def _report(self, entry: str, held: Sequence[_Held], differing: Sequence[str]) -> None:
+        num_saved = 0
+        for item in held:
+            copy = item.kept if item.is_copy else self._snapshot(item.kept)
+            if copy is not None:
+                self._save(copy, names.tensor_file_stem(entry, item.category, item.path), item.value)
+                num_saved += 1
+        self._differing.append(entry)
+        bench = self._bench[entry]
+        what = "gradients of its inputs" if bench.is_backward else "outputs"
+        parameters = {item.path: _sum_of(item.value) for item in held if item.category == Role.PARAMETERS.value}
+        others = [path for path, found in parameters.items() if bench.parameters.get(path, found) != found]
+        _logger.warning(
+            "step %d: %s has the inputs that it has in %s, but other %s (%s)%s; %d of its %d tensors are saved%s",
+            self._step, entry, self._root, what, ", ".join(differing),
+            f" and other parameters ({', '.join(others)})" if others else "", num_saved, len(held),
+            "" if num_saved == len(held) else ": more than can be held were waiting; select fewer calls with 'list'",
+        )  # fmt: skip
+        if len(self._differing) == self._max:
+            _logger.warning(
+                "step %d: recording ends; the first call that differs is %s (%d found, as 'diff_nums' says); "
+                "training goes on", self._step, self._differing[0], self._max,
+            )  # fmt: skip
+            self._finish()
+
+    def _refuse(self) -> None:
+        _logger.warning(
+            "step %d: recording ends: the checksums in %s are of another summary_mode, so nothing could be compared; "
+            "training goes on", self._step, self._root,
+        )  # fmt: skip
+        self._finish()
+
+    def _finish(self) -> None:
+        self._has_ended = True
+        self._pending, self._bench = {}, {}
+        self._end()
+
+    def end_step(self) -> None:
+        """Say what became of the step."""
+        if self._bench and not self._differing:
+            _logger.info("step %d: no call with equal inputs differs from %s", self._step, self._root)
+
+
+def _sum_of(value: TensorValue) -> _Sum:
+    return _Sum(str(list(value.meta.shape)), value.digest.checksum)
+
+
+def _differ(found: _Sum, bench: _BenchCall, path: str) -> bool:
+    other = bench.outputs.get(path)
+    if other is None or other.shape != found.shape or None in (other.checksum, found.checksum):
+        return False
+    return other.checksum != found.checksum
+
+
+def _read(directory: Path) -> Dump:
+    for reader in registry().readers():
+        if reader.recognises(directory):
+            return reader.read(directory)
+    raise DumpError(f"{directory}: is no dump that is known here")
+
+
+def _calls_in(dump: Dump) -> dict[str, _BenchCall]:
+    from msprobe_core.store.frame import RowKind  # brings polars
+
+    frame = dump.frame
+    frame = frame.filter(frame["kind"] == RowKind.TENSOR.value)
+    calls: dict[str, _BenchCall] = {}
+    for entry, role, phase, key, shape, checksum in frame.select(
+        "entry", "role", "phase", "key", "shape", "checksum"
+    ).iter_rows():
+        call = calls.setdefault(entry, _BenchCall(phase == Phase.BACKWARD.value))
+        part = call.part(role)
+        if part is not None:
+            part[key.removeprefix(names.row_name(entry, Role(role), ""))] = _Sum(shape, checksum)
+    return calls

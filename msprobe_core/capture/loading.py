@@ -1,0 +1,177 @@
+"""Give calls of modules the inputs that an earlier run has recorded: the one thing here that changes a computation."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from msprobe_core import names
+from msprobe_core.capture.values import MAX_DEPTH
+from msprobe_core.config.schema import LoadOptions
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Framework, WatchingFramework
+from msprobe_core.model import Phase, Site, SiteKind
+from msprobe_core.store import layout
+
+_logger = logging.getLogger(__name__)
+
+_Replace = Callable[[Any, str], Any]
+"""Takes a tensor and its dotted path, and returns the tensor to use instead."""
+
+
+class InputLoader:
+    """Replaces the tensors among the arguments of the calls that ``load`` names; implements `CallWatcher`.
+
+    Calls are counted like those that are recorded: by module, within the windows of one step, from 0.
+    """
+
+    def __init__(self, options: LoadOptions, framework: Framework, loader: WatchingFramework) -> None:
+        """Begin with nothing replaced.
+
+        Args:
+            options: What to replace, and from where.
+            framework: Knows its tensors.
+            loader: The same framework, as one that reads them.
+        """
+        self._options = options
+        self._framework = framework
+        self._loader = loader
+        sites = [names.parse_entry(entry) for entry in options.modules]
+        self._wanted = {(site.path, site.type_name) for site in sites}
+        self._lock = threading.Lock()
+        self._step: int | None = None
+        self._directory: Path | None = None
+        self._counts: dict[str, int] = {}
+        self._found: set[str] = set()
+        self._reported: set[str] = set()
+        self._modules: dict[tuple[str, str], None] = {}
+        self._has_warned = False
+
+    def begin(self, step: int, rank: int | None) -> bool:
+        """Begin a window, and return whether anything is to be replaced in it."""
+        options = self._options
+        if (options.step and step not in options.step) or (options.rank and (rank or 0) not in options.rank):
+            return False
+        if step != self._step:
+            self._step, self._directory = step, self._find(step, rank)
+            self._counts, self._found, self._reported = {}, set(), set()
+        self._modules = {}
+        return self._directory is not None
+
+    def _find(self, step: int, rank: int | None) -> Path | None:
+        try:
+            unit, note = layout.find_unit(Path(self._options.path).expanduser() / f"step{step}", rank)
+        except DumpError as error:
+            _logger.warning("load: %s; nothing is replaced in step %d", error, step)
+            return None
+        if note:
+            _logger.warning("load: %s", note)
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "load: the inputs of %d module calls are replaced by those recorded in %s: "
+                "from there on this run computes something else than it would without",
+                len(self._options.modules), unit.directory,
+            )  # fmt: skip
+        return unit.directory / layout.TENSOR_DIRECTORY
+
+    def report(self) -> None:
+        """Say which of the named calls have not been made; once in a step for each."""
+        if self._directory is None:
+            return
+        missing = [entry for entry in self._options.modules if entry not in self._found | self._reported]
+        self._reported.update(missing)
+        for entry in missing:
+            _logger.warning(
+                "load: %s was not called until now, so nothing was replaced; %s", entry, self._advice(entry)
+            )
+
+    def _advice(self, entry: str) -> str:
+        site = names.parse_entry(entry)
+        if (site.path, site.type_name) in self._modules:
+            stem = names.module_stem(site.prefix, site.path, site.type_name)
+            return f"its module was called {self._counts.get(stem, 0)} times in this step"
+        known = {
+            names.format_entry(Site(kind=SiteKind.MODULE, prefix=site.prefix, path=path, type_name=type_name,
+                                    phase=Phase.FORWARD, index=site.index))
+            for path, type_name in self._modules
+        }  # fmt: skip
+        close = difflib.get_close_matches(entry, known, n=1, cutoff=0.0)
+        return f"the model has no such module{f'; did you mean {close[0]}?' if close else ''}"
+
+    # --- what the hooks call ------------------------------------------------------------------------------------
+
+    def wants(self, path: str, type_name: str) -> bool:
+        """Whether a call of this module is named."""
+        self._modules[path, type_name] = None
+        return (path, type_name) in self._wanted
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Return the recorded arguments of a call that is named."""
+        with self._lock:
+            index = self._counts.get(stem, 0)
+            self._counts[stem] = index + 1
+        entry = f"{stem}.{Phase.FORWARD.value}.{index}"
+        if entry not in self._options.modules:
+            return None
+        self._found.add(entry)
+        try:
+            changed_args = tuple(_map(value, str(i), self._replacer(entry, "input")) for i, value in enumerate(args))
+            replace = self._replacer(entry, "kwargs")
+            return changed_args, {name: _map(value, name, replace) for name, value in kwargs.items()}
+        except Exception as error:  # noqa: BLE001  # arguments are objects of the user
+            _logger.warning("load: %s keeps its inputs (%s: %s)", entry, type(error).__name__, error)
+            return None
+
+    def after(self, stem: str) -> None:
+        """Nothing to do."""
+
+    def _replacer(self, entry: str, category: str) -> _Replace:
+        def replace(tensor: Any, path: str) -> Any:
+            if not self._framework.is_tensor(tensor):
+                return tensor
+            assert self._directory is not None
+            stem = names.tensor_file_stem(entry, category, path)
+            file = self._directory / layout.tensor_file_name(stem, self._framework.tensor_suffix)
+            where = f"{entry}: {category} {path}"
+            if not file.exists():
+                _logger.warning("load: %s keeps its value: there is no %s", where, file)
+                return tensor
+            try:
+                loaded = self._loader.load(file, tensor)
+                before, after = self._framework.describe(tensor), self._framework.describe(loaded)
+            except Exception as error:  # noqa: BLE001  # of a framework, over a foreign file
+                _logger.warning("load: %s keeps its value: %s cannot be loaded (%s)", where, file, error)
+                return tensor
+            if (before.shape, before.dtype) != (after.shape, after.dtype):
+                _logger.warning(
+                    "load: %s was %s of shape %s and is replaced by %s of shape %s",
+                    where, before.dtype, list(before.shape), after.dtype, list(after.shape),
+                )  # fmt: skip
+            _logger.info("load: %s is replaced by %s", where, file)
+            return loaded
+
+        return replace
+
+
+def _map(value: Any, path: str, replace: _Replace, depth: int = 0) -> Any:
+    """Return ``value`` with every tensor in it replaced; containers are made anew, with their own types."""
+    if depth == MAX_DEPTH:
+        return value
+    kind = cast("type[Any]", type(value))
+    make = cast("Callable[..., Any]", kind)
+    if kind is dict:
+        items = cast("Mapping[Any, Any]", value).items()
+        return {key: _map(item, f"{path}.{key}", replace, depth + 1) for key, item in items}
+    is_tuple = issubclass(kind, tuple)
+    fields: Sequence[str] | None = getattr(value, "_fields", None) if is_tuple else None
+    if kind not in (tuple, list) and fields is None:
+        return replace(value, path)
+    parts = cast("Sequence[Any]", value)
+    labels = map(str, range(len(parts))) if fields is None else fields
+    mapped = [_map(item, f"{path}.{label}", replace, depth + 1) for label, item in zip(labels, parts, strict=True)]
+    return make(mapped) if fields is None else make(*mapped)

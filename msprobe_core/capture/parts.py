@@ -1,0 +1,92 @@
+"""Parts of a window: some forwards of the models, or one module only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from msprobe_core.names import module_stem
+
+if TYPE_CHECKING:
+    from msprobe_core.capture.recorder import Recorder
+    from msprobe_core.hookspecs import Call
+
+
+class ForwardRange:
+    """Tells whether one of the selected forwards of a model is running; implements `CallWatcher`.
+
+    Each model counts its forwards, from 0. One that runs inside another's forward is part of that.
+    """
+
+    def __init__(self, first: int, last: int, roots: Collection[str]) -> None:
+        """Begin to count.
+
+        Args:
+            first: First forward that is recorded.
+            last: Last one, itself included.
+            roots: Paths of the models.
+        """
+        self._first = first
+        self._last = last
+        self._roots = frozenset(roots)
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._depth = 0
+        self._is_selected = False
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a selected forward is running, on any thread."""
+        return self._is_selected and self._depth > 0
+
+    @property
+    def covers_parameters(self) -> bool:
+        """Whether gradients of parameters that arrive now follow a selected forward: the last one that began."""
+        return self._is_selected
+
+    def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
+        """Whether this is one of the models."""
+        return path in self._roots
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Count a forward that begins."""
+        with self._lock:
+            if self._depth == 0:
+                number = self._counts.get(stem, 0)
+                self._counts[stem] = number + 1
+                self._is_selected = self._first <= number <= self._last
+            self._depth += 1
+
+    def after(self, stem: str) -> None:  # noqa: ARG002
+        """Note that a forward has ended."""
+        with self._lock:
+            self._depth -= 1
+
+
+class SoleModule:
+    """The recorder as the hooks of the one module see it that `module_dump` is about; a `CallRecorder`.
+
+    What they report is recorded, while the recorder passes over what everybody else reports. Hooks of a framework are
+    set on all modules inside, too; those are not what was asked for.
+    """
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._stem: str | None = None
+
+    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
+        """Begin a call of the module."""
+        if path != self._name:
+            return self._recorder.pass_over_call()
+        self._stem = module_stem(prefix, path, type_name)
+        return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed, is_sole=True)
+
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
+        """Take the gradient of one of its own parameters."""
+        if stem == self._stem:
+            self._recorder.record_parameter_gradient(stem, name, gradient, contribution, is_sole=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)

@@ -1,0 +1,132 @@
+"""Change a configuration file so that whoever reads it sees the old one or the new one, whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from msprobe_core.config.load import check_config, read_fields
+from msprobe_core.config.schema import Config
+from msprobe_core.errors import ConfigError, StoreError
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What `edit_config` did.
+
+    Attributes:
+        before: Whether the file said ``dump_enable`` before, so that running jobs watch it.
+        config: What the file holds now.
+        lost_comments: Whether comments of a YAML file are gone, because it had to be written anew as a whole.
+    """
+
+    before: bool
+    config: Config
+    lost_comments: bool
+
+
+def edit_config(path: Path, changes: Mapping[str, Any]) -> Edit:
+    """Put values into a configuration file; its other keys, its form and its permissions stay.
+
+    Args:
+        path: JSON or YAML file. Of a symbolic link, the file that it leads to is changed.
+        changes: Values by key; ``task.key`` is a key in the block of a task.
+
+    Raises:
+        ConfigError: the file is no configuration, or would be none afterwards; it is then left as it is.
+        StoreError: it cannot be written.
+    """
+    path = path.resolve()
+    fields = read_fields(path)
+    before = check_config(fields, str(path)).is_live
+    text = path.read_text(encoding="utf-8")
+    lost_comments = False
+    for key, value in changes.items():
+        block, _, name = key.rpartition(".")
+        wanted = _with(fields, block, name, value, str(path))
+        if name in fields or block or not _is_yaml(path):
+            smallest = _replaced(text, name, value, path)
+        else:
+            smallest = f"{text.rstrip()}\n{name}: {json.dumps(value)}\n"
+        if smallest is None or _decoded(smallest, path) != wanted:
+            lost_comments = lost_comments or (_is_yaml(path) and "#" in text)
+            smallest = _encoded(wanted, text, path)
+        fields, text = wanted, smallest
+    config = check_config(fields, str(path))
+    if changes:
+        _replace(path, text)
+    return Edit(before, config, lost_comments)
+
+
+def parse_value(text: str) -> Any:
+    """Return the value that a word of a command line stands for: JSON, or else the word itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _with(fields: Mapping[str, Any], block: str, name: str, value: Any, where: str) -> dict[str, Any]:
+    if not block:
+        return {**fields, name: value}
+    inner = fields.get(block, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{where}: '{block}' is {inner!r}, but must be an object")
+    return {**fields, block: {**cast("dict[str, Any]", inner), name: value}}
+
+
+def _is_yaml(path: Path) -> bool:
+    return path.suffix.lower() in {".yaml", ".yml"}
+
+
+def _replaced(text: str, name: str, value: Any, path: Path) -> str | None:
+    """Return the text with the one value behind ``name`` put in place; ``None`` if there is no one such place.
+
+    Whether that is what was wanted has to be looked at: the name may stand in another block.
+    """
+    if _is_yaml(path):
+        pattern = rf"(?m)^(\s*{re.escape(name)}\s*:[ \t]+)[^\s#\[{{&|>*][^#\n]*?([ \t]*(?:#.*)?)$"
+    else:
+        pattern = rf'("{re.escape(name)}"\s*:\s*)(?:true|false|null|-?\d[\d.eE+-]*|"[^"\\]*"|\[[^\[\]{{}}]*\])()'
+    if len(re.findall(pattern, text)) != 1:
+        return None
+    return re.sub(pattern, lambda found: found.group(1) + json.dumps(value) + found.group(2), text)
+
+
+def _decoded(text: str, path: Path) -> Any:
+    try:
+        return yaml.safe_load(text) if _is_yaml(path) else json.loads(text)
+    except (yaml.YAMLError, ValueError):
+        return None
+
+
+def _encoded(fields: Mapping[str, Any], text: str, path: Path) -> str:
+    if _is_yaml(path):
+        return yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True)
+    indent = re.search(r"\n([ \t]+)\S", text)
+    return json.dumps(fields, indent=indent.group(1) if indent else 2, ensure_ascii=False) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary: str | None = None
+    try:
+        # In the same directory, so that renaming is one step; the name ends otherwise, so that nobody reads it.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(path.stat().st_mode & 0o777)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
