@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from msprobe_core.errors import StoreError
 from msprobe_core.hookspecs import Writer, WriterFactory, hookimpl
 from msprobe_core.model import (
     Argument,
@@ -24,16 +22,13 @@ from msprobe_core.model import (
     Value,
 )
 from msprobe_core.store import layout
+from msprobe_core.store.growing import GrowingFile
 
 _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>").encode
 
 
 class JsonObjectStream:
-    """A JSON object that grows at its end and is valid after every append.
-
-    The closing text is written behind the last member and overwritten by the next append, so a reader always finds
-    a whole object, and a process killed in the middle of an append loses that append only.
-    """
+    """A JSON object that grows at its end and is valid after every append; see `GrowingFile`."""
 
     def __init__(self, path: Path, head: bytes, tail: bytes) -> None:
         """Create the file with no members.
@@ -46,12 +41,8 @@ class JsonObjectStream:
         Raises:
             StoreError: the file cannot be created or written.
         """
-        self._path = path
-        self._tail = tail
-        self._file = layout.create_file(path)
-        self._end = 0
+        self._file = GrowingFile(path, head, tail)
         self._is_empty = True
-        self._write(head)
 
     def append(self, members: Sequence[tuple[str, bytes]]) -> None:
         """Add members, each a key and its encoded value.
@@ -62,33 +53,12 @@ class JsonObjectStream:
         if not members:
             return
         lines = b",\n".join(_encode(_text(key)) + b":" + value for key, value in members)
-        self._write(lines if self._is_empty else b",\n" + lines)
+        self._file.append(lines if self._is_empty else b",\n" + lines)
         self._is_empty = False
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-    def _write(self, content: bytes) -> None:
-        try:
-            self._file.seek(self._end)
-            self._file.write(content + self._tail)
-            self._file.flush()
-        except OSError as error:
-            self._restore()
-            raise StoreError(
-                f"{self._path}: cannot be written ({error.strerror}); what was recorded before is kept"
-            ) from error
-        self._end += len(content)
-
-    def _restore(self) -> None:
-        """Cut off a half-written append; the few bytes of the tail fit where they were before."""
-        try:
-            os.ftruncate(self._file.fileno(), self._end)
-            os.pwrite(self._file.fileno(), self._tail, self._end)
-        except OSError:
-            # The reader recovers whole records from a file without its tail.
-            return
 
 
 class JsonWriter:
