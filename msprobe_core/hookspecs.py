@@ -308,6 +308,14 @@ class WriterFactory(Protocol):
         """Value of the setting ``writer`` that selects it."""
         ...
 
+    def check(self) -> None:
+        """Raise if this format cannot be written here; called when a session is made, long before the first step.
+
+        Raises:
+            PluginError: something that it needs is not installed; the message says how to install it.
+        """
+        ...
+
     def open(self, directory: Path, header: RunHeader) -> Writer:
         """Begin a dump in ``directory``, which exists; replaces one that is already there.
 

@@ -56,11 +56,13 @@ class Session:
 
         Raises:
             ConfigError: the configuration asks for what this version, or what is installed, does not offer.
+            PluginError: something that the writer needs is not installed.
         """
         self._config = config
         self._framework = framework
         self._processor = _choose("summary_mode", str(config.options.summary_mode), processors)
-        self._writer_factory = _choose("writer", config.writer, writers)
+        self._writer_factory: WriterFactory = _choose("writer", config.writer, writers)
+        self._writer_factory.check()
         _check_supported(config)
         self._selection = Selection(config.options)
         self._queue = BackgroundQueue()

@@ -52,7 +52,7 @@ class JsonObjectStream:
         """
         if not members:
             return
-        lines = b",\n".join(_encode(_text(key)) + b":" + value for key, value in members)
+        lines = b",\n".join(_encode(clean_text(key)) + b":" + value for key, value in members)
         self._file.append(lines if self._is_empty else b",\n" + lines)
         self._is_empty = False
 
@@ -65,6 +65,7 @@ class JsonWriter:
     """The writer of one step of one rank."""
 
     def __init__(self, directory: Path, header: RunHeader) -> None:
+        layout.remove_dump(directory)
         self._dump = JsonObjectStream(directory / layout.DUMP_FILE, _head(directory, header), b"\n}}\n")
         self._stacks: JsonObjectStream | None = None
         self._construct: JsonObjectStream | None = None
@@ -81,7 +82,9 @@ class JsonWriter:
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:
-            self._construct.append([(name, _encode(parent)) for name, parent in batch.parents.items()])
+            self._construct.append(
+                [(name, _encode(parent and clean_text(parent))) for name, parent in batch.parents.items()]
+            )
 
     def close(self) -> None:
         """Close all files."""
@@ -93,10 +96,10 @@ class JsonWriter:
         groups: dict[tuple[str, ...], list[str]] = {}
         for entry in entries:
             if entry.stack is not None:
-                groups.setdefault(entry.stack, []).append(entry.name)
+                groups.setdefault(entry.stack, []).append(clean_text(entry.name))
         members: list[tuple[str, bytes]] = []
         for frames, entry_names in groups.items():
-            members.append((str(self._num_stacks), _encode([entry_names, frames])))
+            members.append((str(self._num_stacks), _encode([entry_names, [clean_text(frame) for frame in frames]])))
             self._num_stacks += 1
         return members
 
@@ -151,12 +154,17 @@ def value_json(value: Value) -> Any:
     if isinstance(value, list):
         return [value_json(item) for item in value]
     if isinstance(value, dict):
-        return {_text(key): value_json(item) for key, item in value.items()}
+        return {clean_text(key): value_json(item) for key, item in value.items()}
     if isinstance(value, GradientSlot):
         return value_json(value.value)
     if isinstance(value, Argument):
         return _argument_json(value)
     return None
+
+
+def leaf_text(value: TensorValue | Argument) -> str:
+    """Return a value as the JSON text that stands for it in ``dump.json``."""
+    return _encode(value_json(value)).decode()
 
 
 def _tensor_json(value: TensorValue) -> dict[str, Any]:
@@ -183,10 +191,10 @@ def _argument_json(argument: Argument) -> dict[str, Any]:
     if argument.fields is not None:
         return {"type": argument.type, **{key: _number_json(part) for key, part in argument.fields.items()}}
     value = argument.value
-    return {"type": argument.type, "value": _text(value) if isinstance(value, str) else _number_json(value)}
+    return {"type": argument.type, "value": clean_text(value) if isinstance(value, str) else _number_json(value)}
 
 
-def _text(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return ``text`` as UTF-8 can have it: text out of a tokenizer's bytes may hold lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -204,6 +212,9 @@ class JsonWriterFactory:
     """Stores runs as ``dump.json``, ``stack.json`` and ``construct.json``."""
 
     name = "json"
+
+    def check(self) -> None:
+        """Return: nothing is needed."""
 
     def open(self, directory: Path, header: RunHeader) -> Writer:
         """Begin a dump in ``directory``."""

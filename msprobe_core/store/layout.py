@@ -5,6 +5,7 @@
     {dump_path}/step{K}/rank{R}/      in a job of several processes
     {dump_path}/step{K}/proc{PID}/    otherwise
         dump.json  stack.json  construct.json  dump_tensor_data/
+        dump.arrow  stack.arrow  construct.arrow        with writer arrow, instead of the .json
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from msprobe_core.errors import DumpError, StoreError
 DUMP_FILE = "dump.json"
 STACK_FILE = "stack.json"
 CONSTRUCT_FILE = "construct.json"
+ARROW_DUMP_FILE = "dump.arrow"
+ARROW_STACK_FILE = "stack.arrow"
+ARROW_CONSTRUCT_FILE = "construct.arrow"
 TENSOR_DIRECTORY = "dump_tensor_data"
+
+_DUMP_FILES = (
+    DUMP_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
+)  # fmt: skip
 
 _RANK = re.compile(r"rank(0|[1-9]\d*)", re.ASCII)
 _PROCESS = re.compile(r"proc(\d+)|rank()", re.ASCII)  # older tools write "rank" without a number
@@ -66,6 +74,37 @@ def create_file(path: Path) -> BinaryIO:
     except OSError as error:
         raise StoreError(f"{path}: cannot be created ({error.strerror}); check the directory's permissions") from error
     return os.fdopen(descriptor, "wb")
+
+
+def remove_dump(directory: Path) -> None:
+    """Remove the files of a dump in any format of the core's, so that what is written next is the only one.
+
+    Raises:
+        StoreError: one of them cannot be removed.
+    """
+    for name in _DUMP_FILES:
+        path = directory / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: is of an earlier run and cannot be removed ({error.strerror}); choose another directory"
+            ) from error
+
+
+def tensor_path(dump: Path, file_name: str) -> Path:
+    """Return the path of a stored tensor.
+
+    Args:
+        dump: The dump's file.
+        file_name: As its record has it.
+
+    Raises:
+        DumpError: ``file_name`` would lead out of the dump's directory.
+    """
+    if Path(file_name).name != file_name:
+        raise DumpError(f"{dump}: the tensor file name {file_name!r} leads out of {TENSOR_DIRECTORY}")
+    return dump.parent / TENSOR_DIRECTORY / file_name
 
 
 def tensor_file_name(stem: str, suffix: str) -> str:

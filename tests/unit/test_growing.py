@@ -8,6 +8,7 @@ import pytest
 
 import msprobe_core
 from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, Stats, TensorMeta, TensorValue
+from msprobe_core.store.arrow import ArrowWriterFactory
 from msprobe_core.store.json_writer import JsonWriterFactory
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
@@ -15,7 +16,7 @@ IO = Path("/proc/self/io")
 META = TensorMeta("torch.Tensor", "torch.float32", (2, 3), True)
 HEADER = RunHeader(task="statistics", level="mix", framework="pytorch")
 
-WRITERS = {"json": JsonWriterFactory}
+WRITERS = {"json": JsonWriterFactory, "arrow": ArrowWriterFactory}
 
 
 def written():
@@ -39,6 +40,8 @@ def batch(number, num_entries=50):
 @pytest.mark.parametrize("name", WRITERS)
 def test_nothing_is_written_twice(tmp_path, name):
     """Each batch costs the bytes that it adds to the files, and the few bytes of their ends, however long they are."""
+    if name == "arrow":
+        pytest.importorskip("pyarrow")
     writer = WRITERS[name]().open(tmp_path, HEADER)
     costs = []
     for number in range(40):
