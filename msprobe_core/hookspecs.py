@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
-from msprobe_core.model import Argument, Batch, Digest, GradientSlot, Level, RunHeader, TensorMeta
+from msprobe_core.model import Argument, Batch, Digest, GradientSlot, Level, RunHeader, TensorContent, TensorMeta
 
 if TYPE_CHECKING:
     import click
@@ -264,6 +264,13 @@ class Framework(Protocol):
         """Return a copy that later writes to ``tensor`` do not change; enqueued, not waited for.
 
         ``None`` if its elements cannot be copied, as those of a sparse tensor; it is then recorded without a file.
+        """
+        ...
+
+    def content(self, snapshot: Any) -> TensorContent | None:
+        """Return the elements of a snapshot on the host; may wait for a device. Runs on the writer's thread.
+
+        ``None`` if they have no plain bytes; the snapshot is then written by ``save``.
         """
         ...
 

@@ -139,11 +139,25 @@ class Digest(msgspec.Struct):
 
 
 class TensorValue(msgspec.Struct):
-    """A tensor seen at a call. ``file_name`` is set where the whole tensor is kept."""
+    """A tensor seen at a call. ``file_name`` is set where the whole tensor is kept: it leads to it."""
 
     meta: TensorMeta
     digest: Digest
     file_name: str | None = None
+
+
+class TensorContent(msgspec.Struct, frozen=True):
+    """The elements of a tensor, on the host.
+
+    Attributes:
+        dtype: Name without the framework's, for example ``bfloat16``, ``float8_e4m3fn``, ``int64``, ``bool``.
+        shape: Sizes of the dimensions.
+        data: The elements' bytes, one after the other in C order, little-endian.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 class Argument(msgspec.Struct, frozen=True):

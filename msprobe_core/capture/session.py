@@ -13,6 +13,7 @@ from typing import Any
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.stacks import StackCache
+from msprobe_core.capture.tensors import TensorStore, open_tensor_store
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, SessionError, StoreError
 from msprobe_core.hookspecs import Attachment, Framework, Processor, Writer, WriterFactory
@@ -70,6 +71,7 @@ class Session:
         self._detached: list[Attachment] = []
         self._models: Sequence[Model] = ()
         self._writer: Writer | None = None
+        self._tensors: TensorStore | None = None
         self._directory: Path | None = None
         self._step = 0
         self._is_finished = False
@@ -160,7 +162,7 @@ class Session:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
         self._recorder.shut()
         self._is_finished = True
-        self._writer = None
+        self._writer = self._tensors = None
         self._queue = BackgroundQueue()
 
     # --- what is selected, and where it goes ------------------------------------------------------------------
@@ -191,6 +193,7 @@ class Session:
             shutil.rmtree(tensors, ignore_errors=True)  # of an earlier run in the same place
         if config.task is Task.TENSOR:
             layout.make_directory(tensors)
+            self._tensors = open_tensor_store(config.tensor_format, self._framework, tensors)
         header = RunHeader(
             task=config.task.value,
             level=config.level.value,
@@ -203,23 +206,19 @@ class Session:
         _logger.info("recording step %d to %s", self._step, directory)
 
     def _keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
-        assert self._directory is not None
+        tensors = self._tensors
+        assert tensors is not None
         snapshot = self._framework.snapshot(tensor)
         if snapshot is None:
             return
-        name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
-        path = self._directory / layout.TENSOR_DIRECTORY / name
-        value.file_name = name
 
         def save() -> None:
             try:
-                self._framework.save(snapshot, path)
-            except Exception as error:
-                value.file_name = None  # the record is written later, by the same thread
-                path.unlink(missing_ok=True)
-                if (full := _os_error_in(error)) is not None:
-                    raise StoreError(f"{path}: cannot be written ({full.strerror or full})") from error
-                self._recorder.note_failure(name, error)
+                value.file_name = tensors.save(snapshot, stem)  # the record is written later, by the same thread
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001  # of a framework
+                self._recorder.note_failure(stem, error)
 
         self._queue.submit(save, size_bytes=getattr(snapshot, "nbytes", 0))
 
@@ -257,17 +256,9 @@ class Session:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def _os_error_in(error: BaseException | None) -> OSError | None:
-    """Return the `OSError` behind ``error``: PyTorch turns a full disk into a RuntimeError."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
+        if self._tensors is not None:
+            self._tensors.close()
+            self._tensors = None
 
 
 def _choose(setting: str, name: str, offers: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.model import Phase, Role
+from msprobe_core.store import layout
 
 
 class RowKind(str, Enum):
@@ -117,7 +118,9 @@ class FrameBuilder:
         name = names.row_name(entry, role, path)
         cells = _leaf_cells(leaf)
         file_name = cells[-1]
-        shown = name if file_name is None else names.row_of_file(file_name)
+        # A file is called like its row; a tensor in a shard like the first row that had these values.
+        has_own = isinstance(file_name, str) and layout.shard_member(file_name) is None
+        shown = names.row_of_file(str(file_name)) if has_own else name
         # Enum members are strings; their .value is a slow property.
         self._rows.append((shown, key or name, entry, role, phase, *cells))
 
@@ -155,7 +158,7 @@ def with_names(rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(key=key)
     if rows["file_name"].null_count() == rows.height:
         return rows.with_columns(name=pl.col("key"))
-    files = rows["file_name"].unique().drop_nulls().to_list()
+    files = [file for file in rows["file_name"].unique().drop_nulls() if layout.shard_member(file) is None]
     shown = pl.Series([names.row_of_file(file) for file in files], dtype=pl.String)
     return rows.with_columns(
         name=pl.coalesce(pl.col("file_name").replace_strict(files, shown, default=None), pl.col("key"))

@@ -6,6 +6,7 @@
     {dump_path}/step{K}/proc{PID}/    otherwise
         dump.json  stack.json  construct.json  dump_tensor_data/
         dump.arrow  stack.arrow  construct.arrow        with writer arrow, instead of the .json
+        dump_tensor_data/{name}.pt, .npy                or shard-{N}.safetensors
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ ARROW_DUMP_FILE = "dump.arrow"
 ARROW_STACK_FILE = "stack.arrow"
 ARROW_CONSTRUCT_FILE = "construct.arrow"
 TENSOR_DIRECTORY = "dump_tensor_data"
+SHARD_SUFFIX = ".safetensors"
 
 _DUMP_FILES = (
     DUMP_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
@@ -105,6 +107,22 @@ def tensor_path(dump: Path, file_name: str) -> Path:
     if Path(file_name).name != file_name:
         raise DumpError(f"{dump}: the tensor file name {file_name!r} leads out of {TENSOR_DIRECTORY}")
     return dump.parent / TENSOR_DIRECTORY / file_name
+
+
+def shard_file_name(number: int) -> str:
+    """Return the file name of a shard; shards count from 0."""
+    return f"shard-{number:05}{SHARD_SUFFIX}"
+
+
+def shard_reference(shard: str, key: str) -> str:
+    """Return what a record has in the place of a file name: the shard's file name and the tensor's key in it."""
+    return f"{shard}#{key}"
+
+
+def shard_member(file_name: str) -> tuple[str, str] | None:
+    """Return file name and key of a reference into a shard; ``None`` if it is a plain file name."""
+    shard, mark, key = file_name.partition(f"{SHARD_SUFFIX}#")
+    return (shard + SHARD_SUFFIX, key) if mark else None
 
 
 def tensor_file_name(stem: str, suffix: str) -> str:

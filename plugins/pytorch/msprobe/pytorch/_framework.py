@@ -20,7 +20,7 @@ from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, NamedModel, Reducer
-from msprobe_core.model import Argument, TensorMeta
+from msprobe_core.model import Argument, TensorContent, TensorMeta
 from msprobe_core.store.layout import create_file
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
@@ -99,6 +99,12 @@ class PyTorchFramework:
         with Quiet():
             values = readable(tensor)
             return None if values is None else values.clone(memory_format=torch.contiguous_format)
+
+    def content(self, snapshot: Any) -> TensorContent:
+        """Return the bytes of a copy, fetched from its device."""
+        values = snapshot.resolve_conj().resolve_neg().cpu().contiguous()
+        dtype = str(values.dtype).removeprefix("torch.")
+        return TensorContent(dtype, tuple(values.shape), memoryview(values.reshape(-1).view(torch.uint8).numpy()))
 
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a copy with ``torch.save``."""
