@@ -5,7 +5,8 @@
 A record is the row of one tensor with four random float64 statistics and a checksum; three make an entry. Entries are
 written batch by batch, as capture does: *early* and *late* are the medians of the first and the last tenth of the
 batches, so that late over early is 1 where a record costs the same however many are there. The formats are measured in
-turn. Sizes are those of the dump's own file and of all files together.
+turn. Sizes are those of the dump's own file and of all files together. *cpu* is the time of all threads of the process,
+which other processes on the machine disturb less; reading runs on several threads.
 """
 
 import argparse
@@ -54,9 +55,10 @@ def make_batches(num_records: int, batch_size: int) -> list[Batch]:
     return [Batch(part, {entry.name: entry.parent for entry in part}) for part in parts]
 
 
-def write(directory: Path, factory: WriterFactory, batches: list[Batch]) -> list[float]:
-    """Return microseconds per record of each batch."""
+def write(directory: Path, factory: WriterFactory, batches: list[Batch]) -> tuple[list[float], float, float]:
+    """Return microseconds per record of each batch, and seconds and CPU seconds of all of them."""
     directory.mkdir(parents=True)
+    start, start_cpu = time.perf_counter(), time.process_time()
     writer = factory.open(directory, HEADER)
     times = []
     for batch in batches:
@@ -64,14 +66,14 @@ def write(directory: Path, factory: WriterFactory, batches: list[Batch]) -> list
         writer.write(batch)
         times.append((time.perf_counter() - begin) / (3 * len(batch.entries)) * 1e6)
     writer.close()
-    return times
+    return times, time.perf_counter() - start, time.process_time() - start_cpu
 
 
-def read(directory: Path, reader: Reader) -> tuple[float, int]:
-    """Return seconds, and the number of rows."""
-    begin = time.perf_counter()
+def read(directory: Path, reader: Reader) -> tuple[float, float, int]:
+    """Return seconds, CPU seconds, and the number of rows."""
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     height = reader.read(directory).frame.height
-    return time.perf_counter() - begin, height
+    return time.perf_counter() - begin, time.process_time() - begin_cpu, height
 
 
 def main() -> None:
@@ -89,41 +91,43 @@ def main() -> None:
     tenth = max(1, len(batches) // 10)
     print(f"{num_records} records in {len(batches)} batches, median of {arguments.runs} runs")
     print(
-        f"{'writer':<8}{'early us':>10}{'late us':>9}{'late/early':>12}{'write s':>9}"
-        f"{'B/record':>10}{'all files':>11}{'read s':>8}"
+        f"{'writer':<8}{'early us':>9}{'late us':>9}{'late/early':>11}{'write s':>9}{'cpu':>6}"
+        f"{'B/record':>10}{'all files':>11}{'read s':>8}{'cpu':>7}"
     )
     with tempfile.TemporaryDirectory() as scratch:
-        write_times: dict[str, list[list[float]]] = {name: [] for name in names}
-        read_times: dict[str, list[float]] = {name: [] for name in names}
+        writes: dict[str, list[tuple[list[float], float, float]]] = {name: [] for name in names}
+        reads: dict[str, list[tuple[float, float, int]]] = {name: [] for name in names}
         sizes: dict[str, tuple[int, int]] = {}
-        write(Path(scratch, "warm"), writers["arrow"], batches[:1])  # imports the library
-        read(Path(scratch, "warm"), readers["arrow"])
+        for name in names:  # imports the libraries
+            write(Path(scratch, f"warm_{name}"), writers[name], batches[:1])
+            read(Path(scratch, f"warm_{name}"), readers[name])
         for _ in range(arguments.runs):
             for name in names:
                 directory = Path(scratch, name)
                 shutil.rmtree(directory, ignore_errors=True)
-                write_times[name].append(write(directory, writers[name], batches))
-                seconds, height = read(directory, readers[name])
-                if height != num_records:
-                    raise SystemExit(f"{name}: {height} rows were read")
-                read_times[name].append(seconds)
+                writes[name].append(write(directory, writers[name], batches))
+                reads[name].append(read(directory, readers[name]))
+                if reads[name][-1][2] != num_records:
+                    raise SystemExit(f"{name}: {reads[name][-1][2]} rows were read")
                 files = {path.stem: path.stat().st_size for path in directory.iterdir()}
                 sizes[name] = files["dump"], sum(files.values())
-        for name, runs in write_times.items():
-            early = statistics.median(time for times in runs for time in times[:tenth])
-            late = statistics.median(time for times in runs for time in times[-tenth:])
-            total = statistics.median(
-                sum(time * 3 * len(batch.entries) for time, batch in zip(times, batches, strict=True)) / 1e6
-                for times in runs
-            )
+        for name in names:
+            early = statistics.median(time for times, _, _ in writes[name] for time in times[:tenth])
+            late = statistics.median(time for times, _, _ in writes[name] for time in times[-tenth:])
+            write_s, write_cpu = (statistics.median(run[i] for run in writes[name]) for i in (1, 2))
+            read_s, read_cpu = (statistics.median(run[i] for run in reads[name]) for i in (0, 1))
             print(
-                f"{name:<8}{early:>10.2f}{late:>9.2f}{late / early:>12.2f}{total:>9.2f}"
+                f"{name:<8}{early:>9.2f}{late:>9.2f}{late / early:>11.2f}{write_s:>9.2f}{write_cpu:>6.2f}"
                 f"{sizes[name][0] / num_records:>10.1f}{sizes[name][1] / num_records:>11.1f}"
-                f"{statistics.median(read_times[name]):>8.3f}"
+                f"{read_s:>8.3f}{read_cpu:>7.3f}"
             )
         if len(names) == 2:
-            ratio = statistics.median(read_times["json"]) / statistics.median(read_times["arrow"])
-            print(f"json/arrow: {sizes['json'][0] / sizes['arrow'][0]:.1f} in size, {ratio:.0f} in reading")
+            ratios = [statistics.median(run[i] for run in reads["json"]) for i in (0, 1)]
+            ratios = [ratio / statistics.median(run[i] for run in reads["arrow"]) for i, ratio in enumerate(ratios)]
+            print(
+                f"json/arrow: {sizes['json'][0] / sizes['arrow'][0]:.1f} in size, {ratios[0]:.0f} in reading, "
+                f"{ratios[1]:.0f} in its cpu time"
+            )
 
 
 if __name__ == "__main__":
