@@ -291,12 +291,26 @@ def to_small_batch(columns: Mapping[str, Cell], cells: Sequence[Sequence[Any]]) 
 
 
 def _array(pyarrow: PyArrow, cell: Cell, cells: Sequence[Any]) -> PyArrow:
-    if cell is Cell.TEXT:
-        return pyarrow.array(cells, pyarrow.string()).dictionary_encode()
-    if cell is Cell.NUMBER:
-        # Extremes of integers and booleans are numbers of these kinds.
-        cells = [value if value is None else float(value) for value in cells]
-    return pyarrow.array(cells, types()[cell])
+    kind = pyarrow.string() if cell is Cell.TEXT else types()[cell]
+    try:
+        array = pyarrow.array(cells, kind)
+    except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+        # Extremes of integers and booleans among floats; whatever else a processor of others put into a digest.
+        array = pyarrow.array([None if part is None else _converted(cell, part) for part in cells], kind)
+    return array.dictionary_encode() if cell is Cell.TEXT else array
+
+
+def _converted(cell: Cell, part: Any) -> Any:
+    """Return a cell in its column's type; ``None`` if it cannot have it."""
+    try:
+        if cell is Cell.NUMBER:
+            return float(part)
+        if cell is Cell.COUNT:
+            number = int(part)
+            return number if abs(number) < 2**63 else None
+        return clean_text(part if isinstance(part, str) else str(part))
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 @cache

@@ -231,19 +231,20 @@ def _frame_of(table: PyArrow) -> pl.DataFrame:
     # The row behind the last is that of a value which is none.
     number = pl.select(pl.when(is_call).then(None).otherwise(leaves.indices).fill_null(len(decoded))).to_series()
     rows = rows.hstack(frame.leaf_frame([*decoded, None])[number])
-    cells = pl.DataFrame(
-        {
-            column.frame: _series(table[column.name])
-            for column in COLUMNS
-            if column.frame is not None and column.name in table.schema.names
-        }
+    own = {
+        column.frame: _series(table[column.name], frame.COLUMNS[column.frame])
+        for column in COLUMNS
+        if column.frame is not None and column.name in table.schema.names
+    }
+    rows = rows.with_columns(
+        pl.coalesce(cells, pl.col(name)).alias(name) if name in rows.columns else cells.alias(name)
+        for name, cells in own.items()
     )
-    rows = rows.with_columns(pl.coalesce(cells[name], pl.col(name)).alias(name) for name in cells.columns)
     return frame.with_names(rows).select(frame.COLUMNS.keys())
 
 
-def _series(column: PyArrow) -> pl.Series:
-    return cast("Any", pl).from_arrow(column)
+def _series(column: PyArrow, dtype: Any) -> pl.Series:
+    return cast("Any", pl).from_arrow(column).cast(dtype)
 
 
 _ROLE, _PHASE = frame.COLUMNS["role"], frame.COLUMNS["phase"]
@@ -261,7 +262,7 @@ class _Texts(NamedTuple):
         if not column.num_chunks:
             return _Texts([], pl.Series([], dtype=pl.Int32))
         indices = import_pyarrow().chunked_array([chunk.indices for chunk in column.chunks])
-        return _Texts(column.chunk(0).dictionary.to_pylist(), _series(indices))
+        return _Texts(column.chunk(0).dictionary.to_pylist(), _series(indices, pl.Int32))
 
     def gather(self, values: Sequence[str], dtype: Any = pl.String) -> pl.Series:
         """Return a column that has, for each distinct text, another one."""

@@ -10,6 +10,7 @@ import time
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,6 +151,19 @@ def test_any_values_survive_as_they_do_in_json(tmp_path_factory, parts):
     ]
     root = tmp_path_factory.mktemp("any")
     assert_same(*read_both(root, [Batch(entries[:2], {}), Batch(entries[2:], {})]))
+
+
+def test_a_digest_of_other_types_is_stored_as_far_as_it_goes(tmp_path):
+    """A processor of others may put anything there; it must not end the recording."""
+    values = [
+        TensorValue(META, Digest(Stats(max=np.float32(0.5), min=1, mean="x", num_nan=np.int64(3)), 77)),
+        TensorValue(META, Digest(Stats(max=2**80, num_nan=2**80, num_inf=True), "a\udc80")),
+    ]
+    write(tmp_path, "arrow", [Batch([Entry(name="Tensor.add.0.forward", phase=Phase.FORWARD, inputs=values)], {})])
+    columns = ["max", "min", "mean", "num_nan", "num_inf", "checksum"]
+    assert ArrowReader().read(tmp_path).frame.select(columns).rows() == [
+        (0.5, 1.0, None, 3, None, "77"), (2.0**80, None, None, None, 1, "a\\udc80")
+    ]  # fmt: skip
 
 
 def test_a_dump_without_values_is_read(tmp_path):
