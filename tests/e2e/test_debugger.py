@@ -114,8 +114,8 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
         PrecisionDebugger(dump_path=tmp_path).close()  # the failed one does not stand in the way
     with pytest.raises(ConfigError, match="the level 'L2' is not available yet; available: L0, L1, mix"):
         PrecisionDebugger(level="L2")
-    with pytest.raises(ConfigError, match="'writer' is 'arrow'; allowed: json"):
-        PrecisionDebugger(writer="arrow")
+    with pytest.raises(ConfigError, match="'writer' is 'parquet'; allowed: arrow, json"):
+        PrecisionDebugger(writer="parquet")
 
 
 def test_a_directory_that_cannot_be_written_is_said_at_start(tmp_path):
