@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pluggy
 
-from msprobe_core.model import Argument, Batch, Digest, GradientSlot, Level, RunHeader, TensorMeta
+from msprobe_core.model import Argument, Batch, Digest, GradientSlot, Level, RunHeader, TensorContent, TensorMeta
 
 if TYPE_CHECKING:
     import click
@@ -330,6 +330,13 @@ class Framework(Protocol):
         """
         ...
 
+    def content(self, snapshot: Any) -> TensorContent | None:
+        """Return the elements of a snapshot on the host; may wait for a device. Runs on the writer's thread.
+
+        ``None`` if they have no plain bytes; the snapshot is then written by ``save``.
+        """
+        ...
+
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a snapshot to a new file, readable by its owner only. Runs on the writer's thread."""
         ...
@@ -404,6 +411,14 @@ class WriterFactory(Protocol):
     @property
     def name(self) -> str:
         """Value of the setting ``writer`` that selects it."""
+        ...
+
+    def check(self) -> None:
+        """Raise if this format cannot be written here; called when a session is made, long before the first step.
+
+        Raises:
+            PluginError: something that it needs is not installed; the message says how to install it.
+        """
         ...
 
     def open(self, directory: Path, header: RunHeader) -> Writer:

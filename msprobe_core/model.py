@@ -108,12 +108,12 @@ class Distribution(msgspec.Struct, frozen=True):
     """Which part of a distributed tensor this rank holds; what is recorded of its values is of that part.
 
     Attributes:
-        device_mesh: The ranks, as nested lists with one level for each dimension of the mesh.
+        device_mesh: The ranks, nested, with one level for each dimension of the mesh.
         placements: One for each dimension of the mesh.
         local_shape: Sizes of the part that this rank holds.
     """
 
-    device_mesh: list[Any]
+    device_mesh: tuple[Any, ...]
     placements: tuple[Placement, ...]
     local_shape: tuple[int, ...]
 
@@ -176,7 +176,7 @@ class TensorValue(msgspec.Struct):
     Attributes:
         meta: What it is; where only a part of it is recorded, with the shape of that part.
         digest: What is kept of its values.
-        file_name: Set where the tensor itself is kept.
+        file_name: Set where the tensor itself is kept: it leads to it.
         sliced_from: Its whole shape, where only a part of it is recorded; ``None`` elsewhere.
         failure: Why its values could not be recorded; ``None`` where they were.
     """
@@ -186,6 +186,20 @@ class TensorValue(msgspec.Struct):
     file_name: str | None = None
     sliced_from: tuple[int, ...] | None = None
     failure: str | None = None
+
+
+class TensorContent(msgspec.Struct, frozen=True):
+    """The elements of a tensor, on the host.
+
+    Attributes:
+        dtype: Name without the framework's, for example ``bfloat16``, ``float8_e4m3fn``, ``int64``, ``bool``.
+        shape: Sizes of the dimensions.
+        data: The elements' bytes, one after the other in C order, little-endian.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 class Argument(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
+from msprobe_core.capture.tensors import TensorStore, open_tensor_store
 from msprobe_core.config import Config, RiskLevel
 from msprobe_core.errors import ConfigError, PluginError, SessionError, StoreError
 from msprobe_core.hookspecs import (
@@ -95,11 +96,13 @@ class Session:
 
         Raises:
             ConfigError: the configuration asks for what this version, or what is installed, does not offer.
+            PluginError: something that the writer needs is not installed.
         """
         self._config = config
         self._framework = framework
         self._processor = _choose("summary_mode", str(config.options.summary_mode), processors)
-        self._writer_factory = _choose("writer", config.writer, writers)
+        self._writer_factory: WriterFactory = _choose("writer", config.writer, writers)
+        self._writer_factory.check()
         _check_supported(config)
         self._selection = Selection(config.options)
         self._slices = Slices(config.options)
@@ -120,6 +123,7 @@ class Session:
         self._window = Window()
         self._detached: list[Removable] = []
         self._writer: Writer | None = None
+        self._tensors: TensorStore | None = None
         self._directory: Path | None = None
         self._step = 0
         self._is_finished = False
@@ -405,7 +409,7 @@ class Session:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
         self._recorder.shut()
         self._is_finished = True
-        self._writer = None
+        self._writer = self._tensors = None
         self._queue = BackgroundQueue()
 
     # --- what is selected, and where it goes ------------------------------------------------------------------
@@ -447,6 +451,7 @@ class Session:
             shutil.rmtree(tensors, ignore_errors=True)  # of an earlier run in the same place
         if self._keeps_tensors:
             layout.make_directory(tensors)
+            self._tensors = open_tensor_store(config.tensor_format, self._framework, tensors)
         header = RunHeader(
             task=config.task.value,
             level=config.level.value,
@@ -467,20 +472,16 @@ class Session:
             self._save(snapshot, stem, value)
 
     def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
-        assert self._directory is not None
-        name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
-        path = self._directory / layout.TENSOR_DIRECTORY / name
-        value.file_name = name
+        tensors = self._tensors
+        assert tensors is not None
 
         def save() -> None:
             try:
-                self._framework.save(snapshot, path)
-            except Exception as error:
-                value.file_name = None  # the record is written later, by the same thread
-                path.unlink(missing_ok=True)
-                if (full := _os_error_in(error)) is not None:
-                    raise StoreError(f"{path}: cannot be written ({full.strerror or full})") from error
-                self._recorder.note_failure(name, error)
+                value.file_name = tensors.save(snapshot, stem)  # the record is written later, by the same thread
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001  # of a framework
+                self._recorder.note_failure(stem, error)
 
         self._queue.submit(save, size_bytes=getattr(snapshot, "nbytes", 0))
 
@@ -527,6 +528,9 @@ class Session:
                 self._overflow.end_step(self._step)
             self._writer.close()
             self._writer = None
+        if self._tensors is not None:
+            self._tensors.close()
+            self._tensors = None
 
 
 def _is_number(value: Any) -> bool:
@@ -554,17 +558,6 @@ def _watching(what: str, framework: Framework) -> WatchingFramework:
     return framework
 
 
-def _os_error_in(error: BaseException | None) -> OSError | None:
-    """Return the `OSError` behind ``error``: PyTorch turns a full disk into a RuntimeError."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError):
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
-
-
 def _choose(setting: str, name: str, offers: dict[str, Any]) -> Any:
     if name not in offers:
         raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers))}")
@@ -585,6 +578,8 @@ def _check_saving(config: Config) -> None:
     """Say which settings have no meaning for values that the program saves itself."""
     if config.task not in {Task.STATISTICS, Task.TENSOR}:
         raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
+    if config.writer != "json":
+        raise ConfigError(f"'writer' is {config.writer!r}, but level debug writes debug.json; remove one of them")
     ignored = ("scope", "list", "tensor_list", "slice", "request_id")
     for name in ignored:
         if getattr(config.options, name):

@@ -51,7 +51,8 @@ def compare(
 ) -> int:
     """Compare the dump of a run under test with that of a trusted run.
 
-    Both paths name a dump.json, a rank's directory, or a step's directory, whose ranks are then paired by number.
+    Both paths name a dump.json or dump.arrow, a rank's directory, or a step's directory, whose ranks are then paired by
+    number.
 
     Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps could not be compared.
     """

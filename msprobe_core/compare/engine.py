@@ -110,7 +110,7 @@ def compare_dumps(
     """Compare two dumps.
 
     Args:
-        target: The run under test: a ``dump.json``, a rank's directory, or a step's directory.
+        target: The run under test: a ``dump.json`` or ``dump.arrow``, a rank's directory, or a step's directory.
         golden: The trusted run, of the same kind.
         stack_path: The target's ``stack.json`` if it is not beside the dump.
         progress: Told how many tensors have been compared, and of how many.

@@ -48,6 +48,13 @@ class ReduceDevice(str, Enum):
     DEVICE = "device"
 
 
+class TensorFormat(str, Enum):
+    """How whole tensors are stored: a file each, or together in safetensors shards, each distinct one once."""
+
+    FILES = "files"
+    SAFETENSORS = "safetensors"
+
+
 class SliceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep ``[begin, end)`` of dimension ``dim`` of tensors whose size there is ``size``."""
 
@@ -121,6 +128,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     custom_apis: str | None = None
     load: LoadOptions | None = None
     writer: str = "json"
+    tensor_format: TensorFormat = TensorFormat.FILES
 
 
 class Config(CommonFields, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.model import Phase, Role
+from msprobe_core.store import layout
 
 
 class RowKind(str, Enum):
@@ -55,6 +56,9 @@ _PARTS: tuple[tuple[str, Role], ...] = (
     ("output_kwargs", Role.OUTPUT),
 )
 """Parts of a forward or backward record, in the order of their rows."""
+
+ROLE_OF_PART = dict(_PARTS) | {Phase.PARAMETERS_GRAD.value: Role.PARAMETERS_GRAD}
+"""Role of the values in each part; gradients of parameters are a part by themselves."""
 
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -126,9 +130,51 @@ class FrameBuilder:
         name = names.row_name(entry, role, path)
         cells = _leaf_cells(leaf)
         file_name = cells[-1]
-        shown = name if file_name is None else names.row_of_file(file_name)
+        # A file is called like its row; a tensor in a shard like the first row that had these values.
+        has_own = isinstance(file_name, str) and layout.shard_member(file_name) is None
+        shown = names.row_of_file(str(file_name)) if has_own else name
         # Enum members are strings; their .value is a slow property.
         self._rows.append((shown, key or name, entry, role, phase, *cells))
+
+
+def leaf_frame(leaves: Sequence[Any]) -> pl.DataFrame:
+    """Return the columns from ``kind`` on, one row per leaf of a record.
+
+    Args:
+        leaves: As they stand in ``dump.json``, decoded.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: one of them is no leaf.
+    """
+    columns = list(COLUMNS.items())[-len(_NONE_CELLS) :]
+    rows = [_leaf_cells(leaf) for leaf in leaves]
+    cells = zip(*rows, strict=True) if rows else [() for _ in columns]
+    return pl.DataFrame([_series(name, column, dtype) for (name, dtype), column in zip(columns, cells, strict=True)])
+
+
+def with_names(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return ``rows`` with ``name`` and ``key``, as `FrameBuilder` names them.
+
+    Args:
+        rows: Has ``entry``, ``role``, ``file_name`` and ``path``: its place, null in a call without values.
+    """
+    entry, path = pl.col("entry"), pl.col("path")
+    is_gradient = pl.col("role") == Role.PARAMETERS_GRAD.value
+    key = (
+        pl.when(path.is_null())
+        .then(entry)
+        .when(is_gradient)
+        .then(pl.concat_str(entry, path, separator="."))
+        .otherwise(pl.concat_str(entry, pl.col("role").cast(pl.String), path, separator="."))
+    )
+    rows = rows.with_columns(key=key)
+    if rows["file_name"].null_count() == rows.height:
+        return rows.with_columns(name=pl.col("key"))
+    files = [file for file in rows["file_name"].unique().drop_nulls() if layout.shard_member(file) is None]
+    shown = pl.Series([names.row_of_file(file) for file in files], dtype=pl.String)
+    return rows.with_columns(
+        name=pl.coalesce(pl.col("file_name").replace_strict(files, shown, default=None), pl.col("key"))
+    )
 
 
 def _series(name: str, column: Sequence[Any], dtype: Any) -> pl.Series:

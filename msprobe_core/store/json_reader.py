@@ -66,9 +66,7 @@ class JsonDump:
         Raises:
             DumpError: ``file_name`` would lead out of the dump's directory.
         """
-        if Path(file_name).name != file_name:
-            raise DumpError(f"{self.path}: the tensor file name {file_name!r} leads out of {layout.TENSOR_DIRECTORY}")
-        return self.path.parent / layout.TENSOR_DIRECTORY / file_name
+        return layout.tensor_path(self.path, file_name)
 
 
 class JsonReader:

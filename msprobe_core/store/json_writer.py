@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from msprobe_core.errors import StoreError
 from msprobe_core.hookspecs import Writer, WriterFactory, hookimpl
 from msprobe_core.model import (
     Argument,
@@ -28,16 +25,13 @@ from msprobe_core.model import (
     Value,
 )
 from msprobe_core.store import layout
+from msprobe_core.store.growing import GrowingFile
 
 _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>").encode
 
 
 class JsonObjectStream:
-    """A JSON object that grows at its end and is valid after every append.
-
-    The closing text is written behind the last member and overwritten by the next append, so a reader always finds
-    a whole object, and a process killed in the middle of an append loses that append only.
-    """
+    """A JSON object that grows at its end and is valid after every append; see `GrowingFile`."""
 
     def __init__(self, path: Path, head: bytes, tail: bytes) -> None:
         """Create the file with no members.
@@ -50,12 +44,8 @@ class JsonObjectStream:
         Raises:
             StoreError: the file cannot be created or written.
         """
-        self._path = path
-        self._tail = tail
-        self._file = layout.create_file(path)
-        self._end = 0
+        self._file = GrowingFile(path, head, tail)
         self._is_empty = True
-        self._write(head)
 
     def append(self, members: Sequence[tuple[str, bytes]]) -> None:
         """Add members, each a key and its encoded value.
@@ -65,44 +55,21 @@ class JsonObjectStream:
         """
         if not members:
             return
-        lines = b",\n".join(_encode(_text(key)) + b":" + value for key, value in members)
-        self._write(lines if self._is_empty else b",\n" + lines)
+        lines = b",\n".join(_encode(clean_text(key)) + b":" + value for key, value in members)
+        self._file.append(lines if self._is_empty else b",\n" + lines)
         self._is_empty = False
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _write(self, content: bytes) -> None:
-        try:
-            self._file.seek(self._end)
-            self._file.write(content + self._tail)
-            self._file.flush()
-        except OSError as error:
-            self._restore()
-            raise StoreError(
-                f"{self._path}: cannot be written ({error.strerror}); what was recorded before is kept"
-            ) from error
-        self._end += len(content)
-
-    def _restore(self) -> None:
-        """Cut off a half-written append; the few bytes of the tail fit where they were before."""
-        try:
-            os.ftruncate(self._file.fileno(), self._end)
-            os.pwrite(self._file.fileno(), self._tail, self._end)
-        except OSError:
-            # The reader recovers whole records from a file without its tail.
-            return
-
 
 class JsonWriter:
     """The writer of one step of one rank."""
 
     def __init__(self, directory: Path, header: RunHeader) -> None:
+        layout.remove_dump(directory)
         name = layout.DEBUG_FILE if header.level == Level.DEBUG.value else layout.DUMP_FILE
-        for other in {layout.DUMP_FILE, layout.DEBUG_FILE, layout.STACK_FILE, layout.CONSTRUCT_FILE} - {name}:
-            with suppress(OSError):
-                (directory / other).unlink(missing_ok=True)  # of an earlier run in the same place
         self._dump = JsonObjectStream(directory / name, _head(directory, header), b"\n}}\n")
         self._stacks: JsonObjectStream | None = None
         self._construct: JsonObjectStream | None = None
@@ -119,7 +86,9 @@ class JsonWriter:
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:
-            self._construct.append([(name, _encode(parent)) for name, parent in batch.parents.items()])
+            self._construct.append(
+                [(name, _encode(parent and clean_text(parent))) for name, parent in batch.parents.items()]
+            )
 
     def close(self) -> None:
         """Close all files."""
@@ -131,10 +100,10 @@ class JsonWriter:
         groups: dict[tuple[str, ...], list[str]] = {}
         for entry in entries:
             if entry.stack is not None:
-                groups.setdefault(entry.stack, []).append(entry.name)
+                groups.setdefault(entry.stack, []).append(clean_text(entry.name))
         members: list[tuple[str, bytes]] = []
         for frames, entry_names in groups.items():
-            members.append((str(self._num_stacks), _encode([entry_names, frames])))
+            members.append((str(self._num_stacks), _encode([entry_names, [clean_text(frame) for frame in frames]])))
             self._num_stacks += 1
         return members
 
@@ -201,14 +170,19 @@ def value_json(value: Value) -> Any:
     if isinstance(value, list):
         return [value_json(item) for item in value]
     if isinstance(value, dict):
-        return {_text(key): value_json(item) for key, item in value.items()}
+        return {clean_text(key): value_json(item) for key, item in value.items()}
     if isinstance(value, GradientSlot):
         return value_json(value.value)
     if isinstance(value, Argument):
         return _argument_json(value)
     if isinstance(value, Failure):
-        return {"type": "error", "error": _text(value.reason)}
+        return {"type": "error", "error": clean_text(value.reason)}
     return None
+
+
+def leaf_text(value: TensorValue | Argument | Failure) -> str:
+    """Return a value as the JSON text that stands for it in ``dump.json``."""
+    return _encode(value_json(value)).decode()
 
 
 def _tensor_json(value: TensorValue) -> dict[str, Any]:
@@ -233,7 +207,7 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
     if value.sliced_from is not None:
         fields["sliced_from"] = value.sliced_from
     if value.failure is not None:
-        fields["error"] = _text(value.failure)
+        fields["error"] = clean_text(value.failure)
     return fields
 
 
@@ -254,11 +228,11 @@ def _argument_json(argument: Argument) -> Any:
         return {"type": argument.type, **{key: _number_json(part) for key, part in argument.fields.items()}}
     value = argument.value
     if not argument.type:
-        return _text(value) if isinstance(value, str) else _number_json(value)
-    return {"type": argument.type, "value": _text(value) if isinstance(value, str) else _number_json(value)}
+        return clean_text(value) if isinstance(value, str) else _number_json(value)
+    return {"type": argument.type, "value": clean_text(value) if isinstance(value, str) else _number_json(value)}
 
 
-def _text(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return ``text`` as UTF-8 can have it: text out of a tokenizer's bytes may hold lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -276,6 +250,9 @@ class JsonWriterFactory:
     """Stores runs as ``dump.json``, ``stack.json`` and ``construct.json``."""
 
     name = "json"
+
+    def check(self) -> None:
+        """Return: nothing is needed."""
 
     def open(self, directory: Path, header: RunHeader) -> Writer:
         """Begin a dump in ``directory``."""

@@ -5,7 +5,9 @@
     {dump_path}/step{K}/rank{R}/      in a job of several processes
     {dump_path}/step{K}/proc{PID}/    otherwise
         dump.json  stack.json  construct.json  dump_tensor_data/
-        debug.json                              instead of the three, at level debug
+        dump.arrow  stack.arrow  construct.arrow        with writer arrow, instead of the .json
+        debug.json                                      instead of the three, at level debug
+        dump_tensor_data/{name}.pt, .npy                or shard-{N}.safetensors
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ DUMP_FILE = "dump.json"
 DEBUG_FILE = "debug.json"
 STACK_FILE = "stack.json"
 CONSTRUCT_FILE = "construct.json"
+ARROW_DUMP_FILE = "dump.arrow"
+ARROW_STACK_FILE = "stack.arrow"
+ARROW_CONSTRUCT_FILE = "construct.arrow"
 TENSOR_DIRECTORY = "dump_tensor_data"
+SHARD_SUFFIX = ".safetensors"
+
+_DUMP_FILES = (
+    DUMP_FILE, DEBUG_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
+)  # fmt: skip
 
 _RANK = re.compile(r"rank(0|[1-9]\d*)", re.ASCII)
 _PROCESS = re.compile(r"proc(\d+)|rank()", re.ASCII)  # older tools write "rank" without a number
@@ -68,6 +78,53 @@ def create_file(path: Path) -> BinaryIO:
     except OSError as error:
         raise StoreError(f"{path}: cannot be created ({error.strerror}); check the directory's permissions") from error
     return os.fdopen(descriptor, "wb")
+
+
+def remove_dump(directory: Path) -> None:
+    """Remove the files of a dump in any format of the core's, so that what is written next is the only one.
+
+    Raises:
+        StoreError: one of them cannot be removed.
+    """
+    for name in _DUMP_FILES:
+        path = directory / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: is of an earlier run and cannot be removed ({error.strerror}); choose another directory"
+            ) from error
+
+
+def tensor_path(dump: Path, file_name: str) -> Path:
+    """Return the path of a stored tensor.
+
+    Args:
+        dump: The dump's file.
+        file_name: As its record has it.
+
+    Raises:
+        DumpError: ``file_name`` would lead out of the dump's directory.
+    """
+    if Path(file_name).name != file_name:
+        raise DumpError(f"{dump}: the tensor file name {file_name!r} leads out of {TENSOR_DIRECTORY}")
+    return dump.parent / TENSOR_DIRECTORY / file_name
+
+
+def shard_file_name(number: int) -> str:
+    """Return the file name of a shard; shards count from 0."""
+    return f"shard-{number:05}{SHARD_SUFFIX}"
+
+
+def shard_reference(shard: str, key: str) -> str:
+    """Return what a record has in the place of a file name: the shard's file name and the tensor's key in it."""
+    return f"{shard}#{key}"
+
+
+def shard_member(file_name: str) -> tuple[str, str] | None:
+    """Return file name and key of a reference into a shard; ``None`` if it is a plain file name."""
+    shard, mark, key = file_name.partition(f"{SHARD_SUFFIX}#")
+    return (shard + SHARD_SUFFIX, key) if mark else None
 
 
 def tensor_file_name(stem: str, suffix: str) -> str:

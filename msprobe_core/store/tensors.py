@@ -2,28 +2,33 @@
 
 A ``.pt`` file is a zip archive: ``*/data.pkl`` is a pickle that describes the tensor, ``*/data/{key}`` its bytes.
 The pickle is read by an unpickler that knows the handful of names such a description needs and refuses all
-others, so a file made to run code is an error instead. ``.npy`` is read with pickling switched off.
-Source: the format that ``torch.save`` of PyTorch 1.6 and later writes.
+others, so a file made to run code is an error instead. ``.npy`` is read with pickling switched off. A ``.safetensors``
+file is the length of its header in 8 bytes, the header in JSON, and bytes: it holds nothing that could run.
+Sources: the format that ``torch.save`` of PyTorch 1.6 and later writes; https://github.com/huggingface/safetensors,
+section Format.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import DumpError
+from msprobe_core.store import layout
 
 Array: TypeAlias = NDArray[Any]
 
@@ -39,14 +44,15 @@ def read_tensor(path: Path) -> Array:
     """Return the tensor in ``path``; bfloat16 and float8 are widened to float32, which holds them exactly.
 
     Args:
-        path: A ``.pt`` or ``.npy`` file that holds one tensor.
+        path: A ``.pt`` or ``.npy`` file that holds one tensor, or one tensor in a shard: see `layout.shard_reference`.
 
     Raises:
         DumpError: the file is missing, damaged, holds something else than one tensor, or would run code.
     """
-    read = _READERS.get(path.suffix)
+    member = layout.shard_member(path.name)
+    read = _READERS.get(path.suffix) if member is None else _read_safetensors
     if read is None:
-        raise DumpError(f"{path}: unknown kind of tensor file; expected .pt or .npy")
+        raise DumpError(f"{path}: unknown kind of tensor file; expected .pt, .npy, or a tensor of a .safetensors")
     try:
         return read(path)
     except DumpError:
@@ -83,6 +89,58 @@ def _read_pt(path: Path) -> Array:
 
 
 _READERS = {".npy": _read_npy, ".pt": _read_pt}
+
+
+class _Member(msgspec.Struct):
+    """One tensor in a shard's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def _read_safetensors(path: Path) -> Array:
+    """Return one tensor of a shard. The library would need types that NumPy lacks for bfloat16 and float8."""
+    member = layout.shard_member(path.name)
+    assert member is not None
+    shard, key = path.parent / member[0], member[1]
+    with shard.open("rb") as file:
+        status = os.fstat(file.fileno())
+        start, members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)
+        if key not in members:
+            raise DumpError(f"{shard}: does not hold the tensor {key!r}; the file is damaged or of another run")
+        found = msgspec.json.decode(members[key], type=_Member)
+        dtype = SAFETENSORS_DTYPES.get(found.dtype)
+        if dtype is None:
+            raise DumpError(f"{path}: holds values of the type {found.dtype}, which is not known here")
+        begin, end = found.data_offsets
+        stored = np.dtype(_DTYPES[dtype])
+        if min(begin, *found.shape, 0) < 0 or end - begin != math.prod(found.shape) * stored.itemsize:
+            raise DumpError(f"{path}: its place in the file does not fit its shape; the file is damaged")
+        if start + end > status.st_size:
+            raise DumpError(f"{path}: is cut off: the file ends before it")
+        file.seek(start + begin)
+        content = file.read(end - begin)
+    return _widen(np.reshape(np.frombuffer(content, stored), found.shape), dtype)
+
+
+@lru_cache(maxsize=16)
+def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dict[str, msgspec.Raw]]:
+    """Return where the data begins, and the description of each tensor; kept, because a shard has many."""
+    with shard.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size - 8, _MAX_SHARD_HEADER_BYTES):
+            raise DumpError(f"{shard}: is not a safetensors file, or is cut off in its header")
+        header = file.read(length)
+    try:
+        return 8 + length, msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        # A process that is killed while it adds a tensor leaves half a description behind the others.
+        return 8 + length, msgspec.json.decode(header[: header.rindex(b"}") + 1] + b"}", type=dict[str, msgspec.Raw])
+
+
+_MAX_SHARD_HEADER_BYTES = 100_000_000
+"""As the library has it."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +346,14 @@ _DTYPES: dict[str, str] = {
     "float8_e4m3fnuz": "|u1", "float8_e5m2fnuz": "|u1", "float8_e8m0fnu": "|u1", "complex32": "<u4",
 }  # fmt: skip
 """How NumPy reads the bytes of each dtype."""
+
+SAFETENSORS_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "I64": "int64",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+    "BOOL": "bool", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""Dtype of each of the names in a shard's header. Source: safetensors 0.8."""
 
 _STORAGES = {
     "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexDouble": "complex128",

@@ -24,6 +24,7 @@ from msprobe_core.model import Digest, Phase, SiteKind, Stats
 from msprobe_core.plugins import registry
 from msprobe_core.store import layout
 from msprobe_core.store.json_reader import read_json_dump
+from msprobe_core.store.shards import ShardWriter
 from msprobe_core.store.tensors import read_tensor
 from msprobe_core.testing.rig import TrainingRig
 
@@ -196,6 +197,32 @@ class FrameworkContract:
         rig.framework.save(rig.framework.snapshot(rig.make_tensor(VALUES[case])), path)
         np.testing.assert_array_equal(read_tensor(path), VALUES[case])
         assert path.stat().st_mode & 0o077 == 0
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_content_is_the_bytes_of_a_snapshot(self, rig: TrainingRig, case: str, tmp_path: Path) -> None:
+        """With NumPy's name of the dtype; put into a shard, the core reads them back bit by bit."""
+        content = rig.framework.content(rig.framework.snapshot(rig.make_tensor(VALUES[case])))
+        if content is None:
+            pytest.skip("this framework has no plain bytes of such a tensor; it is written by 'save'")
+        assert (content.dtype, content.shape) == (str(VALUES[case].dtype), VALUES[case].shape)
+        assert bytes(content.data) == VALUES[case].tobytes()
+        shards = ShardWriter(tmp_path)
+        reference = shards.add("tensor", content)
+        shards.close()
+        np.testing.assert_array_equal(read_tensor(tmp_path / reference), VALUES[case])
+
+    def test_the_content_of_bfloat16_is_named_so(self, rig: TrainingRig, tmp_path: Path) -> None:
+        """And its two bytes are the upper ones of float32."""
+        if not self.supports_bfloat16:
+            pytest.skip("this framework has no bfloat16")
+        values = np.array([1.0, -2.5, 3.0], np.float32)
+        content = rig.framework.content(rig.framework.snapshot(rig.make_bfloat16(values)))
+        assert content is not None
+        assert content.dtype == "bfloat16"
+        shards = ShardWriter(tmp_path)
+        reference = shards.add("tensor", content)
+        shards.close()
+        np.testing.assert_array_equal(read_tensor(tmp_path / reference), values)
 
     # --- harmless ---------------------------------------------------------------------------------------------
 

@@ -585,7 +585,7 @@ def test_a_failure_of_the_probe_does_not_reach_the_training(tmp_path, close_debu
 
 def test_a_full_disk_does_not_reach_the_training(tmp_path, close_debugger, caplog, monkeypatch):
     from msprobe_core.errors import StoreError
-    from msprobe_core.store.json_writer import JsonObjectStream
+    from msprobe_core.store.growing import GrowingFile
 
     def fail(self, _content):
         raise StoreError(f"{self._path}: cannot be written (No space left on device); what was recorded before is kept")
@@ -593,7 +593,7 @@ def test_a_full_disk_does_not_reach_the_training(tmp_path, close_debugger, caplo
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
     with debugger.start():
         torch.ones(2) + 1
-        monkeypatch.setattr(JsonObjectStream, "_write", fail)
+        monkeypatch.setattr(GrowingFile, "append", fail)
     debugger.step()
     with debugger.start():
         assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]

@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_core.capture.checksum import xor_text
 from msprobe_core.hookspecs import AttachOptions, CallWatcher, NamedModel
-from msprobe_core.model import Argument, Digest, Stats, TensorMeta
+from msprobe_core.model import Argument, Digest, Stats, TensorContent, TensorMeta
 from msprobe_core.names import module_stem
 from msprobe_core.store.layout import create_file
 
@@ -223,6 +223,10 @@ class ArrayFramework:
 
     def snapshot(self, tensor: Array) -> np.ndarray:
         return tensor.values.copy()
+
+    def content(self, snapshot: np.ndarray) -> TensorContent:
+        data = np.ascontiguousarray(snapshot).reshape(-1).view(np.uint8)
+        return TensorContent(str(snapshot.dtype), snapshot.shape, memoryview(data))
 
     def save(self, snapshot: np.ndarray, path: Path) -> None:
         with create_file(path) as file:

@@ -296,8 +296,8 @@ def test_plugins(run):
     assert re.search(rf"^pytorch .* {offer}", out, re.MULTILINE)
     for line in (
         "processors: md5, statistics",
-        "writers: json",
-        "readers: json",
+        "writers: arrow, json",
+        "readers: arrow, json",
         "commands: compare, control, plugins",
     ):
         assert line in out

@@ -26,7 +26,7 @@ from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
-from msprobe_core.model import Argument, Distribution, Placement, TensorMeta
+from msprobe_core.model import Argument, Distribution, Placement, TensorContent, TensorMeta
 from msprobe_core.store.layout import create_file
 
 _logger = logging.getLogger(__name__)
@@ -153,6 +153,12 @@ class PyTorchFramework:
             values = readable(tensor)
             return None if values is None else values.clone(memory_format=torch.contiguous_format)
 
+    def content(self, snapshot: Any) -> TensorContent:
+        """Return the bytes of a copy, fetched from its device."""
+        values = snapshot.resolve_conj().resolve_neg().cpu().contiguous()
+        dtype = str(values.dtype).removeprefix("torch.")
+        return TensorContent(dtype, tuple(values.shape), memoryview(values.reshape(-1).view(torch.uint8).numpy()))
+
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a copy with ``torch.save``."""
         with create_file(path) as file:
@@ -245,7 +251,11 @@ def _distribution_of(tensor: Any) -> Distribution | None:
         Placement(type(one).__name__.lstrip("_"), getattr(one, "dim", None), _text_of(getattr(one, "reduce_op", None)))
         for one in placements
     )
-    return Distribution(mesh.mesh.tolist(), described, tuple(int(size) for size in local.shape))
+    return Distribution(_nested(mesh.mesh.tolist()), described, tuple(int(size) for size in local.shape))
+
+
+def _nested(ranks: Any) -> Any:
+    return tuple(map(_nested, ranks)) if isinstance(ranks, list) else ranks
 
 
 def _text_of(operation: object) -> str | None:

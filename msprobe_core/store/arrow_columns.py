@@ -1,0 +1,335 @@
+"""What stands in which column of an Arrow dump: the only module that maps entries, tensors and digests to columns.
+
+``dump.arrow`` has one row per value. A new field of `Entry`, `Stats` or `Digest` is one more line in ``COLUMNS``; one
+of `TensorMeta` needs nothing here: a tensor's description and an argument are the JSON text that they have in
+``dump.json``, each distinct one stored once a batch. Columns that a file lacks are read as nulls and unknown ones are
+passed over, so that files of older and newer releases are read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from msprobe_core.errors import PluginError
+from msprobe_core.model import (
+    Argument,
+    Digest,
+    Entry,
+    Failure,
+    GradientSlot,
+    Phase,
+    RunHeader,
+    Stats,
+    TensorMeta,
+    TensorValue,
+    Value,
+)
+from msprobe_core.store.json_writer import clean_text, leaf_text
+
+FORMAT_VERSION = 1
+"""Raised when a reader of an earlier version would misread the file; more columns do not raise it."""
+
+HEADER_KEY = b"msprobe"
+"""Where the metadata of a file's schema has its `FileHeader`, as JSON."""
+
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""What every whole file ends with. Source: Arrow columnar format 1.4, IPC streaming format."""
+
+
+class FileHeader(msgspec.Struct, frozen=True):
+    """What an Arrow file says about itself.
+
+    Attributes:
+        version: ``FORMAT_VERSION`` of the writer.
+        run: What the dump is.
+    """
+
+    version: int
+    run: RunHeader
+
+
+PyArrow: TypeAlias = Any
+"""The module ``pyarrow``, or something of it: the library has no type annotations."""
+
+
+def import_pyarrow() -> PyArrow:
+    """Return ``pyarrow``, which is an extra: whoever reads and writes JSON does without.
+
+    Raises:
+        PluginError: it is not installed, or cannot be imported.
+    """
+    try:
+        return importlib.import_module("pyarrow")
+    except Exception as error:  # an installation may be broken in any way
+        raise PluginError(
+            "dumps in Arrow's format need the library pyarrow, which cannot be imported here "
+            f"({error}); install it with: pip install 'msprobe-core[arrow]'"
+        ) from error
+
+
+class Cell(Enum):
+    """What the cells of a column are."""
+
+    TEXT = "text"
+    """One of few texts: stored once a batch, and as a number in each row."""
+    OWN_TEXT = "own text"
+    """Text that hardly any two rows share."""
+    NUMBER = "number"
+    COUNT = "count"
+    LINES = "lines"
+    """A list of texts."""
+
+
+class Source(Enum):
+    """What a column's cells are taken of."""
+
+    ENTRY = "entry"
+    """The entry that a value belongs to; asked once an entry."""
+    PLACE = "place"
+    """A list of `Rows`, as it is."""
+    DIGEST = "digest"
+    STATS = "stats"
+
+
+class Column(NamedTuple):
+    """A column of ``dump.arrow``.
+
+    Attributes:
+        name: Its name.
+        cell: What its cells are.
+        source: What they are taken of.
+        get: Takes a cell of the source; of ``PLACE`` the list.
+        frame: The frame's column that has these cells; ``None`` if the reader makes something else of them.
+    """
+
+    name: str
+    cell: Cell
+    source: Source
+    get: Callable[[Any], Any]
+    frame: str | None = None
+
+
+def _entry_name(entry: Entry) -> str:
+    return clean_text(entry.name)
+
+
+def _phase_name(entry: Entry) -> str:
+    return entry.phase.value
+
+
+def _recompute(entry: Entry) -> int | None:
+    return 1 if entry.is_recomputed else None
+
+
+def _exact(stats: Stats) -> str | None:
+    """Return extremes that float64 does not hold, as the frame of ``dump.json`` shows them."""
+    high, low = stats.max, stats.min
+    if type(high) is float and type(low) is float:
+        return None
+    if any(isinstance(value, int) and abs(value) > _LARGEST_EXACT for value in (high, low)):
+        return f"{high} and {low}"
+    return None
+
+
+_LARGEST_EXACT = 2**53
+
+_ENTRY, _PLACE, _DIGEST, _STATS = Source.ENTRY, Source.PLACE, Source.DIGEST, Source.STATS
+
+COLUMNS: tuple[Column, ...] = (
+    Column("entry", Cell.TEXT, _ENTRY, _entry_name),
+    Column("phase", Cell.TEXT, _ENTRY, _phase_name),
+    Column("sequence", Cell.COUNT, _ENTRY, attrgetter("sequence")),
+    Column("micro_step", Cell.COUNT, _ENTRY, attrgetter("micro_step")),
+    Column("recompute", Cell.COUNT, _ENTRY, _recompute),
+    Column("part", Cell.TEXT, _PLACE, attrgetter("parts")),
+    Column("path", Cell.TEXT, _PLACE, attrgetter("paths")),
+    Column("value", Cell.TEXT, _PLACE, attrgetter("leaves")),
+    Column("max", Cell.NUMBER, _STATS, attrgetter("max"), "max"),
+    Column("min", Cell.NUMBER, _STATS, attrgetter("min"), "min"),
+    Column("mean", Cell.NUMBER, _STATS, attrgetter("mean"), "mean"),
+    Column("norm", Cell.NUMBER, _STATS, attrgetter("l2_norm"), "norm"),
+    Column("num_nan", Cell.COUNT, _STATS, attrgetter("num_nan"), "num_nan"),
+    Column("num_inf", Cell.COUNT, _STATS, attrgetter("num_inf"), "num_inf"),
+    Column("exact", Cell.OWN_TEXT, _STATS, _exact, "exact"),
+    Column("checksum", Cell.OWN_TEXT, _DIGEST, attrgetter("checksum"), "checksum"),
+    Column("file_name", Cell.OWN_TEXT, _PLACE, attrgetter("file_names"), "file_name"),
+)
+
+STACK_COLUMNS = {"entry": Cell.OWN_TEXT, "stack": Cell.COUNT, "frames": Cell.LINES}
+"""Columns of ``stack.arrow``: ``frames`` is given where the number ``stack`` is used first, and null elsewhere."""
+
+CONSTRUCT_COLUMNS = {"entry": Cell.OWN_TEXT, "parent": Cell.TEXT}
+"""Columns of ``construct.arrow``."""
+
+DUMP_COLUMNS = {column.name: column.cell for column in COLUMNS}
+"""Columns of ``dump.arrow``."""
+
+
+# --- entries to columns -------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """The values of some entries, one after the other, in the order in which the frame of ``dump.json`` has them.
+
+    Attributes:
+        entries: The entries.
+        ends: Number of rows up to the end of each of them.
+        parts: Name of the part of the record, as ``dump.json`` has it.
+        paths: Place in the part; ``None`` for an entry without values, which has one row all the same.
+        leaves: JSON text of an argument, or of a tensor without its digest; ``None`` where there is no value.
+        digests: What is kept of the tensor's values; an empty one where there is no tensor.
+        file_names: Where the whole tensor is kept.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.ends: list[int] = []
+        self.parts: list[str | None] = []
+        self.paths: list[str | None] = []
+        self.leaves: list[str | None] = []
+        self.digests: list[Digest] = []
+        self.file_names: list[str | None] = []
+        self._metas: dict[tuple[TensorMeta, tuple[int, ...] | None, str | None], str] = {}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def add(self, entry: Entry) -> None:
+        """Append the values of one entry; of one that cannot be stored, why it is not."""
+        num_rows = len(self)
+        try:
+            for part, values in _parts(entry):
+                if values:
+                    self._add(part, "", values)
+        except Exception as error:  # noqa: BLE001  # arguments are objects of the user
+            for column in (self.parts, self.paths, self.leaves, self.digests, self.file_names):
+                del column[num_rows:]
+            self._append(None, None, f'{{"type":"error","error":"{type(error).__name__}"}}')
+        if len(self) == num_rows and entry.phase is not Phase.PARAMETERS_GRAD:
+            self._append(None, None, None)
+        self.entries.append(entry)
+        self.ends.append(len(self))
+
+    def _add(self, part: str, path: str, value: Value) -> None:
+        if isinstance(value, TensorValue):
+            described = value.meta, value.sliced_from, value.failure
+            leaf = self._metas.get(described)
+            if leaf is None:
+                bare = TensorValue(value.meta, _NO_DIGEST, sliced_from=value.sliced_from, failure=value.failure)
+                leaf = self._metas[described] = leaf_text(bare)
+            self._append(part, path, leaf, value.digest, value.file_name)
+        elif isinstance(value, list):
+            for i, item in enumerate(value):
+                self._add(part, f"{path}.{i}" if path else str(i), item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                name = clean_text(key)
+                self._add(part, f"{path}.{name}" if path else name, item)
+        elif isinstance(value, GradientSlot):
+            self._add(part, path, value.value)
+        else:
+            self._append(part, path, leaf_text(value) if isinstance(value, Argument | Failure) else None)
+
+    def _append(
+        self,
+        part: str | None,
+        path: str | None,
+        leaf: str | None,
+        digest: Digest | None = None,
+        file_name: str | None = None,
+    ) -> None:
+        self.parts.append(part)
+        self.paths.append(path)
+        self.leaves.append(leaf)
+        self.digests.append(digest or _NO_DIGEST)
+        self.file_names.append(file_name)
+
+
+_NO_DIGEST, _NO_STATS = Digest(), Stats()
+
+
+def _parts(entry: Entry) -> Sequence[tuple[str, list[Value] | dict[str, Value] | None]]:
+    if entry.phase is Phase.PARAMETERS_GRAD:
+        return ((Phase.PARAMETERS_GRAD.value, entry.parameters),)
+    if entry.phase is Phase.BACKWARD:
+        return ("input", entry.inputs), ("output", entry.outputs), ("output_kwargs", entry.output_kwargs)
+    return (
+        ("input_args", entry.inputs),
+        ("input_kwargs", entry.input_kwargs),
+        ("parameters", entry.parameters),
+        ("output", entry.outputs),
+    )
+
+
+def to_batch(rows: Rows) -> PyArrow:
+    """Return rows as a ``pyarrow.RecordBatch``."""
+    pyarrow = import_pyarrow()
+    stats = [digest.stats or _NO_STATS for digest in rows.digests]
+    num_rows = np.diff(np.array([0, *rows.ends]))
+    entry_of_row = pyarrow.array(np.repeat(np.arange(len(rows.entries), dtype=np.int32), num_rows))
+    arrays: list[PyArrow] = []
+    for _, cell, source, get, _ in COLUMNS:
+        if source is Source.ENTRY:
+            array = _array(pyarrow, cell, list(map(get, rows.entries))).take(entry_of_row)
+        elif source is Source.PLACE:
+            array = _array(pyarrow, cell, get(rows))
+        else:
+            array = _array(pyarrow, cell, list(map(get, rows.digests if source is Source.DIGEST else stats)))
+        arrays.append(array)
+    return pyarrow.RecordBatch.from_arrays(arrays, [column.name for column in COLUMNS])
+
+
+def to_small_batch(columns: Mapping[str, Cell], cells: Sequence[Sequence[Any]]) -> PyArrow:
+    """Return a ``pyarrow.RecordBatch`` of one of the smaller files.
+
+    Args:
+        columns: ``STACK_COLUMNS`` or ``CONSTRUCT_COLUMNS``.
+        cells: Those of each column.
+    """
+    pyarrow = import_pyarrow()
+    arrays = [_array(pyarrow, cell, part) for cell, part in zip(columns.values(), cells, strict=True)]
+    return pyarrow.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def _array(pyarrow: PyArrow, cell: Cell, cells: Sequence[Any]) -> PyArrow:
+    kind = pyarrow.string() if cell is Cell.TEXT else types()[cell]
+    try:
+        array = pyarrow.array(cells, kind)
+    except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+        # Extremes of integers and booleans among floats; whatever else a processor of others put into a digest.
+        array = pyarrow.array([None if part is None else _converted(cell, part) for part in cells], kind)
+    return array.dictionary_encode() if cell is Cell.TEXT else array
+
+
+def _converted(cell: Cell, part: Any) -> Any:
+    """Return a cell in its column's type; ``None`` if it cannot have it."""
+    try:
+        if cell is Cell.NUMBER:
+            return float(part)
+        if cell is Cell.COUNT:
+            number = int(part)
+            return number if abs(number) < 2**63 else None
+        return clean_text(part if isinstance(part, str) else str(part))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+@cache
+def types() -> dict[Cell, PyArrow]:
+    """Return Arrow's type for each kind of cell."""
+    pyarrow = import_pyarrow()
+    return {
+        Cell.TEXT: pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+        Cell.OWN_TEXT: pyarrow.string(),
+        Cell.NUMBER: pyarrow.float64(),
+        Cell.COUNT: pyarrow.int64(),
+        Cell.LINES: pyarrow.list_(pyarrow.string()),
+    }

@@ -1,0 +1,269 @@
+"""Read ``dump.arrow`` and the files beside it: all whole batches, whatever became of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import msgspec
+import polars as pl
+
+from msprobe_core.errors import DumpError
+from msprobe_core.model import Phase, Role, RunHeader
+from msprobe_core.store import frame, layout
+from msprobe_core.store.arrow_columns import (
+    COLUMNS,
+    CONSTRUCT_COLUMNS,
+    DUMP_COLUMNS,
+    END_OF_STREAM,
+    FORMAT_VERSION,
+    HEADER_KEY,
+    STACK_COLUMNS,
+    Cell,
+    FileHeader,
+    PyArrow,
+    import_pyarrow,
+    types,
+)
+
+MAX_BYTES = 10 << 30
+"""Largest file that is read, in bytes."""
+
+_NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
+"""Columns without which there is no frame; the others may be missing."""
+
+
+class ArrowDump:
+    """A dump read from ``dump.arrow`` and the files beside it; see `msprobe_core.hookspecs.Dump`."""
+
+    def __init__(self, path: Path, header: RunHeader, rows: pl.DataFrame, notes: Sequence[str]) -> None:
+        self.path = path
+        self.header = header
+        self.frame = rows
+        self.notes = list(notes)
+        self._stacks: Mapping[str, Sequence[str]] | None = None
+        self._parents: Mapping[str, str | None] | None = None
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Frames by entry name, innermost first; empty if there is no ``stack.arrow``, or none that can be read."""
+        if self._stacks is None:
+            stream = self._read_beside(layout.ARROW_STACK_FILE, STACK_COLUMNS)
+            self._stacks = {} if stream is None else _stacks_in(stream.columns())
+        return self._stacks
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """Enclosing call by entry name; empty if there is no ``construct.arrow``, or none that can be read."""
+        if self._parents is None:
+            stream = self._read_beside(layout.ARROW_CONSTRUCT_FILE, CONSTRUCT_COLUMNS)
+            names, parents = ([], []) if stream is None else stream.columns()
+            self._parents = dict(zip(names, parents, strict=True))
+        return self._parents
+
+    def _read_beside(self, name: str, columns: Mapping[str, Cell]) -> _Stream | None:
+        """Read a file that helps and is not needed: a damaged one costs a note, not the comparison."""
+        path = self.path.parent / name
+        if not path.exists():
+            return None
+        try:
+            stream = _read_stream(path, columns, needed=columns)
+        except DumpError as error:
+            self.notes.append(f"{error}; compared without it")
+            return None
+        self.notes.extend(stream.notes)
+        return stream
+
+    def tensor_path(self, file_name: str) -> Path:
+        """Return the path of a tensor's file.
+
+        Raises:
+            DumpError: ``file_name`` would lead out of the dump's directory.
+        """
+        return layout.tensor_path(self.path, file_name)
+
+
+def _stacks_in(columns: Sequence[list[Any]]) -> Mapping[str, Sequence[str]]:
+    known: dict[int, Sequence[str]] = {}
+    stacks: dict[str, Sequence[str]] = {}
+    for entry, number, frames in zip(*columns, strict=True):
+        if frames is not None:
+            known[number] = [frame or "" for frame in frames]
+        if number in known and entry is not None:
+            stacks[entry] = known[number]
+    return stacks
+
+
+def read_arrow_dump(path: Path) -> ArrowDump:
+    """Return the dump in the file ``path``.
+
+    Args:
+        path: A ``dump.arrow``.
+
+    Raises:
+        DumpError: the file is missing, not a dump, or damaged before its first whole batch.
+        PluginError: pyarrow is not installed.
+    """
+    stream = _read_stream(path, DUMP_COLUMNS, needed=_NEEDED)
+    try:
+        rows = _frame_of(stream.table)
+    except Exception as error:  # foreign content: there is no list of the ways in which it is no dump
+        raise DumpError(f"{path}: is not a sound dump ({error or type(error).__name__})") from error
+    return ArrowDump(path, stream.header, rows, stream.notes)
+
+
+# --- the file -----------------------------------------------------------------------------------------------------
+
+
+class _Stream(NamedTuple):
+    """What could be read of a file."""
+
+    header: RunHeader
+    table: PyArrow
+    notes: list[str]
+
+    def columns(self) -> list[list[Any]]:
+        """Return each column as a list."""
+        return [column.to_pylist() for column in self.table.columns]
+
+
+def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> _Stream:
+    """Return the columns of a file that are known here, of all its whole batches.
+
+    Raises:
+        DumpError: there is no such file, or nothing whole in it.
+        PluginError: pyarrow is not installed.
+    """
+    pyarrow = import_pyarrow()
+    content = _content(path)
+    try:
+        stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
+        header = _header_of(path, stream.schema)
+        known = _known_columns(path, stream.schema, columns, needed)
+    except DumpError:
+        raise
+    except Exception as error:  # foreign bytes: there is no list of the ways in which they break
+        reason = f"is not an Arrow stream ({_said(error)}); the file is damaged or of another kind"
+        raise DumpError(f"{path}: {reason}") from error
+    batches: list[PyArrow] = []
+    problem: str | None = None
+    try:
+        for batch in stream:
+            found = batch.select(known)
+            found.validate(full=True)  # before anything looks into it: indices and lengths may lead anywhere
+            batches.append(found)
+    except Exception as error:  # noqa: BLE001  # likewise
+        problem = _said(error)
+    if problem is None and not content.endswith(END_OF_STREAM):
+        problem = "its end is missing"
+    if problem is not None and not batches:
+        raise DumpError(f"{path}: is cut off or damaged before its first whole batch ({problem})")
+    table = pyarrow.Table.from_batches(batches, pyarrow.schema([stream.schema.field(name) for name in known]))
+    notes: list[str] = []
+    if problem is not None:
+        notes.append(
+            f"{path}: the file is cut off or damaged after {len(batches)} whole batches of together {table.num_rows:,} "
+            f"rows, which were recovered; rows behind them are missing ({problem})"
+        )
+    return _Stream(header, table.unify_dictionaries(), notes)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DumpError(f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time")
+        return path.read_bytes()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _header_of(path: Path, schema: PyArrow) -> RunHeader:
+    metadata: dict[bytes, bytes] = schema.metadata or {}
+    content = metadata.get(HEADER_KEY)
+    if content is None:
+        raise DumpError(f"{path}: is an Arrow stream, but not a dump; give the path of a {layout.ARROW_DUMP_FILE}")
+    try:
+        header = msgspec.json.decode(content, type=FileHeader)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DumpError(f"{path}: its header is not that of a dump ({error})") from error
+    if header.version > FORMAT_VERSION:
+        raise DumpError(
+            f"{path}: has version {header.version} of the format, and this release reads {FORMAT_VERSION}; "
+            "update msprobe-core"
+        )
+    return header.run
+
+
+def _known_columns(path: Path, schema: PyArrow, columns: Mapping[str, Cell], needed: Collection[str]) -> list[str]:
+    known = [name for name in columns if name in schema.names]
+    if missing := sorted(set(needed) - set(known)):
+        raise DumpError(f"{path}: lacks the columns {', '.join(missing)}; give the path of a {layout.ARROW_DUMP_FILE}")
+    for name in known:
+        if schema.names.count(name) != 1 or schema.field(name).type != types()[columns[name]]:
+            raise DumpError(f"{path}: its column {name!r} does not hold what it does in a dump")
+    return known
+
+
+# --- the frame ----------------------------------------------------------------------------------------------------
+
+
+def _frame_of(table: PyArrow) -> pl.DataFrame:
+    """Return the frame that `FrameBuilder` makes of the same entries in ``dump.json``."""
+    texts = {name: _Texts.of(table[name]) for name in _NEEDED}
+    if texts["entry"].indices.null_count() or texts["phase"].indices.null_count():
+        raise ValueError("a value belongs to no entry")
+    is_call = texts["path"].indices.is_null() | texts["part"].indices.is_null()
+    rows = pl.DataFrame(
+        {
+            "entry": texts["entry"].gather(texts["entry"].distinct),
+            "path": texts["path"].gather(texts["path"].distinct),
+            "role": texts["part"].gather([frame.ROLE_OF_PART[part].value for part in texts["part"].distinct], _ROLE),
+            "phase": texts["phase"].gather([Phase(phase).value for phase in texts["phase"].distinct], _PHASE),
+        }
+    ).with_columns(role=pl.when(is_call).then(pl.lit(Role.OUTPUT.value, _ROLE)).otherwise("role"))
+    leaves = texts["value"]
+    decoded = [msgspec.json.decode(text) for text in leaves.distinct]
+    # The row behind the last is that of a value which is none.
+    number = leaves.indices.fill_null(len(decoded))
+    rows = rows.hstack(frame.leaf_frame([*decoded, None])[number])
+    own = {
+        column.frame: _series(table[column.name], frame.COLUMNS[column.frame])
+        for column in COLUMNS
+        if column.frame is not None and column.name in table.schema.names
+    }
+    rows = rows.with_columns(
+        pl.coalesce(cells, pl.col(name)).alias(name) if name in rows.columns else cells.alias(name)
+        for name, cells in own.items()
+    )
+    return frame.with_names(rows).select(frame.COLUMNS.keys())
+
+
+def _series(column: PyArrow, dtype: Any) -> pl.Series:
+    return cast("Any", pl).from_arrow(column).cast(dtype)
+
+
+_ROLE, _PHASE = frame.COLUMNS["role"], frame.COLUMNS["phase"]
+
+
+class _Texts(NamedTuple):
+    """A column of texts: each distinct one, and which of them stands in each row."""
+
+    distinct: list[str]
+    indices: pl.Series
+
+    @staticmethod
+    def of(column: PyArrow) -> _Texts:
+        """Return a column whose chunks share one dictionary."""
+        if not column.num_chunks:
+            return _Texts([], pl.Series([], dtype=pl.Int32))
+        indices = import_pyarrow().chunked_array([chunk.indices for chunk in column.chunks])
+        return _Texts(column.chunk(0).dictionary.to_pylist(), _series(indices, pl.Int32))
+
+    def gather(self, values: Sequence[str], dtype: Any = pl.String) -> pl.Series:
+        """Return a column that has, for each distinct text, another one."""
+        return pl.Series(values, dtype=dtype).gather(self.indices)
