@@ -10,8 +10,11 @@ import torch.distributed
 from torch import Tensor
 
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_on_device
+from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
 from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, host_statistics
 from msprobe_core.capture.checksum import word_text, xor_text
+from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats
 
 _WeakTensorRef: Callable[[Tensor], object] | None = getattr(torch._C, "_WeakTensorRef", None)
@@ -40,6 +43,8 @@ class TorchReducer:
         self._deferred: dict[torch.device, DeferredStatistics] = {}
         self._checksums: list[tuple[Digest, Tensor]] = []
         self._words: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
+        self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
+        self._sketchers: dict[torch.device, Sketcher] = {}
         self._alive: dict[int, object] = {}
         self._exposed: set[int] = set()
 
@@ -72,6 +77,35 @@ class TorchReducer:
             digest.checksum = xor_text(bytes_of(values).numpy())
         else:
             self._words.setdefault(values.device, []).append((digest, xor_on_device(bytes_of(values))))
+
+    def hash(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.checksum``, now or at the next ``collect``."""
+        values = readable(tensor)
+        if values is None:
+            return
+        if self._is_on_host(values):
+            digest.checksum = word_text(int(hash_of(values, HostTensors())[0]))
+        else:
+            word = hash_of(values, DeviceTensors(values.device))[0]
+            self._words.setdefault(values.device, []).append((digest, word))
+
+    def sketch(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.sketch``, now or at the next ``collect``."""
+        values = readable(tensor)
+        if values is None or values.numel() == 0 or values.dtype in WITHOUT_VALUES:
+            return
+        sketch = self._sketcher(values).sketch(values)
+        if self._is_on_host(values):
+            digest.sketch = sketch.astype("<f4").tobytes()
+        else:
+            self._sketches.setdefault(values.device, []).append((digest, sketch))
+
+    def _sketcher(self, values: Tensor) -> Sketcher:
+        sketcher = self._sketchers.get(values.device)
+        if sketcher is None:
+            arrays = HostTensors() if self._is_on_host(values) else DeviceTensors(values.device)
+            sketcher = self._sketchers[values.device] = Sketcher(arrays)
+        return sketcher
 
     def identity(self, tensor: Any) -> tuple[int, int] | None:
         """Return address and version of the tensor; the address is not given to another tensor before ``collect``.
@@ -107,10 +141,10 @@ class TorchReducer:
     @property
     def is_complete(self) -> bool:
         """Whether nothing waits on a device."""
-        return not self._deferred and not self._checksums and not self._words
+        return not (self._deferred or self._checksums or self._words or self._sketches)
 
     def collect(self) -> None:
-        """Fetch all results, one transfer per device, and forget all identities."""
+        """Fetch all results, one transfer per device and kind of result, and forget all identities."""
         for deferred in self._deferred.values():
             deferred.collect()
         self._deferred.clear()
@@ -122,6 +156,11 @@ class TorchReducer:
             for (digest, _), word in zip(waiting, words, strict=True):
                 digest.checksum = word_text(word)
         self._words.clear()
+        for waiting in self._sketches.values():
+            sketches = torch.stack([sketch for _, sketch in waiting]).cpu().numpy().astype("<f4")
+            for (digest, _), sketch in zip(waiting, sketches, strict=True):
+                digest.sketch = sketch.tobytes()
+        self._sketches.clear()
         self._alive.clear()
         self._exposed.clear()
 
