@@ -31,7 +31,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class Reducer(Protocol):
     """Does the arithmetic on tensors, where they live.
 
-    Both reductions take the tensor's value now, before anybody overwrites it, and never wait for a device: they
+    All reductions take the tensor's value now, before anybody overwrites it, and never wait for a device: they
     fill in the digest at once where the tensor is on the host, and otherwise enqueue work whose result ``collect``
     fetches. A tensor that cannot be read (meta, fake, sparse, …) leaves its digest as it is.
     """
@@ -49,6 +49,21 @@ class Reducer(Protocol):
 
         The exclusive or of the contiguous bytes' 64-bit little-endian words, the last filled up with zeros. Devices can
         compute it where the tensor lives; it does not see words that change places.
+        """
+        ...
+
+    def hash(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.checksum``, now or at the next ``collect``: ``0x`` and 16 hex digits.
+
+        The sum of `msprobe_core.fingerprint.hashing.hash_of`, computed where the tensor lives. It sees words that
+        change places, and hashes of shards add up to that of the whole.
+        """
+        ...
+
+    def sketch(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.sketch``, now or at the next ``collect``: what a `Sketcher` returns for the tensor.
+
+        See `msprobe_core.fingerprint.sketch`. A tensor without elements, or whose elements are no numbers, has none.
         """
         ...
 
@@ -73,7 +88,7 @@ class Reducer(Protocol):
         ...
 
     def collect(self) -> None:
-        """Fetch all results in one transfer per device, fill in their digests, and forget all identities."""
+        """Fetch all results in few transfers per device, fill in their digests, and forget all identities."""
         ...
 
 

@@ -164,10 +164,16 @@ class Digest(msgspec.Struct):
     """What is kept of the values of one tensor: filled in by a `Reducer`, at once or when it collects.
 
     Records of one tensor share one digest, so that each tensor is read once however many calls it passes through.
+
+    Attributes:
+        stats: Summary of the values.
+        checksum: Of the bytes or bits, as text; what kind the processor decides.
+        sketch: 64 little-endian float32, see `msprobe_core.fingerprint.sketch`.
     """
 
     stats: Stats | None = None
     checksum: str | None = None
+    sketch: bytes | None = None
 
 
 class TensorValue(msgspec.Struct):

@@ -40,7 +40,28 @@ class XorProcessor:
         reducer.xor(tensor, digest)
 
 
+class HashProcessor:
+    """Keep a hash of bits and positions, and no statistics; devices compute it, and shards add up to it."""
+
+    name = "hash"
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Fill in ``digest.checksum``."""
+        reducer.hash(tensor, digest)
+
+
+class SketchProcessor:
+    """Keep 64 numbers beside the statistics, from which the distance of two tensors can be estimated."""
+
+    name = "sketch"
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Fill in ``digest.stats`` and ``digest.sketch``."""
+        reducer.statistics(tensor, digest)
+        reducer.sketch(tensor, digest)
+
+
 @hookimpl
 def msprobe_register_processors() -> Sequence[Processor]:
     """Offer the processors of this module."""
-    return [StatisticsProcessor(), ChecksumProcessor(), XorProcessor()]
+    return [StatisticsProcessor(), ChecksumProcessor(), XorProcessor(), HashProcessor(), SketchProcessor()]

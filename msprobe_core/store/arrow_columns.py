@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from msprobe_core.errors import PluginError
+from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import (
     Argument,
     Digest,
@@ -84,6 +85,7 @@ class Cell(Enum):
     """Text that hardly any two rows share."""
     NUMBER = "number"
     COUNT = "count"
+    SKETCH = "sketch"
     LINES = "lines"
     """A list of texts."""
 
@@ -160,6 +162,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("num_inf", Cell.COUNT, _STATS, attrgetter("num_inf"), "num_inf"),
     Column("exact", Cell.OWN_TEXT, _STATS, _exact, "exact"),
     Column("checksum", Cell.OWN_TEXT, _DIGEST, attrgetter("checksum"), "checksum"),
+    Column("sketch", Cell.SKETCH, _DIGEST, attrgetter("sketch"), "sketch"),
     Column("file_name", Cell.OWN_TEXT, _PLACE, attrgetter("file_names"), "file_name"),
 )
 
@@ -317,6 +320,8 @@ def _converted(cell: Cell, part: Any) -> Any:
         if cell is Cell.COUNT:
             number = int(part)
             return number if abs(number) < 2**63 else None
+        if cell is Cell.SKETCH:
+            return part if isinstance(part, bytes) and len(part) == SIZE_BYTES else None
         return clean_text(part if isinstance(part, str) else str(part))
     except (ValueError, TypeError, OverflowError):
         return None
@@ -331,5 +336,6 @@ def types() -> dict[Cell, PyArrow]:
         Cell.OWN_TEXT: pyarrow.string(),
         Cell.NUMBER: pyarrow.float64(),
         Cell.COUNT: pyarrow.int64(),
+        Cell.SKETCH: pyarrow.binary(SIZE_BYTES),
         Cell.LINES: pyarrow.list_(pyarrow.string()),
     }

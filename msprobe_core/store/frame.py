@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import Phase, Role
 from msprobe_core.store import layout
 
@@ -42,6 +44,7 @@ COLUMNS: dict[str, Any] = {
     "text": pl.String,  # a scalar as it was written; null for tensors
     "exact": pl.String,  # maximum and minimum of integers beyond what float64 holds exactly; null for others
     "checksum": pl.String,
+    "sketch": pl.Binary,  # 64 little-endian float32; see msprobe_core.fingerprint.sketch
     "failure": pl.String,  # why the value could not be recorded; null where it was
     "file_name": pl.String,
 }
@@ -216,7 +219,7 @@ def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, values
 
 
-_NONE_CELLS = (RowKind.NONE, *[None] * 16)
+_NONE_CELLS = (RowKind.NONE, *[None] * 17)
 
 
 def _is_failure(record: Any) -> bool:
@@ -269,9 +272,17 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         None,
         _exact_text(get("Max"), get("Min")),
         get("md5"),
+        None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
         get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
     )
+
+
+def _sketch_bytes(text: Any) -> bytes:
+    sketch = base64.b64decode(text, validate=True)  # of anything else a ValueError or TypeError
+    if len(sketch) != SIZE_BYTES:
+        raise ValueError(f"its sketch has {len(sketch)} bytes")
+    return sketch
 
 
 def _exact_text(*values: Any) -> str | None:
@@ -294,7 +305,7 @@ def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     text = str(number) if kind == "float" and isinstance(value, str) else str(value)  # "Infinity" is inf to Python
     return (
         RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, text, None, None,
-        None, None,
+        None, None, None,
     )  # fmt: skip
 
 

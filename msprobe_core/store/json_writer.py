@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ def leaf_text(value: TensorValue | Argument | Failure) -> str:
 def _tensor_json(value: TensorValue) -> dict[str, Any]:
     meta, stats = value.meta, value.digest.stats
     fields: dict[str, Any] = {"type": meta.type, "dtype": meta.dtype, "shape": meta.shape}
-    if stats is not None:  # not asked for with summary_mode xor
+    if stats is not None:  # not asked for with summary_mode xor or hash
         fields["Max"] = _number_json(stats.max)
         fields["Min"] = _number_json(stats.min)
         fields["Mean"] = _number_json(stats.mean)
@@ -202,6 +203,8 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields |= _distribution_json(meta.distribution)
     if value.digest.checksum is not None:
         fields["md5"] = value.digest.checksum
+    if value.digest.sketch is not None:
+        fields["sketch"] = base64.b64encode(value.digest.sketch).decode()
     if value.file_name is not None:
         fields["data_name"] = value.file_name
     if value.sliced_from is not None:

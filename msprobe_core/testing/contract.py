@@ -19,6 +19,9 @@ from msprobe_core.capture import Session
 from msprobe_core.capture.session import Model
 from msprobe_core.config import load_config
 from msprobe_core.errors import MsprobeError
+from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.hookspecs import Framework, WatchingFramework
 from msprobe_core.model import Digest, Phase, SiteKind, Stats
 from msprobe_core.plugins import registry
@@ -55,7 +58,10 @@ VALUES: dict[str, Array] = {
 LEVELS = ("L0", "L1", "mix")
 _TASK_SETTINGS = {"summary_mode", "list", "scope", "data_mode"}
 
-MODES = (("statistics", "statistics"), ("statistics", "md5"), ("statistics", "xor"), ("tensor", "statistics"))
+MODES = (
+    *(("statistics", mode) for mode in ("statistics", "md5", "xor", "hash", "sketch")),
+    ("tensor", "statistics"),
+)
 
 
 class FrameworkContract:
@@ -131,15 +137,19 @@ class FrameworkContract:
         """A digest holds what the tensor was when it was reduced, also if it is collected later."""
         values = np.array([1.0, 2.0, 3.0], np.float32)
         tensor, reducer = rig.make_tensor(values), rig.framework.reducer()
-        statistics, checksum = Digest(), Digest()
+        statistics, checksum, hashed, sketched = Digest(), Digest(), Digest(), Digest()
         reducer.statistics(tensor, statistics)
         reducer.checksum(tensor, checksum)
+        reducer.hash(tensor, hashed)
+        reducer.sketch(tensor, sketched)
         snapshot = rig.framework.snapshot(tensor)
         rig.overwrite(tensor, -7.0)
         reducer.collect()
         assert statistics.stats is not None
         assert statistics.stats.max == 3.0
         assert checksum.checksum == crc32(values)
+        assert hashed.checksum == hash_text(values)
+        assert_sketch(sketched.sketch, values)
         again = Digest()
         copy = snapshot if rig.framework.is_tensor(snapshot) else rig.make_tensor(np.asarray(snapshot))
         reducer.checksum(copy, again)
@@ -177,6 +187,41 @@ class FrameworkContract:
         for start in range(0, len(content), 8):
             word ^= int.from_bytes(content[start : start + 8], "little")
         assert digest.checksum == f"0x{word:016x}"
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_hash_is_that_of_the_core(self, rig: TrainingRig, case: str) -> None:
+        """Bit by bit the same in every framework, so that dumps of two of them can be compared."""
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.hash(rig.make_tensor(VALUES[case]), digest)
+        reducer.collect()
+        assert digest.checksum == hash_text(VALUES[case])
+
+    def test_hash_of_bfloat16_is_that_of_its_bits(self, rig: TrainingRig) -> None:
+        """The upper half of the float32 that has the same value."""
+        if not self.supports_bfloat16:
+            pytest.skip("this framework has no bfloat16")
+        values = np.array([1.0, -2.5, 0.0, -0.0, np.inf], np.float32)
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.hash(rig.make_bfloat16(values), digest)
+        reducer.collect()
+        assert digest.checksum == hash_text(np.frombuffer(values.tobytes(), np.dtype("<u2"))[1::2])
+
+    @pytest.mark.parametrize("case", VALUES)
+    def test_sketch_is_that_of_the_core(self, rig: TrainingRig, case: str) -> None:
+        """But for rounding; NaN and Inf are where they are in the core's."""
+        digest, reducer = Digest(), rig.framework.reducer()
+        reducer.sketch(rig.make_tensor(VALUES[case]), digest)
+        reducer.collect()
+        assert_sketch(digest.sketch, VALUES[case])
+
+    def test_an_empty_tensor_has_no_sketch_and_the_hash_0(self, rig: TrainingRig) -> None:
+        """And asking for them is no error."""
+        digest, reducer = Digest(), rig.framework.reducer()
+        tensor = rig.make_tensor(np.zeros((0, 3), np.float32))
+        reducer.hash(tensor, digest)
+        reducer.sketch(tensor, digest)
+        reducer.collect()
+        assert (digest.checksum, digest.sketch) == ("0x0000000000000000", None)
 
     def test_identity_changes_when_values_do(self, rig: TrainingRig) -> None:
         """Two tensors, or one tensor before and after a write, never share an identity."""
@@ -677,6 +722,20 @@ def _without_sequence(record: dict[str, Any]) -> dict[str, Any]:
 def crc32(values: Array) -> str:
     """Return the CRC-32 of the bytes of an array."""
     return f"{zlib.crc32(np.ascontiguousarray(values).tobytes()):08x}"
+
+
+def hash_text(values: Array) -> str:
+    """Return the hash of an array, as text."""
+    return f"0x{int(hash_of(values)[0]) & (1 << 64) - 1:016x}"
+
+
+def assert_sketch(sketch: bytes | None, values: Array) -> None:
+    """Check a sketch against the core's; the difference may be a few roundings of the largest number."""
+    assert sketch is not None
+    found = np.frombuffer(sketch, np.dtype("<f4"))
+    expected = cast("Array", Sketcher(NumpyArrays()).sketch(values))
+    size = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * float(size))
 
 
 def assert_statistics(stats: Stats, values: Array, rel: float = 1e-6) -> None:

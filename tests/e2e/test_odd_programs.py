@@ -438,11 +438,11 @@ if __name__ == "__main__":
     ids=["equal", "small", "far from zero", "large", "tiny", "huge", "permuted", "expanded", "bfloat16"],
 )  # fmt: skip
 def test_norms_are_accurate_at_any_size_and_scale(values):
-    from msprobe.pytorch._reduce import _host_statistics
+    from msprobe.pytorch._statistics import host_statistics
 
     size = values.double().abs().max()
     expected = ((values.double() / size).norm() * size).item()
-    assert _host_statistics(values).l2_norm == pytest.approx(expected, rel=1e-5)
+    assert host_statistics(values).l2_norm == pytest.approx(expected, rel=1e-5)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------

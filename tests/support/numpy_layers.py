@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.capture.checksum import xor_text
+from msprobe_core.capture.checksum import word_text, xor_text
+from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.hookspecs import AttachOptions, CallWatcher, NamedModel
 from msprobe_core.model import Argument, Digest, Stats, TensorContent, TensorMeta
 from msprobe_core.names import module_stem
@@ -132,6 +135,9 @@ def train_step(model: Network, seed: int = 1, learning_rate: float = 0.1) -> flo
 class ArrayReducer:
     """Reduces at once, as on a host."""
 
+    def __init__(self) -> None:
+        self._sketcher = Sketcher(NumpyArrays())
+
     def statistics(self, tensor: Array, digest: Digest) -> None:
         values = tensor.values
         if values.size:
@@ -146,6 +152,13 @@ class ArrayReducer:
 
     def xor(self, tensor: Array, digest: Digest) -> None:
         digest.checksum = xor_text(np.frombuffer(np.ascontiguousarray(tensor.values).tobytes(), np.uint8))
+
+    def hash(self, tensor: Array, digest: Digest) -> None:
+        digest.checksum = word_text(int(hash_of(tensor.values)[0]))
+
+    def sketch(self, tensor: Array, digest: Digest) -> None:
+        if tensor.values.size:
+            digest.sketch = self._sketcher.sketch(tensor.values).astype("<f4").tobytes()
 
     def identity(self, tensor: Array) -> tuple[int, int] | None:
         return None

@@ -106,7 +106,8 @@ def every_kind_of_value():
         Entry(name="Tensor.add.2.forward", phase=Phase.FORWARD, inputs=[tensor(), Argument("x", ["\udc80"])]),
         Entry(name="Module.A.parameters_grad.0", phase=Phase.PARAMETERS_GRAD, parameters={}),
         Entry(name="Tensor.add.3.forward", phase=Phase.FORWARD, outputs=[
-            TensorValue(META, Digest(None, "0x0123456789abcdef")), tensor(checksum="0a1b2c3d", max=1.0),
+            TensorValue(META, Digest(None, "0x0123456789abcdef")), TensorValue(META, Digest(sketch=bytes(range(256)))),
+            tensor(checksum="0a1b2c3d", max=1.0),
             tensor(file_name="Tensor.add.3.forward.kwargs.x.pt"), tensor(file_name=".pt"), tensor(file_name="none"),
         ]),
     ]  # fmt: skip
@@ -181,7 +182,7 @@ def test_a_dump_without_values_is_read(tmp_path):
 
 EXAMPLES = {
     Stats: {"max": 2.0, "min": -1.0, "mean": 0.5, "l2_norm": 3.0, "num_nan": 1, "num_inf": 2},
-    Digest: {"stats": Stats(max=1.0), "checksum": "0a1b2c3d"},
+    Digest: {"stats": Stats(max=1.0), "checksum": "0a1b2c3d", "sketch": bytes(range(256))},
     TensorMeta: {"type": "a.B", "dtype": "x", "shape": (7,), "requires_grad": False,
                  "distribution": Distribution((0, 1), (Placement("Shard", 0), Placement("Partial", None, "a")), (3,))},
     TensorValue: {"meta": TensorMeta("a", "b", ()), "digest": Digest(Stats(max=1.0)), "file_name": "x.pt",

@@ -295,7 +295,7 @@ def test_plugins(run):
     offer = "frameworks  " if has_torch else "BROKEN: msprobe_register_frameworks: ModuleNotFoundError"
     assert re.search(rf"^pytorch .* {offer}", out, re.MULTILINE)
     for line in (
-        "processors: md5, statistics",
+        "processors: hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
         "commands: compare, control, plugins",

@@ -180,7 +180,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 
 LAYERS = [
     {"errors", "model"},
-    {"names"},
+    {"names", "fingerprint"},
     {"hookspecs"},
     {"config", "plugins"},
     {"store"},

@@ -1,0 +1,91 @@
+"""What two sketches say about the distance of two tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.fingerprint.sketch import SIZE
+
+SIZE_BYTES = 4 * SIZE
+"""How many bytes a sketch takes up, as little-endian float32."""
+
+RESOLUTION = 2.0**-23
+"""What rounding the numbers of two sketches to float32 adds to the relative error, or takes from it, at the most."""
+
+WITH_NORM = (0.8528, 1.2091)
+"""Bounds of what is estimated, over the estimate, where the golden norm is known: square roots of 64 over the quantiles
+0.975 and 0.025 of the chi-squared distribution with 64 degrees of freedom, 88.00 and 43.78."""
+
+WITHOUT_NORM = (0.7810, 1.2804)
+"""The same where both norms are estimated: square roots of the quantiles 0.025 and 0.975 of the F distribution with 64
+and 64 degrees of freedom, 0.6099 and 1.639."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated ratio and its confidence interval of 95%; all three NaN where a sketch is not finite."""
+
+    value: float
+    low: float
+    high: float
+
+
+def relative_error(target: bytes, golden: bytes, golden_norm: float | None = None) -> Estimate:
+    """Return an estimate of ``||target - golden|| / ||golden||`` in the Euclidean norm, from 256 bytes of each.
+
+    The squared distance is estimated without bias and with a relative standard deviation of 0.177 at the most, see
+    `msprobe_core.fingerprint.sketch`; by Chebyshev's inequality it is off by more than 56% in at most one of ten cases,
+    whatever the tensors are. The interval is narrower: it takes the 64 numbers for normal, as they are where many
+    elements differ, whereas few differing elements seldom share a number and are estimated better. 95% is counted over
+    the random choice of the sketch, for one pair; of many pairs some are outside.
+
+    Args:
+        target: Sketch under test: 64 little-endian float32.
+        golden: Trusted sketch, likewise.
+        golden_norm: The golden tensor's Euclidean norm where the statistics have it, which makes the interval narrower.
+
+    Returns: ratios >= 0; the interval is wider by `RESOLUTION`, so that two equal sketches do not prove equality. +Inf
+    where the golden tensor is zero and the target's sketch is not.
+
+    Raises:
+        ValueError: one of the two does not have 256 bytes.
+    """
+    for sketch in (target, golden):
+        if len(sketch) != SIZE_BYTES:
+            raise ValueError(f"a sketch has {SIZE_BYTES} bytes, this one {len(sketch)}")
+    norms = None if golden_norm is None else np.array([golden_norm])
+    value = float(relative_errors(decoded([target]), decoded([golden]), norms)[0])
+    below, above = WITHOUT_NORM if golden_norm is None else WITH_NORM
+    low = below * (value - RESOLUTION)
+    return Estimate(value, 0.0 if low < 0 else low, above * (value + RESOLUTION))
+
+
+def decoded(sketches: Sequence[bytes]) -> NDArray[np.float32]:
+    """Return sketches of 256 bytes each as ``[n, 64]``."""
+    return np.ndarray((len(sketches), SIZE), np.dtype("<f4"), b"".join(sketches))
+
+
+def relative_errors(
+    targets: NDArray[np.float32], goldens: NDArray[np.float32], golden_norms: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """Return the estimates of `relative_error` for many pairs.
+
+    Args:
+        targets: Sketches under test, ``[n, 64]``.
+        goldens: Trusted sketches, ``[n, 64]``.
+        golden_norms: ``[n]``; estimated from the sketches where it is not given.
+
+    Returns: ``[n]``.
+    """
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        distances = _norms(targets.astype(np.float64) - goldens)
+        ratios = distances / (_norms(goldens.astype(np.float64)) if golden_norms is None else golden_norms)
+    return np.where(distances == 0, 0.0, ratios)
+
+
+def _norms(sketches: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sqrt((sketches**2).sum(axis=-1))

@@ -1,0 +1,31 @@
+"""Checksums of tensors: CRC-32 on the host, exclusive or where the tensor lives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from msprobe_core.capture.checksum import crc32_text
+
+
+def crc32_of(values: Tensor) -> str:
+    """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
+    return crc32_text(bytes_of(values).numpy())
+
+
+def bytes_of(values: Tensor) -> Tensor:
+    """Return the contiguous bytes as a vector; without a copy where they are contiguous already."""
+    flat = values.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have any stride and be contiguous
+
+
+def xor_on_device(content: Tensor) -> Tensor:
+    """Return the exclusive or of the words as a 0-d int64 tensor, by folding in halves; nothing is waited for."""
+    words = torch.zeros((content.numel() + 7) // 8 or 1, dtype=torch.int64, device=content.device)
+    words.view(torch.uint8)[: content.numel()].copy_(content)
+    while words.numel() > 1:
+        half = (words.numel() + 1) // 2
+        rest = words[half:]
+        words = words[:half].clone()
+        words[: rest.numel()] ^= rest
+    return words[0]

@@ -1,0 +1,96 @@
+"""Tensors as `msprobe_core.fingerprint` works on them: on the host through NumPy, elsewhere where they live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msprobe.pytorch._statistics import WITHOUT_DOUBLE
+from msprobe_core.fingerprint.arrays import NumpyArrays
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+WITHOUT_VALUES = frozenset(
+    getattr(torch, name)
+    for name in (
+        "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2",
+        *(f"{kind}{width}" for kind in ("int", "uint") for width in range(1, 8)),
+    )
+    if hasattr(torch, name)
+)  # fmt: skip
+"""Dtypes whose elements PyTorch cannot turn into numbers."""
+
+
+def _reals(values: Tensor) -> Tensor:
+    values = values.resolve_conj().resolve_neg()
+    return torch.view_as_real(values) if values.is_complex() else values
+
+
+def _words(values: Tensor) -> Tensor:
+    return values.view(_INTEGERS[values.element_size()])
+
+
+class HostTensors(NumpyArrays):
+    """Tensors on the host: NumPy's arrays as soon as they are read, which is faster for small ones.
+
+    See `msprobe_core.fingerprint.arrays.Arrays`.
+    """
+
+    def reals(self, values: Any) -> Any:
+        """Return a tensor with real elements."""
+        return _reals(values)
+
+    def words(self, values: Any) -> Any:
+        """Return the bits of a tensor as an array."""
+        return _words(values).numpy()
+
+    def floats(self, values: Any) -> Any:
+        """Return the elements of a tensor as an array; an array as it is."""
+        if not isinstance(values, Tensor):
+            return values
+        is_narrow = values.is_floating_point() and values.dtype not in (torch.float32, torch.float64)
+        return (values.float() if is_narrow else values).numpy()
+
+
+class DeviceTensors:
+    """Tensors on one device; everything is enqueued. See `msprobe_core.fingerprint.arrays.Arrays`."""
+
+    chunk = 1 << 22
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._wide = torch.float32 if device.type in WITHOUT_DOUBLE else torch.float64
+
+    def reals(self, values: Any) -> Any:
+        """Return a tensor with real elements."""
+        return _reals(values)
+
+    def words(self, values: Any) -> Any:
+        """Return the bits as integers."""
+        return _words(values)
+
+    def floats(self, values: Any) -> Any:
+        """Return what the tables can be multiplied by."""
+        return values if values.dtype is torch.float32 else values.to(self._wide)
+
+    def single(self, values: Any) -> Any:
+        """Return float32."""
+        return values.float()
+
+    def zeros(self, *shape: int) -> Any:
+        """Return zeros of float64, or of float32 on a device without float64."""
+        return torch.zeros(shape, dtype=self._wide, device=self._device)
+
+    def ramp(self, size: int, step: int = 1) -> Any:
+        """Return multiples of ``step``."""
+        return torch.arange(size, dtype=torch.int64, device=self._device) * step
+
+    def shift(self, words: Any, num_bits: int) -> Any:
+        """Return a logical shift to the right; PyTorch's own copies the sign."""
+        return (words >> num_bits).bitwise_and_((1 << 64 - num_bits) - 1)
+
+    def windows(self, table: Any, first: int, num_windows: int, size: int) -> Any:
+        """Return overlapping parts of a vector."""
+        return table.unfold(0, size, 1)[first : first + num_windows]
