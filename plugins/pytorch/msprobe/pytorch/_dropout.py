@@ -161,12 +161,20 @@ class DropoutKernels:
                     elif key != _TRANSFORMS:
                         cls._let_be.add(name.partition(".")[0])
         cls._library = library
+        cls._forget_dispatch()
+
+    @staticmethod
+    def _forget_dispatch() -> None:
+        """Let the compiler look the kernels up again: it remembers which ones it found."""
+        for name in _OPERATORS:
+            getattr(_operator(name), "_dispatch_cache", {}).clear()
 
     @classmethod
     def _close(cls) -> None:
         if not cls.is_removed and not cls._watches and cls._library is not None:
             library, cls._library = cls._library, None
             library._destroy()
+            cls._forget_dispatch()
 
     @classmethod
     def _kernel(cls, name: str) -> Function:
