@@ -23,7 +23,7 @@ MODELS = {
     "large": {"sizes": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
                         "num_attention_heads": 16}, "batch": (2, 256)},
 }  # fmt: skip
-MODES = [("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")]
+MODES = [*(("statistics", mode) for mode in ("statistics", "md5", "xor", "hash", "sketch")), ("tensor", "statistics")]
 
 
 def run_case(case: dict) -> dict:

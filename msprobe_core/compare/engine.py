@@ -14,6 +14,7 @@ import polars as pl
 from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import Fault, first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.tensors import Progress, compare_files
 from msprobe_core.compare.verdict import Verdict, differs, is_uncompared, judge
 from msprobe_core.errors import CompareError, DumpError, MsprobeError
@@ -232,7 +233,7 @@ def _compare_unit(
             f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
         )
     mode = _mode_of(target, golden)
-    rows = metrics.add_statistics(rows)
+    rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:
         rows = _add_tensor_metrics(rows, target, golden, progress)
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM)

@@ -14,6 +14,7 @@ import polars as pl
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.engine import Mode, UnitResult
 from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
 from msprobe_core.compare.verdict import DEVICE_TEXT, Verdict
 from msprobe_core.store.frame import RowKind
@@ -63,9 +64,10 @@ def columns_of(result: UnitResult) -> list[Column]:
         tail.append(Column("NPU_Stack_Info", pl.col("stack_info")))
     if result.mode is Mode.CHECKSUM:
         return [*basics, *_checksums(), *tail]
+    estimates = _estimates() if SKETCH_ERROR in result.rows.columns else []
     if result.mode is Mode.TENSOR:
-        return [*basics, *_tensor_metrics(), *_statistics(), *tail, Column("Data_name", _file_names())]
-    return [*basics, *_differences(), *_relative_errors(), *_statistics(), *tail]
+        return [*basics, *_tensor_metrics(), *estimates, *_statistics(), *tail, Column("Data_name", _file_names())]
+    return [*basics, *_differences(), *_relative_errors(), *estimates, *_statistics(), *tail]
 
 
 def texts_of(result: UnitResult) -> pl.DataFrame:
@@ -234,23 +236,32 @@ def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
     )
 
 
+def _estimates() -> list[Column]:
+    """Return the column that only dumps with sketches have; no other tool has one like it."""
+    error = pl.col(SKETCH_ERROR)
+    return [Column("EstimatedRelativeErr", _number_text(error, pl.lit(NOT_AVAILABLE)), error)]
+
+
 def _tensor_metrics() -> list[Column]:
     columns: list[Column] = []
     for name, header in _METRICS.items():
         number = pl.col(name)
-        text = (
-            pl.when(pl.col("match") != Match.BOTH.value)
-            .then(pl.lit(UNSUPPORTED))
-            .when(number.is_null())
-            .then(pl.col("status"))
-            .when(number.is_nan())
-            .then(pl.lit(NOT_A_NUMBER))
-            .when(number.is_infinite())
-            .then(pl.lit("inf"))
-            .otherwise(number.cast(pl.String))
-        )
+        is_lone = pl.col("match") != Match.BOTH.value
+        text = pl.when(is_lone).then(pl.lit(UNSUPPORTED)).otherwise(_number_text(number, pl.col("status")))
         columns.append(Column(header, text, number))
     return columns
+
+
+def _number_text(number: pl.Expr, missing: pl.Expr) -> pl.Expr:
+    return (
+        pl.when(number.is_null())
+        .then(missing)
+        .when(number.is_nan())
+        .then(pl.lit(NOT_A_NUMBER))
+        .when(number.is_infinite())
+        .then(pl.lit("inf"))
+        .otherwise(number.cast(pl.String))
+    )
 
 
 def _file_names() -> pl.Expr:

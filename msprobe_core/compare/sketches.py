@@ -1,0 +1,35 @@
+"""Relative errors estimated from the sketches of two dumps."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from msprobe_core.fingerprint.distance import decoded, relative_errors
+
+SKETCH_ERROR = "sketch_error"
+
+
+def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return ``rows`` with the sketches replaced by ``sketch_error``; without it if no pair has two.
+
+    ``sketch_error`` estimates the Euclidean distance over the golden norm, see
+    `msprobe_core.fingerprint.distance.relative_error`; null where a pair does not have two sketches of one shape.
+    """
+    sides = ("sketch_target", "sketch_golden")
+    pairs = (
+        rows.select(*sides, "norm_golden", is_same_shape=pl.col("shape_target") == pl.col("shape_golden"))
+        .with_row_index("row")
+        .filter(pl.col("is_same_shape"))
+        .drop_nulls(sides)
+    )
+    rows = rows.drop(sides)
+    if not pairs.height:
+        return rows
+    targets, goldens = (decoded(pairs[side].to_list()) for side in sides)
+    estimated = relative_errors(targets, goldens)
+    by_norm = relative_errors(targets, goldens, pairs["norm_golden"].fill_null(np.nan).to_numpy())
+    # The exact norm is the better divisor; a dump without one has the sketch's own.
+    errors = np.where(pairs["norm_golden"].is_null().to_numpy(), estimated, by_norm)
+    found = pl.DataFrame({"row": pairs["row"], SKETCH_ERROR: errors})
+    return rows.with_row_index("row").join(found, on="row", how="left", maintain_order="left").drop("row")
