@@ -184,6 +184,8 @@ class StandIns:
         # Whoever has imported one of them by name since holds a stand-in, which calls the original from now on.
 
     def _replace_aliases(self) -> None:
+        if not self._stand_ins:
+            return  # there may be a window in every step, and modules have ten thousands of names
         by_id = {id(stand_in.original): stand_in for stand_in in self._stand_ins}
         for module in tuple(sys.modules.values()):
             namespace = getattr(module, "__dict__", None)
