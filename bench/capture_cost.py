@@ -1,11 +1,13 @@
 """What recording costs: the time of a training step with and without the probe, and the bytes it writes.
 
-    python bench/capture_cost.py [--steps 7] [--threads 2] [--against /path/to/other/bin/python]
+    python bench/capture_cost.py [--steps 7] [--threads 2] [--no-optimizer] [--against /path/to/other/bin/python]
 
 Two Llamas with random weights: a small one, whose step is bound by launching operations, and a large one, bound by
 memory bandwidth. Each case runs in a process of its own; a step is timed from before ``start`` to after ``stop``, and
-the median over the steps after the first two counts. ``--against`` measures another installation of a package
-``msprobe.pytorch`` with the same interface, for example mindstudio-probe in a virtual environment of its own.
+the median over the steps after the first two counts. The optimizer's step belongs to it, and its arithmetic on all
+parameters is most of what is recorded of a large model; ``--no-optimizer`` leaves it out. ``--against`` measures
+another installation of a package ``msprobe.pytorch`` with the same interface, for example mindstudio-probe in a
+virtual environment of its own.
 """
 
 import argparse
@@ -54,12 +56,16 @@ def run_case(case: dict) -> dict:
         if debugger is not None and not case["idle"]:
             debugger.start(model=model)
         model(input_ids=tokens, labels=tokens).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if case["optimizer"]:
+            optimizer.step()
+            optimizer.zero_grad()
         if debugger is not None and not case["idle"]:
             debugger.stop()
             debugger.step()
         times.append(time.perf_counter() - begin)
+        if not case["optimizer"]:
+            optimizer.step()
+            optimizer.zero_grad()
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "config.json")
     return {"times": times[2:], "bytes": size / len(times)}
 
@@ -82,6 +88,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--modes", nargs="+", default=[mode for _, mode in MODES[:-1]] + ["tensor"])
+    parser.add_argument("--no-optimizer", action="store_true", help="the window holds forward and backward only")
     parser.add_argument("--against", help="a Python with another msprobe.pytorch")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -95,11 +103,13 @@ def main() -> None:
         + "".join(f"{n + ' ms':>12}{'factor':>8}{'MB/step':>9}" for n in pythons)
     )
     for model in arguments.models:
-        base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "level": None, "idle": False}
+        base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "level": None, "idle": False,
+                "optimizer": not arguments.no_optimizer}  # fmt: skip
         plain = statistics.median(measure(sys.executable, base)["times"])
         print(f"{model:<7}{'none':<7}{'':<12}{plain * 1000:>12.1f}{1:>8.2f}{0:>9.2f}")
         cases = [("idle", "mix", "statistics", "statistics")]
-        cases += [(level, level, *mode) for level in ("L0", "L1", "mix") for mode in MODES]
+        modes = [mode for mode in MODES if (mode[0] if mode[0] == "tensor" else mode[1]) in arguments.modes]
+        cases += [(level, level, *mode) for level in ("L0", "L1", "mix") for mode in modes]
         for label, level, task, summary_mode in cases:
             if model == "large" and task == "tensor":
                 continue  # gigabytes a step: measures the disk
