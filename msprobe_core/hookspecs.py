@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pluggy
 
@@ -328,6 +328,19 @@ class Framework(Protocol):
 
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a snapshot to a new file, readable by its owner only. Runs on the writer's thread."""
+        ...
+
+
+@runtime_checkable
+class DeviceGauge(Protocol):
+    """What a `Framework` may offer besides, for ``msprobe estimate``; asked at the end of a step, outside windows."""
+
+    def wait_for_devices(self) -> None:
+        """Return when all work is done that this process has enqueued, so that a clock shows what a step takes."""
+        ...
+
+    def peak_device_bytes(self) -> int | None:
+        """Return the most bytes that tensors of this process have taken on a device; ``None`` where none is in use."""
         ...
 
 

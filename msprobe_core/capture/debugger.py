@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import PluginError, SessionError
@@ -51,6 +52,7 @@ class PrecisionDebugger:
     _has_begun: bool = False
     _has_refused_to_save: bool = False
     _custom_apis: CustomApis
+    _measurement: Measurement | None
 
     def __new__(
         cls,
@@ -79,8 +81,10 @@ class PrecisionDebugger:
         if PrecisionDebugger._instance is not None:
             return cls._existing(config_path, given)
         config = load_config(config_path, **given)
+        order = current_order()
         debugger = object.__new__(cls)
         debugger._config = config
+        debugger._measurement = None if order is None else Measurement(order, config_path, given)
         debugger._session = None
         debugger._custom_apis = CustomApis(config.listed_apis)
         PrecisionDebugger._instance = debugger
@@ -157,6 +161,8 @@ class PrecisionDebugger:
         assert debugger._session is not None
         debugger._session.step()
         debugger._has_begun = debugger._session.is_running
+        if debugger._measurement is not None:
+            debugger._measurement.end_step(has_given_up=debugger._session.is_finished)
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -245,9 +251,10 @@ class PrecisionDebugger:
         return existing
 
     def _open(self, framework: Framework) -> None:
-        self._session = Session(
-            self._config, framework, registry().processors(), registry().writers(), self._custom_apis
-        )
+        config, writers = self._config, registry().writers()
+        if self._measurement is not None:
+            config, writers = self._measurement.config, self._measurement.open(framework, writers)
+        self._session = Session(config, framework, registry().processors(), writers, self._custom_apis)
         _let_forked_children_be(self)
 
     def _framework(self, model: Any) -> Framework:

@@ -128,6 +128,11 @@ class Session:
         return self._attachment is not None
 
     @property
+    def is_finished(self) -> bool:
+        """Whether nothing will be recorded any more: all selected steps are, or recording had to be given up."""
+        return self._is_finished
+
+    @property
     def directory(self) -> Path | None:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import click
 
 from msprobe_core.cli.compare import compare
+from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.hookspecs import hookimpl
 
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``compare`` and ``plugins``."""
-    return [compare, plugins]
+    """Offer ``compare``, ``estimate`` and ``plugins``."""
+    return [compare, estimate, plugins]

@@ -294,6 +294,7 @@ def test_plugins(run):
     has_torch = importlib.util.find_spec("torch") is not None
     offer = "frameworks  " if has_torch else "BROKEN: msprobe_register_frameworks: ModuleNotFoundError"
     assert re.search(rf"^pytorch .* {offer}", out, re.MULTILINE)
-    for line in ("processors: md5, statistics", "writers: json", "readers: json", "commands: compare, plugins"):
+    commands = "commands: compare, estimate, plugins"
+    for line in ("processors: md5, statistics", "writers: json", "readers: json", commands):
         assert line in out
     assert re.search(r"^mindspore .* nothing  MindSpore.* Not built yet", out, re.MULTILINE)
