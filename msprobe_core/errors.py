@@ -37,3 +37,7 @@ class StoreError(MsprobeError, OSError):
 
 class CompareError(MsprobeError, ValueError):
     """Two dumps cannot be compared: choose others."""
+
+
+class EstimateError(MsprobeError, RuntimeError):
+    """A training program cannot be measured: correct the program, or how it is called."""

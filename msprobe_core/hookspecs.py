@@ -392,6 +392,19 @@ class WatchingFramework(Protocol):
         ...
 
 
+@runtime_checkable
+class DeviceGauge(Protocol):
+    """What a `Framework` may offer besides, for ``msprobe estimate``; asked at the end of a step, outside windows."""
+
+    def wait_for_devices(self) -> None:
+        """Return when all work is done that this process has enqueued, so that a clock shows what a step takes."""
+        ...
+
+    def peak_device_bytes(self) -> int | None:
+        """Return the most bytes that tensors of this process have taken on a device; ``None`` where none is in use."""
+        ...
+
+
 # --- What other plugins offer -----------------------------------------------------------------------------------
 
 

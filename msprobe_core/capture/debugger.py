@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
@@ -57,6 +58,7 @@ class PrecisionDebugger:
     """What the file holds since it was edited, while the step for which that counts has not begun."""
     _has_switched: bool
     _is_in_window: bool
+    _measurement: Measurement | None
 
     def __new__(
         cls,
@@ -85,11 +87,14 @@ class PrecisionDebugger:
         if PrecisionDebugger._instance is not None:
             return cls._existing(config_path, given)
         config = load_config(config_path, **given)
+        order = current_order()
         debugger = object.__new__(cls)
         debugger._config = config
+        debugger._measurement = None if order is None else Measurement(order, config_path, given)
         debugger._session = None
         debugger._custom_apis = CustomApis(config.listed_apis)
-        debugger._watch = ConfigWatch(config_path, given, config) if config_path and config.is_live else None
+        is_watched = config_path is not None and config.is_live and order is None
+        debugger._watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
         debugger._edited = None
         debugger._has_switched = False
         debugger._is_in_window = False
@@ -181,6 +186,8 @@ class PrecisionDebugger:
         debugger._look_at_file()
         if debugger._edited is None:
             debugger._session.step()
+            if debugger._measurement is not None:
+                debugger._measurement.end_step(has_given_up=debugger._session.is_finished)
             return
         window = debugger._session.running_window
         debugger._session.stop()
@@ -313,9 +320,10 @@ class PrecisionDebugger:
         return existing
 
     def _open(self, framework: Framework) -> None:
-        self._session = Session(
-            self._config, framework, registry().processors(), registry().writers(), self._custom_apis
-        )
+        config, writers = self._config, registry().writers()
+        if self._measurement is not None:
+            config, writers = self._measurement.config, self._measurement.open(framework, writers)
+        self._session = Session(config, framework, registry().processors(), writers, self._custom_apis)
         _let_forked_children_be(self)
 
     # --- a configuration file that is edited while the training runs ------------------------------------------

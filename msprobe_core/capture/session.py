@@ -222,6 +222,11 @@ class Session:
             self._is_finished = last is not None and step > last
 
     @property
+    def is_finished(self) -> bool:
+        """Whether nothing will be recorded any more: all selected steps are, or recording had to be given up."""
+        return self._is_finished
+
+    @property
     def directory(self) -> Path | None:
         """Where the current step is being written, or the last one was; ``None`` before the first."""
         return self._directory

@@ -8,11 +8,12 @@ import click
 
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.control import control
+from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.hookspecs import hookimpl
 
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``compare``, ``control`` and ``plugins``."""
-    return [compare, control, plugins]
+    """Offer ``compare``, ``control``, ``estimate`` and ``plugins``."""
+    return [compare, control, estimate, plugins]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from msprobe_core.errors import CompareError, StoreError
+from msprobe_core.cli.show import show
+from msprobe_core.errors import CompareError
 
 if TYPE_CHECKING:
-    from msprobe_core.compare.engine import ComparisonResult
     from msprobe_core.compare.tensors import Progress
-    from msprobe_core.report import ReportFiles
 
 
 @click.command()
@@ -61,35 +58,14 @@ def compare(
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.compare import compare_dumps
     from msprobe_core.report import write_report
+    from msprobe_core.report.terminal import print_summary
 
     request = _request(target_path, golden_path, input_path)
     with _progress_bar() as progress:
         result = compare_dumps(request.npu_path, request.bench_path, stack_path=request.stack_file, progress=progress)
     files = write_report(result, output_path, xlsx=xlsx or input_path is not None)
-    _show(result, files)
+    show(lambda console: print_summary(result, files, console), f"it is in {files.summary}")
     return EXIT_AGREES if result.agrees else EXIT_DIFFERENT
-
-
-def _show(result: ComparisonResult, files: ReportFiles) -> None:
-    """Print the summary. A reader that has closed its end of the pipe has seen enough; the exit status stays."""
-    from rich.console import Console
-
-    from msprobe_core.report.terminal import print_summary
-
-    class PatientConsole(Console):
-        def on_broken_pipe(self) -> None:
-            """Do not exit, which rich would do with status 1."""
-            raise BrokenPipeError
-
-    try:
-        print_summary(result, files, PatientConsole(highlight=False))
-        sys.stdout.flush()
-    except OSError as error:
-        # Python writes what is left when it ends, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return
-        raise StoreError(f"the result cannot be shown ({error.strerror or error}); it is in {files.summary}") from error
 
 
 class CompareRequest(msgspec.Struct, frozen=True):

@@ -185,7 +185,7 @@ LAYERS = [
     {"config", "plugins"},
     {"store"},
     {"capture", "compare"},
-    {"report"},
+    {"report", "estimate"},
     {"cli", "testing"},
     {"__main__"},
 ]

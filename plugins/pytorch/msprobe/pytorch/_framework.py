@@ -164,6 +164,20 @@ class PyTorchFramework:
         with create_file(path) as file:
             torch.save(snapshot, file)
 
+    def wait_for_devices(self) -> None:
+        """Wait for every device of the process's own; see `msprobe_core.hookspecs.DeviceGauge`."""
+        for backend in _backends_in_use():
+            backend.synchronize()
+
+    def peak_device_bytes(self) -> int | None:
+        """Return what the allocators of all devices together have had at most, each at its own time."""
+        peaks = [
+            backend.max_memory_allocated(index)
+            for backend in _backends_in_use()
+            for index in range(backend.device_count())
+        ]
+        return sum(peaks) if peaks else None
+
 
 class _Attachment:
     """Everything that is in place between ``start`` and ``stop``."""
@@ -240,6 +254,12 @@ class _Attachment:
     def is_compiling(self) -> bool:
         """Whether ``torch.compile`` is reading the calling code."""
         return torch.compiler.is_compiling()
+
+
+def _backends_in_use() -> list[Any]:
+    """Return the modules of the kinds of devices that this process has begun to use, such as ``torch.cuda``."""
+    modules = [getattr(torch, name, None) for name in ("cuda", "npu", "xpu")]
+    return [module for module in modules if module is not None and module.is_initialized()]
 
 
 def _distribution_of(tensor: Any) -> Distribution | None:

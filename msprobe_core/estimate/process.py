@@ -1,0 +1,136 @@
+"""One run of the user's program in a process of its own, which is ended with all that it has started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from msprobe_core.capture.measure import ORDER_VARIABLE, Order, Reading, read_readings
+
+Progress: TypeAlias = Callable[[int, float], None]
+"""Called with the number of steps that have ended and the seconds since the program was started."""
+
+_POLL_S = 0.1
+_PATIENCE_S = 5.0
+"""For what has been told to end, and for a launcher whose processes have all measured their steps."""
+
+_KEPT_FREE = 0.1
+"""Of the room that was free on the disk when the run began."""
+
+_MAX_LINES = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a run ended.
+
+    Attributes:
+        readings: What its processes have measured, the lowest rank first.
+        status: Its exit status; negative for a signal; ``None`` if it was ended from here.
+        problem: Why it was ended before its time; a sentence.
+        last_lines: The last that it printed to its standard error.
+    """
+
+    readings: Sequence[Reading]
+    status: int | None
+    problem: str | None
+    last_lines: str
+
+
+def run_program(command: Sequence[str], order: Order, *, timeout_s: float, progress: Progress) -> Run:
+    """Run ``command`` until it ends or has measured what is ordered; nothing that it started is left when this returns.
+
+    Args:
+        command: The program and its arguments.
+        order: What to measure. The name of its directory is only this run's: processes are known by it.
+        timeout_s: How long it may take, seconds.
+        progress: Called ten times a second.
+    """
+    directory = Path(order.directory)
+    output = directory / "stderr"
+    environment = {**os.environ, ORDER_VARIABLE: order.encoded()}
+    with output.open("wb") as errors:
+        program = subprocess.Popen(  # noqa: S603  # it is what the user asks for
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # or a Ctrl-C would reach it before us
+        )
+    try:
+        problem = _watch(program, directory, timeout_s, progress)
+        status = program.poll()
+    finally:
+        _end(program, directory)
+    return Run(readings=read_readings(directory), status=status, problem=problem, last_lines=_tail(output))
+
+
+def _watch(program: subprocess.Popen[bytes], directory: Path, timeout_s: float, progress: Progress) -> str | None:
+    """Return when the program has ended or is to be ended; a sentence if that is before its time."""
+    began = time.monotonic()
+    room = shutil.disk_usage(directory).free
+    complete_since: float | None = None
+    while program.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(_POLL_S)
+        now = time.monotonic()
+        readings = read_readings(directory)
+        progress(max((reading.num_steps for reading in readings), default=0), now - began)
+        if now - began > timeout_s:
+            return f"was ended after {timeout_s:g} s (--timeout)"
+        if shutil.disk_usage(directory).free < _KEPT_FREE * room:
+            return (
+                f"was ended: what a step writes would fill the disk that has the directory {directory.parent}, where "
+                f"{room / 1e9:.1f} GB were free; choose another with --scratch, or leave out the mode"
+            )
+        started = [reading for reading in readings if reading.num_steps]
+        is_complete = bool(started) and all(reading.is_complete for reading in started)
+        complete_since = (complete_since or now) if is_complete else None
+        if complete_since is not None and now - complete_since > _PATIENCE_S:
+            return None
+    return None
+
+
+def _end(program: subprocess.Popen[bytes], directory: Path) -> None:
+    """End the program and its descendants, those too that have left its session."""
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _PATIENCE_S
+        _send(program, directory, signal_number)
+        while (program.poll() is None or _descendants(directory)) and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 5)
+
+
+def _send(program: subprocess.Popen[bytes], directory: Path, signal_number: int) -> None:
+    if program.poll() is None:  # or its number may be another's by now
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(program.pid, signal_number)
+    for process in _descendants(directory):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal_number)
+
+
+def _descendants(directory: Path) -> list[int]:
+    """Return the processes with the order of this directory in their environment; none where there is no ``/proc``."""
+    mark = os.fsencode(directory.name)
+    found: list[int] = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # of somebody else, or gone
+            if mark in environment.read_bytes():
+                found.append(int(environment.parent.name))
+    return found
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 100_000))
+        lines = file.read().decode(errors="replace").splitlines()
+    return "\n".join(lines[-_MAX_LINES:])

@@ -1,0 +1,31 @@
+"""Run ``msprobe estimate`` as a user does, in a directory that shows what it leaves behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "msprobe_core", "estimate", "--scratch", "../scratch", *map(str, arguments)]
+
+
+def estimate(*arguments, **environment):
+    done = subprocess.run(
+        command("--json", "numbers.json", *arguments),
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
+    assert "msprobe_core/cli" not in done.stderr
+    return done
+
+
+def numbers():
+    return json.loads(Path("numbers.json").read_text())
+
+
+def write(name, text):
+    Path(name).write_text(text)
+    return name
