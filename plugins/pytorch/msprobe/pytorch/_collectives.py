@@ -111,7 +111,8 @@ class Collectives:
         self._results.clear()
 
     def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionStandIn:
-        stand_in = FunctionStandIn(owner, attribute, handler)
+        # What a compiler runs to see what it gives communicates nothing.
+        stand_in = FunctionStandIn(owner, attribute, handler, torch.compiler.is_compiling)
         stand_in.install()
         self._stand_ins.append(stand_in)
         return stand_in
