@@ -154,7 +154,9 @@ class _Parameters:
         def after(accumulated: Tensor) -> None:
             self._report(key, accumulated)
 
-        return parameter.register_hook(before), parameter.register_post_accumulate_grad_hook(after)
+        handle = parameter.register_post_accumulate_grad_hook(after)
+        _come_first(parameter, handle)
+        return parameter.register_hook(before), handle
 
     def await_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Report gradients also after the window, where the graph of a call that has just ended accumulates them."""
@@ -233,6 +235,16 @@ _gradient_edge: Callable[[Tensor], Any] | None = getattr(torch.autograd.graph, "
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
     # Not named_parameters: modules override it.
     return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+
+
+def _come_first(parameter: Tensor, handle: Any) -> None:
+    """Let a hook run before those of the user: one that steps an optimizer in backward takes the gradient away."""
+    hooks: dict[int, Any] | None = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if hooks is None or handle.id not in hooks:
+        return
+    # In place, since the engine goes by this very dictionary, and by the order in which it was filled.
+    for key in [key for key in hooks if key != handle.id]:
+        hooks[key] = hooks.pop(key)
 
 
 def _accumulates_gradient(parameter: Tensor) -> bool:
