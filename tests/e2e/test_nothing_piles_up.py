@@ -1,5 +1,8 @@
 """What outlives a window does not pile up from window to window."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from msprobe.pytorch import PrecisionDebugger
@@ -29,6 +32,23 @@ def test_nodes_that_others_keep_have_no_hooks_of_earlier_windows(tmp_path, level
     debugger.close()
     assert [_num_hooks(node) for node in kept] == [0, 0]
     assert [node.metadata for node in kept] == [{}, {}]
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_what_was_sent_is_not_kept_when_nobody_can_wait_for_it_any_more(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L1")
+    try:
+        with debugger.start():
+            x = torch.ones(3)
+            is_alive = weakref.ref(x)
+            torch.distributed.all_reduce(x, async_op=True).get_future().wait()
+            del x
+            gc.collect()
+            assert is_alive() is None
+    finally:
+        debugger.close()
+        torch.distributed.destroy_process_group()
 
 
 def _num_hooks(node):
