@@ -64,6 +64,10 @@ class _Pending:
         self.output = output
         self.num_waits = num_waits
 
+    def lose(self, _work: Any) -> None:
+        """Keep no results: what would have been waited for went away. Takes no lock, since that may happen anywhere."""
+        self.output = None
+
 
 class Collectives:
     """Reports the communication of all threads, or merely follows what it writes to."""
@@ -111,7 +115,8 @@ class Collectives:
         self._results.clear()
 
     def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionStandIn:
-        stand_in = FunctionStandIn(owner, attribute, handler)
+        # What a compiler runs to see what it gives communicates nothing.
+        stand_in = FunctionStandIn(owner, attribute, handler, torch.compiler.is_compiling)
         stand_in.install()
         self._stand_ins.append(stand_in)
         return stand_in
@@ -192,7 +197,7 @@ class Collectives:
         elif works:
             pending = _Pending(call, tuple(output), len(works))
             with self._lock:
-                self._works.update((id(work), (weakref.ref(work), pending)) for work in works)
+                self._works.update((id(work), (weakref.ref(work, pending.lose), pending)) for work in works)
         else:
             self._recorder.close(call)  # this rank is not in the group
 

@@ -80,7 +80,7 @@ class ModuleHooks:
 
     def release(self) -> None:
         """Report no gradient of a parameter any more."""
-        self._parameters.is_released = True
+        self._parameters.release()
 
     def step_aside(self) -> Callable[[], None]:
         """Take the hooks of calls out until what is returned is called: a compiled function runs, and may call modules.
@@ -128,13 +128,16 @@ class _Parameters:
     """Reports gradients of parameters as they are accumulated.
 
     Within a window hooks of the parameters see them. When those are out again, the backward of a call that was recorded
-    may still be to come; so each such call leaves hooks at the nodes of its graph that accumulate, and they go with it.
+    may still be to come; so each such call leaves hooks at the nodes of its graph that accumulate. They go with it, or
+    with ``release``: some keep these nodes for good, as data parallelism does.
     """
 
     def __init__(self, recorder: CallRecorder) -> None:
         self._recorder = recorder
         self._names: dict[int, tuple[str, str]] = {}
         self._added: dict[int, Tensor] = {}
+        self._awaited: dict[int, _Awaited] = {}
+        self._mark = object()
         self.is_removed = False
         self.is_released = False
 
@@ -151,7 +154,9 @@ class _Parameters:
         def after(accumulated: Tensor) -> None:
             self._report(key, accumulated)
 
-        return parameter.register_hook(before), parameter.register_post_accumulate_grad_hook(after)
+        handle = parameter.register_post_accumulate_grad_hook(after)
+        _come_first(parameter, handle)
+        return parameter.register_hook(before), handle
 
     def await_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Report gradients also after the window, where the graph of a call that has just ended accumulates them."""
@@ -162,11 +167,27 @@ class _Parameters:
             if key not in self._names or not _accumulates_gradient(parameter):
                 continue
             node = _gradient_edge(parameter).node
-            if node.metadata.get(_AWAITED) is self:
+            metadata: dict[str, Any] = node.metadata
+            if metadata.get(_AWAITED) is self._mark:
                 continue
-            node.metadata[_AWAITED] = self
-            node.register_prehook(self._before_node(key, weakref.ref(parameter)))
-            node.register_hook(self._after_node(key, weakref.ref(parameter)))
+            metadata[_AWAITED] = self._mark
+            # A parameter has one such node at a time: what is replaced here was that of a graph that is gone.
+            self._awaited[key] = _Awaited(
+                metadata,
+                node.register_prehook(self._before_node(key, weakref.ref(parameter))),
+                node.register_hook(self._after_node(key, weakref.ref(parameter))),
+            )
+
+    def release(self) -> None:
+        """Report nothing any more, and leave nothing at nodes that others keep."""
+        self.is_released = True
+        self._added.clear()
+        while self._awaited:
+            _, awaited = self._awaited.popitem()
+            awaited.before.remove()
+            awaited.after.remove()
+            if awaited.metadata.get(_AWAITED) is self._mark:
+                del awaited.metadata[_AWAITED]
 
     def _before_node(self, key: int, weak: weakref.ref[Tensor]) -> Callable[[tuple[Tensor | None, ...]], None]:
         def before(gradients: tuple[Tensor | None, ...]) -> None:
@@ -197,6 +218,14 @@ class _Parameters:
                 self._recorder.record_parameter_gradient(*self._names[key], gradient, contribution)
 
 
+class _Awaited(NamedTuple):
+    """The hooks at a node that accumulates, and what the node knows; not the node, which would keep a graph alive."""
+
+    metadata: dict[str, Any]
+    before: _Handle
+    after: _Handle
+
+
 _AWAITED = "msprobe"
 """Under this name a node knows who has hooked it."""
 
@@ -206,6 +235,16 @@ _gradient_edge: Callable[[Tensor], Any] | None = getattr(torch.autograd.graph, "
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:
     # Not named_parameters: modules override it.
     return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+
+
+def _come_first(parameter: Tensor, handle: Any) -> None:
+    """Let a hook run before those of the user: one that steps an optimizer in backward takes the gradient away."""
+    hooks: dict[int, Any] | None = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if hooks is None or handle.id not in hooks:
+        return
+    # In place, since the engine goes by this very dictionary, and by the order in which it was filled.
+    for key in [key for key in hooks if key != handle.id]:
+        hooks[key] = hooks.pop(key)
 
 
 def _accumulates_gradient(parameter: Tensor) -> bool:

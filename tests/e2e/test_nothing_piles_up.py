@@ -1,0 +1,60 @@
+"""What outlives a window does not pile up from window to window."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from msprobe.pytorch import PrecisionDebugger
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("close_debugger")
+
+get_gradient_edge = getattr(torch.autograd.graph, "get_gradient_edge", None)
+
+
+@pytest.mark.skipif(get_gradient_edge is None, reason="this PyTorch does not show its nodes")
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_nodes_that_others_keep_have_no_hooks_of_earlier_windows(tmp_path, level):
+    model = nn.Linear(3, 3)
+    # As DistributedDataParallel and Megatron do.
+    kept = [get_gradient_edge(parameter).node for parameter in model.parameters()]
+    num_hooks = []
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
+    for _ in range(3):
+        with debugger.start(model):
+            loss = model(torch.ones(1, 3)).sum()
+        loss.backward()
+        num_hooks += [_num_hooks(node) for node in kept]
+        debugger.step()
+    assert num_hooks[0] > 0
+    assert set(num_hooks) == {num_hooks[0]}
+    debugger.close()
+    assert [_num_hooks(node) for node in kept] == [0, 0]
+    assert [node.metadata for node in kept] == [{}, {}]
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_what_was_sent_is_not_kept_when_nobody_can_wait_for_it_any_more(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L1")
+    try:
+        with debugger.start():
+            x = torch.ones(3)
+            is_alive = weakref.ref(x)
+            torch.distributed.all_reduce(x, async_op=True).get_future().wait()
+            del x
+            gc.collect()
+            assert is_alive() is None
+    finally:
+        debugger.close()
+        torch.distributed.destroy_process_group()
+
+
+def _num_hooks(node):
+    """Return how many hooks are at a node: a hook of ours is put into the dictionary that holds the others."""
+    before, after = node.register_prehook(lambda _: None), node.register_hook(lambda *_: None)
+    number = len(before.hooks_dict_ref()) + len(after.hooks_dict_ref()) - 2
+    before.remove()
+    after.remove()
+    return number
