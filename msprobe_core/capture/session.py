@@ -150,7 +150,7 @@ class Session:
 
     def _new_check(self) -> BenchCheck | None:
         options = self._config.options
-        if not options.bench_path:
+        if not options.bench_path or self._config.level is Level.DEBUG:
             return None
         root = Path(options.bench_path).expanduser().absolute()
         return BenchCheck(
@@ -580,7 +580,7 @@ def _check_saving(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
     if config.writer != "json":
         raise ConfigError(f"'writer' is {config.writer!r}, but level debug writes debug.json; remove one of them")
-    ignored = ("scope", "list", "tensor_list", "slice", "request_id")
+    ignored = ("scope", "list", "tensor_list", "slice", "request_id", "bench_path")
     for name in ignored:
         if getattr(config.options, name):
             _logger.warning("'%s' has no meaning at level debug and is ignored", name)
