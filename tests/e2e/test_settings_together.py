@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
+import sys
+import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from msprobe.pytorch import PrecisionDebugger
-from torch import nn
+
+from msprobe_core.config.watch import POLL_SECONDS
 
 
 def _configure(tmp_path: Path, name: str, **fields: Any) -> PrecisionDebugger:
@@ -23,15 +27,44 @@ def _files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.rglob("*.pt"))
 
 
+def _entries(directory: Path, step: int) -> dict[str, Any]:
+    (dump,) = (directory / f"step{step}").glob("*/dump.json")
+    return json.loads(dump.read_text())["data"]
+
+
 def test_values_saved_at_level_debug_are_kept_whatever_bench_path_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name, options in (("golden", {}), ("run", {"bench_path": str(tmp_path / "golden")})):
-        debugger = _configure(
-            tmp_path, name, task="tensor", level="debug", tensor={"summary_mode": "md5", **options}
-        )
+        debugger = _configure(tmp_path, name, task="tensor", level="debug", tensor={"summary_mode": "md5", **options})
         debugger.save(torch.ones(3), "x")
         debugger.step()
         debugger.close()
     assert _files(tmp_path / "run") == _files(tmp_path / "golden") == ["x.0.debug.pt"]
     assert "'bench_path' has no meaning at level debug" in caplog.text
+
+
+def test_another_list_of_custom_apis_counts_when_the_file_is_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extension: Any = ModuleType("some_extension")
+    extension.first, extension.second = (lambda x: x * 2), (lambda x: x + 1)
+    monkeypatch.setitem(sys.modules, "some_extension", extension)
+    config = {"dump_path": str(tmp_path / "run"), "dump_enable": True}
+    file = tmp_path / "config.json"
+    for name in ("first", "second"):
+        (tmp_path / name).write_text(f"some_extension: [{name}]\n")
+    file.write_text(json.dumps({**config, "custom_apis": str(tmp_path / "first")}))
+    debugger = PrecisionDebugger(file)
+    for step in range(2):
+        debugger.start()
+        extension.second(extension.first(torch.ones(2)))
+        debugger.stop()
+        if step == 0:
+            file.write_text(json.dumps({**config, "custom_apis": str(tmp_path / "second")}))
+            os.utime(file, (1, 1))
+            time.sleep(1.1 * POLL_SECONDS)
+        debugger.step()
+    debugger.close()
+    own = [[name for name in _entries(tmp_path / "run", step) if "some_" in name] for step in range(2)]
+    assert own == [["some_extension.first.0.forward"], ["some_extension.second.0.forward"]]
