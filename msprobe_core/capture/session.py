@@ -270,13 +270,15 @@ class Session:
 
     def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
         try:
+            forwards = self._watch_forwards(models)
             if loads:
                 assert self._loader is not None
+                self._loader.forwards = forwards
                 self._attachments.append(_watching("load", self._framework).watch(models, self._loader))
             if not records:
                 return
             self._records = True
-            self._recorder.forwards = self._watch_forwards(models)
+            self._recorder.forwards = forwards
             attachment = self._framework.attach(models, self._interception(), self._recorder)
             self._attachments.append(attachment)
             if self._config.level.has_apis:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from msprobe.pytorch import PrecisionDebugger
+from torch import Tensor, nn
 
 from msprobe_core.config.watch import POLL_SECONDS
 
@@ -68,3 +69,18 @@ def test_another_list_of_custom_apis_counts_when_the_file_is_edited(
     debugger.close()
     own = [[name for name in _entries(tmp_path / "run", step) if "some_" in name] for step in range(2)]
     assert own == [["some_extension.first.0.forward"], ["some_extension.second.0.forward"]]
+
+
+def test_inputs_are_loaded_into_the_forwards_that_token_range_counts(tmp_path: Path) -> None:
+    earlier = {"path": str(tmp_path / "golden"), "modules": ["Module.0.Linear.forward.0"], "dump_after_load": True}
+    seen: list[list[Tensor]] = []
+    for name, fields in (("golden", {}), ("run", {"load": earlier})):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 2))
+        debugger = _configure(tmp_path, name, task="tensor", level="L0", **fields)
+        debugger.start(model, token_range=[1, 1])
+        factor = 1.0 if name == "golden" else 5.0
+        seen.append([model(factor * torch.full((1, 2), float(i))) for i in range(1, 4)])
+        debugger.close()
+    golden, run = seen
+    assert [torch.equal(a, b) for a, b in zip(golden, run, strict=True)] == [False, True, False]
