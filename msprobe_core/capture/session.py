@@ -574,6 +574,18 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
     if config.level is Level.DEBUG:
         _check_saving(config)
+    _check_earlier_run(config)
+
+
+def _check_earlier_run(config: Config) -> None:
+    """Refuse to write over the run that is read."""
+    load, bench = config.load, config.options.bench_path
+    loaded = load.path if load is not None and load.dump_after_load else None
+    for setting, path in (("load.path", loaded), ("bench_path", bench)):
+        if path and Path(path).expanduser().resolve() == config.directory.resolve():
+            raise ConfigError(
+                f"'{setting}' and 'dump_path' are both {path}: that run would be lost; give another 'dump_path'"
+            )
 
 
 def _check_saving(config: Config) -> None:

@@ -16,6 +16,7 @@ from msprobe.pytorch import PrecisionDebugger
 from torch import Tensor, nn
 
 from msprobe_core.config.watch import POLL_SECONDS
+from msprobe_core.errors import ConfigError
 
 
 def _configure(tmp_path: Path, name: str, **fields: Any) -> PrecisionDebugger:
@@ -84,3 +85,19 @@ def test_inputs_are_loaded_into_the_forwards_that_token_range_counts(tmp_path: P
         debugger.close()
     golden, run = seen
     assert [torch.equal(a, b) for a, b in zip(golden, run, strict=True)] == [False, True, False]
+
+
+@pytest.mark.parametrize("setting", ["load.path", "bench_path"])
+def test_the_run_that_is_read_is_not_written_over(tmp_path: Path, setting: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    with _configure(tmp_path, "run", task="tensor", level="L0").start(model) as debugger:
+        model(torch.ones(1, 2))
+    debugger.close()
+    before = _files(tmp_path / "run")
+    path = str(tmp_path / "run")
+    load = {"path": path, "modules": ["Module.0.Linear.forward.0"], "dump_after_load": True}
+    other = {"load": load} if setting == "load.path" else {"tensor": {"bench_path": path, "summary_mode": "md5"}}
+    with pytest.raises(ConfigError, match=f"'{setting}' and 'dump_path' are both"):
+        _configure(tmp_path, "run", task="tensor", level="L0", **other)
+    assert before
+    assert _files(tmp_path / "run") == before
