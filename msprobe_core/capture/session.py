@@ -121,6 +121,7 @@ class Session:
             InputLoader(config.load, framework, _watching("load", framework)) if config.load is not None else None
         )
         self._window = Window()
+        self._is_started = False
         self._detached: list[Removable] = []
         self._writer: Writer | None = None
         self._tensors: TensorStore | None = None
@@ -185,8 +186,8 @@ class Session:
 
     @property
     def running_window(self) -> Window | None:
-        """What was given to ``start``, while calls are being recorded; ``None`` while not."""
-        return self._window if self.is_running else None
+        """What was given to ``start``, until ``stop``, also in steps that are not selected; ``None`` otherwise."""
+        return self._window if self._is_started else None
 
     @property
     def is_between_steps(self) -> bool:
@@ -252,6 +253,7 @@ class Session:
             self.stop()
         self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
         named = self._check_models(models)
+        self._is_started = True
         loads = self._loader is not None and self._may_act() and self._loader.begin(self._step, self._rank())
         is_wanted = self._config.level is not Level.DEBUG and self._is_selected()
         records = is_wanted and self._slices.follow(scheduled_tokens)
@@ -359,6 +361,7 @@ class Session:
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
         was_running = self.is_running
+        self._is_started = False
         self._detach()
         self._flush()
         if was_running and self._loader is not None:

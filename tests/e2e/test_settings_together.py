@@ -101,3 +101,14 @@ def test_the_run_that_is_read_is_not_written_over(tmp_path: Path, setting: str) 
         _configure(tmp_path, "run", task="tensor", level="L0", **other)
     assert before
     assert _files(tmp_path / "run") == before
+
+
+def test_step_goes_on_recording_after_steps_that_are_not_selected(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    debugger = _configure(tmp_path, "run", level="L0", step=[1, 3])
+    debugger.start(model)
+    for _ in range(5):
+        model(torch.ones(1, 2))
+        debugger.step()
+    debugger.close()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step1", "step3"]
