@@ -41,6 +41,8 @@ class CustomApis:
         """
         self._lock = threading.RLock()
         self._registered: list[_Registration] = []
+        self._listed = tuple(listed)
+        self._found: dict[ListedApi, Any] = {}
         self._pending = list(listed)
         self._reasons: dict[ListedApi, str] = {}
         self._attachment: Attachment | None = None
@@ -86,6 +88,22 @@ class CustomApis:
                     "give what register_custom_api was given"
                 )
 
+    def relist(self, listed: Sequence[ListedApi]) -> None:
+        """Take another file's APIs instead of those of the last one; what the user has registered stays.
+
+        Args:
+            listed: See the constructor.
+        """
+        with self._lock:
+            if tuple(listed) == self._listed:
+                return
+            for api in self._listed:
+                if api not in listed and api in self._found:
+                    self._forget(self._found.pop(api), api.name)
+            self._pending = [api for api in listed if api not in self._found]
+            self._reasons = {}
+            self._listed = tuple(listed)
+
     def attach(self, attachment: Attachment) -> None:
         """Stand for every function that is there, and look for those that have not been found yet.
 
@@ -130,7 +148,9 @@ class CustomApis:
     def _try_to_register(self, api: ListedApi) -> str | None:
         """Return why it cannot be registered, or ``None`` if it is."""
         try:
-            self.register(find_owner(api.module), api.name, api.module)
+            owner = find_owner(api.module)
+            self.register(owner, api.name, api.module)
+            self._found[api] = owner
         except Exception as error:  # noqa: BLE001  # whatever importing the user's module raises
             return " ".join(f"{type(error).__name__}: {error}".split())
         return None

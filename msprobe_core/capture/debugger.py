@@ -368,6 +368,7 @@ class PrecisionDebugger:
         new.continue_from(old)
         self._config, self._session, self._has_switched = edited, new, True
         old.close()
+        self._custom_apis.relist(edited.listed_apis)
         _logger.info(
             "step %d: the edited configuration counts: %s", new.step_number,
             f"task {edited.task.value}, level {edited.level.value}, to {edited.directory}"

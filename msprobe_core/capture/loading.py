@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe_core import names
+from msprobe_core.capture.parts import ForwardRange
 from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
@@ -50,6 +51,7 @@ class InputLoader:
         self._reported: set[str] = set()
         self._modules: dict[tuple[str, str], None] = {}
         self._has_warned = False
+        self.forwards: ForwardRange | None = None  # others are passed over, as they are when calls are recorded
 
     def begin(self, step: int, rank: int | None) -> bool:
         """Begin a window, and return whether anything is to be replaced in it."""
@@ -112,6 +114,8 @@ class InputLoader:
 
     def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Return the recorded arguments of a call that is named."""
+        if self.forwards is not None and not self.forwards.is_inside:
+            return None
         with self._lock:
             index = self._counts.get(stem, 0)
             self._counts[stem] = index + 1

@@ -121,6 +121,7 @@ class Session:
             InputLoader(config.load, framework, _watching("load", framework)) if config.load is not None else None
         )
         self._window = Window()
+        self._is_started = False
         self._detached: list[Removable] = []
         self._writer: Writer | None = None
         self._tensors: TensorStore | None = None
@@ -150,7 +151,7 @@ class Session:
 
     def _new_check(self) -> BenchCheck | None:
         options = self._config.options
-        if not options.bench_path:
+        if not options.bench_path or self._config.level is Level.DEBUG:
             return None
         root = Path(options.bench_path).expanduser().absolute()
         return BenchCheck(
@@ -185,8 +186,8 @@ class Session:
 
     @property
     def running_window(self) -> Window | None:
-        """What was given to ``start``, while calls are being recorded; ``None`` while not."""
-        return self._window if self.is_running else None
+        """What was given to ``start``, until ``stop``, also in steps that are not selected; ``None`` otherwise."""
+        return self._window if self._is_started else None
 
     @property
     def is_between_steps(self) -> bool:
@@ -257,6 +258,7 @@ class Session:
             self.stop()
         self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
         named = self._check_models(models)
+        self._is_started = True
         loads = self._loader is not None and self._may_act() and self._loader.begin(self._step, self._rank())
         is_wanted = self._config.level is not Level.DEBUG and self._is_selected()
         records = is_wanted and self._slices.follow(scheduled_tokens)
@@ -275,13 +277,15 @@ class Session:
 
     def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
         try:
+            forwards = self._watch_forwards(models)
             if loads:
                 assert self._loader is not None
+                self._loader.forwards = forwards
                 self._attachments.append(_watching("load", self._framework).watch(models, self._loader))
             if not records:
                 return
             self._records = True
-            self._recorder.forwards = self._watch_forwards(models)
+            self._recorder.forwards = forwards
             attachment = self._framework.attach(models, self._interception(), self._recorder)
             self._attachments.append(attachment)
             if self._config.level.has_apis:
@@ -362,6 +366,7 @@ class Session:
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
         was_running = self.is_running
+        self._is_started = False
         self._detach()
         self._flush()
         if was_running and self._loader is not None:
@@ -577,6 +582,18 @@ def _check_supported(config: Config) -> None:
         raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
     if config.level is Level.DEBUG:
         _check_saving(config)
+    _check_earlier_run(config)
+
+
+def _check_earlier_run(config: Config) -> None:
+    """Refuse to write over the run that is read."""
+    load, bench = config.load, config.options.bench_path
+    loaded = load.path if load is not None and load.dump_after_load else None
+    for setting, path in (("load.path", loaded), ("bench_path", bench)):
+        if path and Path(path).expanduser().resolve() == config.directory.resolve():
+            raise ConfigError(
+                f"'{setting}' and 'dump_path' are both {path}: that run would be lost; give another 'dump_path'"
+            )
 
 
 def _check_saving(config: Config) -> None:
@@ -585,7 +602,7 @@ def _check_saving(config: Config) -> None:
         raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
     if config.writer != "json":
         raise ConfigError(f"'writer' is {config.writer!r}, but level debug writes debug.json; remove one of them")
-    ignored = ("scope", "list", "tensor_list", "slice", "request_id")
+    ignored = ("scope", "list", "tensor_list", "slice", "request_id", "bench_path")
     for name in ignored:
         if getattr(config.options, name):
             _logger.warning("'%s' has no meaning at level debug and is ignored", name)
