@@ -129,8 +129,7 @@ class ApiMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        # The compiler reads this function too, in releases that do not say when it begins.
-        if not self._is_on or local.is_communicating or torch.compiler.is_compiling():
+        if not self._is_on or local.is_communicating:
             return func(*args, **kwargs)
         calls, recorder = self._calls, self._recorder
         api = None if calls.is_inside else self._apis.find(func)
