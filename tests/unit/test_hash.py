@@ -77,7 +77,7 @@ def test_the_layout_in_memory_does_not_matter(dtype):
         values[::-1, :, ::-1].copy()[::-1, :, ::-1],
     ]
     for layout, arrays in itertools.product(layouts, (NumpyArrays(), Small())):
-        np.testing.assert_array_equal(layout.view(dtype), values)
+        assert layout.tobytes() == values.tobytes()  # bit by bit: some are NaN
         assert hashed(layout, arrays) == defined(values)
     repeated = np.broadcast_to(values[:1], values.shape)
     assert hashed(repeated, Small()) == defined(repeated.copy())
