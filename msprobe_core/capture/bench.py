@@ -99,7 +99,6 @@ class BenchCheck:
         self._form: tuple[bool, int] | None = None
         self._pending: dict[str, list[_Held] | None] = {}
         self._held_bytes = 0
-        self._num_not_held = 0
         self._differing: list[str] = []
         self._has_ended = False
 
@@ -146,7 +145,6 @@ class BenchCheck:
 
     def _copy(self, tensor: Any) -> tuple[Any, int]:
         if self._held_bytes >= MAX_HELD_BYTES:
-            self._num_not_held += 1
             return None, 0
         copy = self._snapshot(tensor)
         size = getattr(copy, "nbytes", 0)

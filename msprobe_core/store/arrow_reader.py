@@ -26,62 +26,29 @@ from msprobe_core.store.arrow_columns import (
     import_pyarrow,
     types,
 )
-
-MAX_BYTES = 10 << 30
-"""Largest file that is read, in bytes."""
+from msprobe_core.store.dumped import StoredDump, read_content
 
 _NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
 """Columns without which there is no frame; the others may be missing."""
 
 
-class ArrowDump:
-    """A dump read from ``dump.arrow`` and the files beside it; see `msprobe_core.hookspecs.Dump`."""
+class ArrowDump(StoredDump):
+    """A dump read from ``dump.arrow`` and the files beside it."""
 
-    def __init__(self, path: Path, header: RunHeader, rows: pl.DataFrame, notes: Sequence[str]) -> None:
-        self.path = path
-        self.header = header
-        self.frame = rows
-        self.notes = list(notes)
-        self._stacks: Mapping[str, Sequence[str]] | None = None
-        self._parents: Mapping[str, str | None] | None = None
+    stack_file = layout.ARROW_STACK_FILE
+    construct_file = layout.ARROW_CONSTRUCT_FILE
 
-    @property
-    def stacks(self) -> Mapping[str, Sequence[str]]:
-        """Frames by entry name, innermost first; empty if there is no ``stack.arrow``, or none that can be read."""
-        if self._stacks is None:
-            stream = self._read_beside(layout.ARROW_STACK_FILE, STACK_COLUMNS)
-            self._stacks = {} if stream is None else _stacks_in(stream.columns())
-        return self._stacks
+    def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
+        return _stacks_in(self._columns_of(path, STACK_COLUMNS))
 
-    @property
-    def parents(self) -> Mapping[str, str | None]:
-        """Enclosing call by entry name; empty if there is no ``construct.arrow``, or none that can be read."""
-        if self._parents is None:
-            stream = self._read_beside(layout.ARROW_CONSTRUCT_FILE, CONSTRUCT_COLUMNS)
-            names, parents = ([], []) if stream is None else stream.columns()
-            self._parents = dict(zip(names, parents, strict=True))
-        return self._parents
+    def _read_parents(self, path: Path) -> Mapping[str, str | None]:
+        names, parents = self._columns_of(path, CONSTRUCT_COLUMNS)
+        return dict(zip(names, parents, strict=True))
 
-    def _read_beside(self, name: str, columns: Mapping[str, Cell]) -> _Stream | None:
-        """Read a file that helps and is not needed: a damaged one costs a note, not the comparison."""
-        path = self.path.parent / name
-        if not path.exists():
-            return None
-        try:
-            stream = _read_stream(path, columns, needed=columns)
-        except DumpError as error:
-            self.notes.append(f"{error}; compared without it")
-            return None
+    def _columns_of(self, path: Path, columns: Mapping[str, Cell]) -> list[list[Any]]:
+        stream = _read_stream(path, columns, needed=columns)
         self.notes.extend(stream.notes)
-        return stream
-
-    def tensor_path(self, file_name: str) -> Path:
-        """Return the path of a tensor's file.
-
-        Raises:
-            DumpError: ``file_name`` would lead out of the dump's directory.
-        """
-        return layout.tensor_path(self.path, file_name)
+        return stream.columns()
 
 
 def _stacks_in(columns: Sequence[list[Any]]) -> Mapping[str, Sequence[str]]:
@@ -136,7 +103,7 @@ def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str
         PluginError: pyarrow is not installed.
     """
     pyarrow = import_pyarrow()
-    content = _content(path)
+    content = read_content(path)
     try:
         stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
         header = _header_of(path, stream.schema)
@@ -171,15 +138,6 @@ def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str
 
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _content(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError(f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time")
-        return path.read_bytes()
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _header_of(path: Path, schema: PyArrow) -> RunHeader:

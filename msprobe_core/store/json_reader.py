@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -14,59 +14,23 @@ from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, Reader, hookimpl
 from msprobe_core.model import RunHeader
 from msprobe_core.store import layout
+from msprobe_core.store.dumped import StoredDump, read_content
 
 if TYPE_CHECKING:
-    import polars as pl
-
-_V = TypeVar("_V")
-
-MAX_BYTES = 10 << 30
-"""Largest file that is read, in bytes."""
+    pass
 
 
-class JsonDump:
-    """A dump read from ``dump.json`` and the files beside it; see `msprobe_core.hookspecs.Dump`."""
+class JsonDump(StoredDump):
+    """A dump read from ``dump.json`` and the files beside it."""
 
-    def __init__(self, path: Path, header: RunHeader, frame: pl.DataFrame, notes: Sequence[str]) -> None:
-        self.path = path
-        self.header = header
-        self.frame = frame
-        self.notes = list(notes)
-        self._stacks: Mapping[str, Sequence[str]] | None = None
-        self._parents: Mapping[str, str | None] | None = None
+    stack_file = layout.STACK_FILE
+    construct_file = layout.CONSTRUCT_FILE
 
-    @property
-    def stacks(self) -> Mapping[str, Sequence[str]]:
-        """Frames by entry name, innermost first; empty if there is no ``stack.json``, or none that can be read."""
-        if self._stacks is None:
-            self._stacks = self._read_beside(layout.STACK_FILE, read_stacks)
-        return self._stacks
+    def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
+        return read_stacks(path)
 
-    @property
-    def parents(self) -> Mapping[str, str | None]:
-        """Enclosing call by entry name; empty if there is no ``construct.json``, or none that can be read."""
-        if self._parents is None:
-            self._parents = self._read_beside(layout.CONSTRUCT_FILE, read_parents)
-        return self._parents
-
-    def _read_beside(self, name: str, read: Callable[[Path], Mapping[str, _V]]) -> Mapping[str, _V]:
-        """Read a file that helps and is not needed: a damaged one costs a note, not the comparison."""
-        path = self.path.parent / name
-        if not path.exists():
-            return {}
-        try:
-            return read(path)
-        except DumpError as error:
-            self.notes.append(f"{error}; compared without it")
-            return {}
-
-    def tensor_path(self, file_name: str) -> Path:
-        """Return the path of a tensor's file.
-
-        Raises:
-            DumpError: ``file_name`` would lead out of the dump's directory.
-        """
-        return layout.tensor_path(self.path, file_name)
+    def _read_parents(self, path: Path) -> Mapping[str, str | None]:
+        return read_parents(path)
 
 
 class JsonReader:
@@ -170,13 +134,7 @@ def read_json_dump(path: Path) -> JsonDump:
 
 def _read_object(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
     """Return the JSON object in ``path``; what is left of it if the file is cut off and ``notes`` may say so."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError(f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time")
-        content = path.read_bytes()
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    decoded = _decode(path, content, notes)
+    decoded = _decode(path, read_content(path), notes)
     if not isinstance(decoded, dict):
         raise DumpError(f"{path}: holds {type(decoded).__name__}, not an object; give the path of a {layout.DUMP_FILE}")
     return cast("dict[str, Any]", decoded)

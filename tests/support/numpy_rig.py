@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
-from numpy_layers import API, Array, ArrayFramework, Network, train_step
+from numpy_layers import API, Array, ArrayFramework, ArrayReducer, Network, train_step
+
+from msprobe_core import PrecisionDebugger
+from msprobe_core.capture import Session
+from msprobe_core.config import Config
+from msprobe_core.model import Digest
+from msprobe_core.plugins import registry
 
 
 class ArrayRig:
@@ -45,3 +53,57 @@ class ArrayRig:
     def traces_in(self, model: Network) -> object:
         replaced = [{"forward", "backward"} & vars(layer).keys() for _, layer in model.named_layers()]
         return replaced, dict(API)
+
+
+def record_step(config: Config, *, fault: float = 1.0, rig: ArrayRig | None = None) -> Path:
+    """Record one step of a network whose last layer is wrong by a factor, and return the directory of the dump."""
+    rig = rig or ArrayRig()
+    session = Session(config, rig.framework, registry().processors(), registry().writers())
+    model = rig.make_model(3)
+    model.last.parameters["weight"].values[...] *= fault
+    session.start([model])
+    rig.train_step(model, 0)
+    session.stop()
+    session.step()
+    session.close()
+    (unit,) = (config.directory / "step0").iterdir()
+    return unit
+
+
+class ArrayDebugger(PrecisionDebugger):
+    """The debugger of the NumPy framework, which no installed plugin offers."""
+
+    framework_name = "numpy"
+
+    def _framework(self, model: object) -> ArrayFramework:
+        return ArrayFramework()
+
+
+class DeferringReducer(ArrayReducer):
+    """Reduces as on a device: nothing is known before it collects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[str, Array, Digest]] = []
+
+    def statistics(self, tensor: Array, digest: Digest) -> None:
+        self.waiting.append(("statistics", Array(tensor.values.copy()), digest))
+
+    def checksum(self, tensor: Array, digest: Digest) -> None:
+        self.waiting.append(("checksum", Array(tensor.values.copy()), digest))
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.waiting
+
+    def collect(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for reduction, tensor, digest in waiting:
+            getattr(ArrayReducer, reduction)(self, tensor, digest)
+
+
+class DeferringFramework(ArrayFramework):
+    """NumPy as though arrays lay on a device."""
+
+    def reducer(self) -> DeferringReducer:
+        return DeferringReducer()

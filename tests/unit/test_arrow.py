@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_rig import ArrayRig
+from numpy_rig import record_step
 from polars.testing import assert_frame_equal
 
 import msprobe_core
-from msprobe_core.capture import Session
 from msprobe_core.cli import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.config import load_config
@@ -37,7 +36,6 @@ from msprobe_core.model import (
     TensorMeta,
     TensorValue,
 )
-from msprobe_core.plugins import registry
 from msprobe_core.store.arrow import ArrowReader, ArrowWriterFactory
 from msprobe_core.store.json_reader import JsonReader
 from msprobe_core.store.json_writer import JsonWriterFactory
@@ -254,21 +252,11 @@ def test_a_record_takes_no_more_than_60_bytes_and_a_quarter_of_json(tmp_path):
 
 
 def record(tmp_path, name, fault=1.0, **settings):
-    rig = ArrayRig()
     settings = {"task": "statistics", "level": "mix", "writer": name, **settings}
     tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(settings))
-    config = load_config(path, dump_path=str(tmp_path / name))
-    session = Session(config, rig.framework, registry().processors(), registry().writers())
-    model = rig.make_model(3)
-    model.last.parameters["weight"].values[...] *= fault
-    session.start([model])
-    rig.train_step(model, 0)
-    session.stop()
-    session.close()
-    (unit,) = (tmp_path / name / "step0").iterdir()
-    return unit
+    return record_step(load_config(path, dump_path=str(tmp_path / name)), fault=fault)
 
 
 @pytest.mark.parametrize("task", ["statistics", "tensor"])

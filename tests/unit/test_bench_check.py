@@ -6,37 +6,14 @@ import shutil
 
 import numpy as np
 import pytest
-from numpy_layers import API, Array, ArrayFramework, ArrayReducer, Layer, Network, train_step
+from numpy_layers import API, Array, ArrayFramework, Layer, Network, train_step
+from numpy_rig import DeferringFramework
 from recorded import Recorded, leaves
 
 from msprobe_core import PrecisionDebugger
 from msprobe_core.capture import bench
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError
-
-
-class DeferringReducer(ArrayReducer):
-    """As on a device: checksums are known when they are collected."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def checksum(self, tensor, digest):
-        self.waiting.append((Array(tensor.values.copy()), digest))
-
-    @property
-    def is_complete(self):
-        return not self.waiting
-
-    def collect(self):
-        for tensor, digest in self.waiting:
-            super().checksum(tensor, digest)
-        self.waiting.clear()
-
-
-class DeferringFramework(ArrayFramework):
-    def reducer(self):
-        return DeferringReducer()
 
 
 @pytest.fixture(params=[ArrayFramework, DeferringFramework], ids=["host", "device"])

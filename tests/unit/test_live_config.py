@@ -7,21 +7,14 @@ import stat
 
 import pytest
 import yaml
-from numpy_layers import ArrayFramework, Network, train_step
+from numpy_layers import Network, train_step
+from numpy_rig import ArrayDebugger
 from recorded import Recorded
 
-from msprobe_core import PrecisionDebugger
 from msprobe_core.cli import main
 from msprobe_core.config import ConfigWatch, load_config
 from msprobe_core.config.watch import POLL_SECONDS
 from msprobe_core.errors import ConfigError, SessionError
-
-
-class ArrayDebugger(PrecisionDebugger):
-    framework_name = "numpy"
-
-    def _framework(self, model):
-        return ArrayFramework()
 
 
 class Clock:

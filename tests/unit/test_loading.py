@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from numpy_layers import Array, ArrayFramework, Network, train_step
+from numpy_rig import ArrayDebugger
 from recorded import Recorded
 
-from msprobe_core import PrecisionDebugger
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, DumpError, PluginError, SessionError
 from msprobe_core.store.layout import find_unit
@@ -20,13 +20,6 @@ LAST = "Module.last.Dense.forward.0"
 class Pair(NamedTuple):
     left: Any
     right: Array
-
-
-class ArrayDebugger(PrecisionDebugger):
-    framework_name = "numpy"
-
-    def _framework(self, model):
-        return ArrayFramework()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 from numpy_layers import Array, ArrayFramework, ArrayReducer, Dense, Layer, Network
+from numpy_rig import DeferringFramework
 from recorded import Recorded
 
 from msprobe_core.capture import Session
@@ -238,30 +239,6 @@ def test_a_run_without_any_says_so(tmp_path, open_session, caplog):
     assert kept(tmp_path / "run") == []
     assert "step 1: no overflow" in caplog.messages
     assert "no overflow: in 2 steps no call made NaN or Inf of finite inputs" in caplog.messages
-
-
-class DeferringReducer(ArrayReducer):
-    """Reduces as on a device: nothing is known before it collects."""
-
-    def __init__(self):
-        self.waiting = []
-
-    def statistics(self, tensor, digest):
-        self.waiting.append((Array(tensor.values.copy()), digest))
-
-    @property
-    def is_complete(self):
-        return not self.waiting
-
-    def collect(self):
-        for tensor, digest in self.waiting:
-            super().statistics(tensor, digest)
-        self.waiting = []
-
-
-class DeferringFramework(ArrayFramework):
-    def reducer(self):
-        return DeferringReducer()
 
 
 def test_on_a_device_it_is_decided_at_the_end_of_the_window(tmp_path, open_session):

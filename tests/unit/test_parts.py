@@ -3,17 +3,10 @@
 import numpy as np
 import pytest
 from numpy_layers import API, Array, ArrayFramework, Network, train_step
+from numpy_rig import ArrayDebugger
 from recorded import Recorded
 
-from msprobe_core import PrecisionDebugger
 from msprobe_core.errors import PluginError, SessionError
-
-
-class ArrayDebugger(PrecisionDebugger):
-    framework_name = "numpy"
-
-    def _framework(self, model):
-        return ArrayFramework()
 
 
 @pytest.fixture

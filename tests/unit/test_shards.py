@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy_rig import ArrayRig
+from numpy_rig import ArrayRig, record_step
 
 import msprobe_core
-from msprobe_core.capture import Session
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.engine import read_dump
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.model import TensorContent
-from msprobe_core.plugins import registry
 from msprobe_core.store import layout
 from msprobe_core.store.shards import ShardWriter
 from msprobe_core.store.tensors import read_tensor
@@ -254,18 +252,8 @@ def test_a_tensor_file_of_another_kind_is_named(tmp_path):
 
 
 def record(tmp_path, fault=1.0, rig=None, **options):
-    rig = rig or ArrayRig()
     config = load_config(None, dump_path=str(tmp_path), task="tensor", level="mix", **options)
-    session = Session(config, rig.framework, registry().processors(), registry().writers())
-    model = rig.make_model(3)
-    model.last.parameters["weight"].values[...] *= fault
-    session.start([model])
-    rig.train_step(model, 0)
-    session.stop()
-    session.step()
-    session.close()
-    (unit,) = (tmp_path / "step0").iterdir()
-    return unit
+    return record_step(config, fault=fault, rig=rig)
 
 
 WAYS = [("json", "files"), ("json", "safetensors"), ("arrow", "safetensors")]

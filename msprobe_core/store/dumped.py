@@ -1,0 +1,101 @@
+"""What dumps of every format have in common once they are read: the frame, and the files beside it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from msprobe_core.errors import DumpError
+from msprobe_core.model import RunHeader
+from msprobe_core.store import layout
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_V = TypeVar("_V")
+
+MAX_BYTES = 10 << 30
+"""Largest file that is read, in bytes."""
+
+
+class StoredDump(ABC):
+    """A dump read from its file and, when they are asked for, the files beside it; see `msprobe_core.hookspecs.Dump`.
+
+    ``stack_file`` and ``construct_file`` are their names.
+    """
+
+    stack_file: str
+    construct_file: str
+
+    def __init__(self, path: Path, header: RunHeader, frame: pl.DataFrame, notes: Sequence[str]) -> None:
+        self.path = path
+        self.header = header
+        self.frame = frame
+        self.notes = list(notes)
+        self._stacks: Mapping[str, Sequence[str]] | None = None
+        self._parents: Mapping[str, str | None] | None = None
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """Frames by entry name, innermost first; empty if there is no file of them, or none that can be read."""
+        if self._stacks is None:
+            self._stacks = self._read_beside(self.stack_file, self._read_stacks)
+        return self._stacks
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """Enclosing call by entry name; empty if there is no file of them, or none that can be read."""
+        if self._parents is None:
+            self._parents = self._read_beside(self.construct_file, self._read_parents)
+        return self._parents
+
+    @abstractmethod
+    def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
+        """Read the file of stacks.
+
+        Raises:
+            DumpError: it cannot be read.
+        """
+
+    @abstractmethod
+    def _read_parents(self, path: Path) -> Mapping[str, str | None]:
+        """Read the file of the nesting.
+
+        Raises:
+            DumpError: it cannot be read.
+        """
+
+    def _read_beside(self, name: str, read: Callable[[Path], Mapping[str, _V]]) -> Mapping[str, _V]:
+        """Read a file that helps and is not needed: a damaged one costs a note, not the comparison."""
+        path = self.path.parent / name
+        if not path.exists():
+            return {}
+        try:
+            return read(path)
+        except DumpError as error:
+            self.notes.append(f"{error}; compared without it")
+            return {}
+
+    def tensor_path(self, file_name: str) -> Path:
+        """Return the path of a tensor's file.
+
+        Raises:
+            DumpError: ``file_name`` would lead out of the dump's directory.
+        """
+        return layout.tensor_path(self.path, file_name)
+
+
+def read_content(path: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        DumpError: it is too large, or cannot be read.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DumpError(f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time")
+        return path.read_bytes()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
