@@ -591,3 +591,20 @@ def test_functions_of_a_model_that_runs_on_another_thread_are_recorded(probe, du
     debugger.close()
     assert {"Functional.linear.0.forward", "Functional.relu.0.forward", "Module.0.Linear.forward.0"} <= dump().keys()
     assert left_over == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_job_that_begins_inside_of_a_window_is_recorded(probe, dump, tmp_path):
+    published = torch.distributed.init_process_group, torch.distributed.all_reduce
+    inside = [function.__closure__[0].cell_contents for function in published]
+    debugger = probe("L1")
+    with debugger.start():
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+        try:
+            x = torch.full((2,), 3.0)
+            torch.distributed.all_reduce(x)
+        finally:
+            torch.distributed.destroy_process_group()
+    assert [function.__closure__[0].cell_contents for function in published] == inside
+    debugger.close()
+    assert dump()["Distributed.all_reduce.0.forward"]["output"][0]["Max"] == 3.0

@@ -91,8 +91,26 @@ class Collectives:
 
     def install(self) -> None:
         """Begin."""
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            return  # nobody to talk to, and there may be a window in every step
+        if not torch.distributed.is_available():
+            return
+        if torch.distributed.is_initialized():
+            self._install_all()
+            return
+        # Nobody to talk to yet, and there may be a window in every step.
+        cell = _cell_around(torch.distributed.init_process_group)
+        if cell is None:
+            self._install_all()
+        else:
+            self._replace(cell, "cell_contents", self._begin_job)
+
+    def _begin_job(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = run(*args, **kwargs)
+        if len(self._stand_ins) == 1:
+            with Quiet(self._recorder.note_failure):
+                self._install_all()
+        return result
+
+    def _install_all(self) -> None:
         for name in (*RECORDED, *_PASSED_OVER):
             self._replace_function(name)
         self._replace(torch.distributed.Work, "wait", self._wait)
