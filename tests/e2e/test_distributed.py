@@ -91,6 +91,7 @@ def test_communication_gives_what_it_gives_without_the_probe(talked):
             "gathered": [[18.0] * 3, [36.0] * 3, [54.0] * 3],
             "scattered": [54.0] * 3,
             "functional": [55.0] * 3,
+            "direct": [6.0] * 3,
             "gradient": [6.0] * 2,
             "raises": True,
             "is_put_back": True,
@@ -121,6 +122,12 @@ def test_values_before_and_after_are_recorded(talked, entry, inputs, outputs):
         else:
             expected = outputs(rank) if callable(outputs) else outputs
             assert simple(record["output"])[: len(expected)] == expected
+
+
+def test_what_communication_past_the_functions_has_written_is_read_anew(talked):
+    for rank, data in enumerate(talked[1]):
+        before, after = (simple(data[f"Torch.relu.{i}.forward"]["input_args"]) for i in range(2))
+        assert (before, after) == ([rank + 1.0], [6.0])
 
 
 def test_the_group_is_recorded_also_where_it_is_the_default(talked):

@@ -159,6 +159,10 @@ def communicate(rank: int, world: int, directory: Path) -> dict[str, Any]:
     dist.barrier()
     total = functional.all_reduce(x, "sum", dist.group.WORLD) + 1
     seen["functional"] = total.tolist()
+    direct = torch.full((3,), float(rank + 1))
+    torch.relu(direct)
+    dist.group.WORLD.allreduce([direct]).wait()  # past the functions of torch.distributed
+    seen["direct"] = torch.relu(direct).tolist()
     leaf = torch.ones(2, requires_grad=True)
     (functional.all_gather_single_autograd(leaf, 0, dist.group.WORLD) * (rank + 1)).sum().backward()
     seen["gradient"] = leaf.grad.tolist()
