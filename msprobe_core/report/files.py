@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.limits import LIMITS
+from msprobe_core.compare.result import ComparisonResult, UnitResult, UnitSummary
 from msprobe_core.errors import StoreError
 from msprobe_core.report.table import VERDICT_COLOURS, Column, columns_of, texts_of, with_stacks
 from msprobe_core.store.layout import create_file, make_directory
@@ -39,7 +39,25 @@ class ReportFiles:
     summary: Path
 
 
-def write_report(result: ComparisonResult, directory: Path, *, xlsx: bool = False) -> ReportFiles:
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How tables are written; the same for all units, and sent to the processes that write them.
+
+    Attributes:
+        stamp: What file names end in: the time, see `time_stamp`.
+        xlsx: Write spreadsheets instead of csv.
+    """
+
+    stamp: str
+    xlsx: bool = False
+
+
+def time_stamp() -> str:
+    """Return the time as file names have it: 14 digits, local time, as people look for it."""
+    return datetime.now().strftime("%Y%m%d%H%M%S")
+
+
+def write_report(result: ComparisonResult[UnitResult], directory: Path, *, xlsx: bool = False) -> ReportFiles:
     """Write a table for each unit, and the summary.
 
     Args:
@@ -50,18 +68,48 @@ def write_report(result: ComparisonResult, directory: Path, *, xlsx: bool = Fals
     Raises:
         StoreError: a file cannot be written.
     """
+    options = TableOptions(stamp=time_stamp(), xlsx=xlsx)
+    return write_summary(result, [write_tables(unit, directory, options) for unit in result.units], directory)
+
+
+def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Sequence[Path]:
+    """Write the tables of one unit; return their paths.
+
+    Args:
+        unit: What to write.
+        directory: Of the whole result; created if it is missing. Units of several steps get a directory for each step.
+        options: How.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    step, _, name = unit.label.rpartition("/")
+    directory = directory / step
     make_directory(directory)
-    stamp = datetime.now().strftime("%Y%m%d%H%M%S")  # local time, as people look for it
-    tables: list[list[Path]] = []
-    for unit in result.units:
-        stem = f"compare_result_{unit.label}_{stamp}" if unit.label.startswith("rank") else f"compare_result_{stamp}"
-        path = _unused(directory, stem, ".xlsx" if xlsx else ".csv")
-        with _whole_or_gone(path):
-            if xlsx:
-                _write_xlsx(unit, path)
-            else:
-                _write_csv(unit, path)
-        tables.append([path])
+    stem = "_".join(["compare_result", *([name] if unit.rank is not None else []), options.stamp])
+    path = _unused(directory, stem, ".xlsx" if options.xlsx else ".csv")
+    with _whole_or_gone(path):
+        if options.xlsx:
+            _write_xlsx(unit, path)
+        else:
+            _write_csv(unit, path)
+    return [path]
+
+
+def write_summary(
+    result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]], directory: Path
+) -> ReportFiles:
+    """Write ``summary.json``.
+
+    Args:
+        result: What it sums up.
+        tables: The tables of each unit.
+        directory: Created if it is missing.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    make_directory(directory)
     summary = directory / SUMMARY_FILE
     with _whole_or_gone(summary), create_file(summary) as file:
         file.write(msgspec.json.format(msgspec.json.encode(_summary(result, tables)), indent=2) + b"\n")
@@ -165,7 +213,7 @@ def _sheet_value(text: str, number: float | None) -> str | float:
     return "'" + text if text.startswith(tuple(_FORMULA_STARTS)) and number is None else text
 
 
-def _summary(result: ComparisonResult, tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
+def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
     return {
         "agrees": result.agrees,
         "target": str(result.target),
@@ -176,15 +224,15 @@ def _summary(result: ComparisonResult, tables: Sequence[Sequence[Path]]) -> dict
     }
 
 
-def _unit_summary(unit: UnitResult, tables: Sequence[Path]) -> dict[str, Any]:
+def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
     return {
         "label": unit.label,
         "target": str(unit.target),
         "golden": str(unit.golden),
         "mode": unit.mode.value,
         "agrees": unit.agrees,
-        "rows": {"total": unit.rows.height, **unit.counts},
-        "nodes": dict(unit.nodes.group_by("verdict").len().sort("verdict").rows()),
+        "rows": {"total": unit.num_rows, **unit.counts},
+        "nodes": dict(unit.nodes),
         "first_difference": unit.first_difference,
         "first_fault": None if unit.first_fault is None else _fault_summary(unit.first_fault),
         "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.engine import Mode, UnitResult
 from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
 from msprobe_core.compare.verdict import DEVICE_TEXT, Verdict

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
+from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
@@ -20,7 +20,7 @@ _MAX_FINDINGS = 4
 _MAX_FRAMES = 3
 
 
-def print_summary(result: ComparisonResult, files: ReportFiles, console: Console) -> None:
+def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, console: Console) -> None:
     """Print the result; the last line is the verdict."""
     for unit in result.units:
         _print_unit(unit, console)
@@ -33,10 +33,10 @@ def print_summary(result: ComparisonResult, files: ReportFiles, console: Console
     console.print(_verdict_line(result), soft_wrap=True)
 
 
-def _print_unit(unit: UnitResult, console: Console) -> None:
+def _print_unit(unit: UnitSummary, console: Console) -> None:
     title = f"{unit.label}, {unit.mode.value}" if unit.label else unit.mode.value
-    console.print(Text(f"Compared {unit.rows.height:,} rows of {unit.nodes.height:,} calls ({title}):"))
-    width = len(f"{unit.rows.height:,}")
+    console.print(Text(f"Compared {unit.num_rows:,} rows of {unit.num_nodes:,} calls ({title}):"))
+    width = len(f"{unit.num_rows:,}")
     for kind in (Verdict.PASS, Verdict.WARNING, Verdict.ERROR, Match.TARGET, Match.GOLDEN):
         number = Text(f"  {unit.counts[kind.value]:{width},}", style=_STYLES.get(kind, ""))
         console.print(number.append(f"  {kind.value}", style="default"))
@@ -94,13 +94,14 @@ def _reason(fault: Fault) -> str:
     return f"Its input tensors agree, its {blamed} do not."
 
 
-def _verdict_line(result: ComparisonResult) -> Text:
+def _verdict_line(result: ComparisonResult[UnitSummary]) -> Text:
     if result.agrees:
         return Text("AGREE: every row is matched and within its limit.", style="bold green")
-    faults = [(unit.label, fault) for unit in result.units if (fault := unit.first_fault) is not None]
-    if not faults:
-        return Text("DIFFERENT: not every rank could be compared.", style="bold red")
-    label, fault = min(faults, key=lambda found: found[1].position)
-    place = f"{label}: {fault.entry}" if len(result.units) > 1 else fault.entry
+    found = result.first_fault
+    if found is None:
+        what = "step and rank" if any(unit.step is not None for unit in result.units) else "rank"
+        return Text(f"DIFFERENT: not every {what} could be compared.", style="bold red")
+    unit, fault = found
+    place = f"{unit.label}: {fault.entry}" if len(result.units) > 1 else fault.entry
     inside = f" in {fault.parent}" if fault.parent else ""
     return Text(f"DIFFERENT: first at {place}{inside}.", style="bold red")

@@ -190,6 +190,20 @@ def _time_of(directory: Path) -> float:
     return (dump if dump.exists() else directory).stat().st_mtime
 
 
+def find_steps(run_directory: Path) -> dict[int, Path]:
+    """Return the step directories of a run by number; empty if there is none.
+
+    Raises:
+        DumpError: ``run_directory`` is no directory, or cannot be read.
+    """
+    try:
+        children = list(run_directory.iterdir())
+    except OSError as error:
+        raise DumpError(f"{run_directory}: cannot be read ({error.strerror})") from error
+    found = {int(m.group(1)): path for path in children if (m := _STEP.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
 def find_units(step_directory: Path) -> list[Unit]:
     """Return the ranks of a step directory by number, or else its processes.
 

@@ -11,7 +11,7 @@ from torch_rig import TorchRig
 
 from msprobe_core.capture import Session
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.engine import read_dump
+from msprobe_core.compare.reading import read_dump
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
 from msprobe_core.store.shards import ShardWriter

@@ -271,7 +271,7 @@ def test_a_run_compares_the_same_in_either_format(tmp_path, task, summary_mode):
     assert not first.agrees
     for unit in results[1:]:
         assert unit.rows.equals(first.rows)
-        assert unit.nodes.equals(first.nodes)
+        assert unit.entries.equals(first.entries)
         assert (unit.mode, unit.counts, unit.first_difference) == (first.mode, first.counts, first.first_difference)
         assert (unit.fault, unit.lone_call, unit.notes) == (first.fault, first.lone_call, first.notes)
         assert dict(unit.stacks) == dict(first.stacks)

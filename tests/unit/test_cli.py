@@ -259,12 +259,12 @@ def test_a_stack_path_that_leads_nowhere_is_said(run, dumps):
 
 
 def test_an_internal_error_is_a_sentence_too(run, dumps, monkeypatch):
-    import msprobe_core.compare.engine as engine
+    import msprobe_core.compare.unit as unit
 
     def fail(*_arguments):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(engine, "align", fail)
+    monkeypatch.setattr(unit, "align", fail)
     code, _, err = run("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
     assert code == 2
     assert "internal error (ZeroDivisionError: planted); run again with `msprobe --debug" in err

@@ -10,7 +10,7 @@ from numpy_layers import Array, ArrayFramework, Network
 from msprobe_core import compare_dumps
 from msprobe_core.capture import Session
 from msprobe_core.cli import main
-from msprobe_core.compare.engine import Mode
+from msprobe_core.compare.result import Mode
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError
 from msprobe_core.plugins import registry

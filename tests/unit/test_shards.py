@@ -15,7 +15,7 @@ from numpy_rig import ArrayRig, record_step
 
 import msprobe_core
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.engine import read_dump
+from msprobe_core.compare.reading import read_dump
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.model import TensorContent

@@ -1,0 +1,167 @@
+"""Which dumps of two runs belong together: by number of step and rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msprobe_core.compare.reading import check_exists, is_dump
+from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.store.layout import Unit, find_steps, find_units
+
+
+@dataclass(frozen=True)
+class UnitPair:
+    """Two dumps that belong together: one unit of work.
+
+    Attributes:
+        label: What it is called in reports; empty where two single dumps were given.
+        step: Number of the step; ``None`` where only one was given.
+        rank: Number of the rank; ``None`` outside of a job.
+        target: The dump's directory or file.
+        golden: Likewise.
+    """
+
+    label: str
+    step: int | None
+    rank: int | None
+    target: Path
+    golden: Path
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which steps and ranks to compare; empty for all that both sides have."""
+
+    steps: Collection[int] = ()
+    ranks: Collection[int] = ()
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The pairs, by step and rank, and in words what has no partner."""
+
+    pairs: Sequence[UnitPair]
+    missing: Sequence[str]
+
+
+def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None) -> Pairing:
+    """Return what to compare with what.
+
+    Args:
+        target: One dump, a step's directory with its ranks, or a run's directory with its steps.
+        golden: Of the same kind.
+        chosen: Which steps and ranks; one that neither side has is an error, one that one side lacks is missing.
+
+    Raises:
+        CompareError: the two are not of the same kind, or have nothing in common.
+        DumpError: a directory cannot be read, or holds no dump.
+    """
+    chosen = chosen or Chosen()
+    for path in (target, golden):
+        check_exists(path)
+    if is_dump(target) != is_dump(golden):
+        single, other = (target, golden) if is_dump(target) else (golden, target)
+        raise CompareError(f"{single} is one dump and {other} is not; give two dumps or two step directories")
+    if is_dump(target):
+        _refuse_choice(chosen, f"{target} is a single dump")
+        return Pairing([UnitPair("", None, None, target, golden)], [])
+    steps = find_steps(target), find_steps(golden)
+    if bool(steps[0]) != bool(steps[1]):
+        run, step = (target, golden) if steps[0] else (golden, target)
+        number = min(steps[0] or steps[1])
+        raise CompareError(
+            f"{run} holds whole steps and {step} is a single one; give one of its steps, for example "
+            f"{run / f'step{number}'}"
+        )
+    if not steps[0]:
+        _refuse_choice(Chosen(steps=chosen.steps), f"{target} is a single step")
+        return _pair_ranks(target, golden, None, chosen.ranks)
+    return _pair_steps(target, golden, steps, chosen)
+
+
+def _refuse_choice(chosen: Chosen, reason: str) -> None:
+    for what, numbers in (("steps", chosen.steps), ("ranks", chosen.ranks)):
+        if numbers:
+            raise CompareError(f"{reason}: there are no {what} to choose from; leave out --{what}")
+
+
+def _pair_steps(target: Path, golden: Path, steps: tuple[dict[int, Path], dict[int, Path]], chosen: Chosen) -> Pairing:
+    wanted = chosen.steps or sorted({*steps[0], *steps[1]})
+    missing = _lone("step", set(steps[0]), set(steps[1]), target, golden, wanted)
+    pairs: list[UnitPair] = []
+    for step in (step for step in sorted(wanted) if step in steps[0] and step in steps[1]):
+        try:
+            found = _pair_ranks(steps[0][step], steps[1][step], step, chosen.ranks)
+        except (CompareError, DumpError) as error:  # noqa: PERF203  # a step costs more than a try
+            missing.append(f"step{step} could not be compared: {error}")
+        else:
+            pairs += found.pairs
+            missing += found.missing
+    if not pairs:
+        have = [_listed("step", side) for side in steps]
+        reason = missing[0] if missing else "none was chosen"
+        raise CompareError(
+            f"{target} ({have[0]}) and {golden} ({have[1]}) have no step to compare: {reason}; to compare two steps "
+            "with each other, give their directories"
+        )
+    return Pairing(pairs, missing)
+
+
+def _lone(
+    what: str, targets: set[int], goldens: set[int], target: Path, golden: Path, wanted: Collection[int]
+) -> list[str]:
+    """Return in words the wanted numbers that only one side has, or neither."""
+    lines: list[str] = []
+    for number in sorted(wanted):
+        if number in targets and number not in goldens:
+            lines.append(f"{what}{number} is in {target} only")
+        elif number in goldens and number not in targets:
+            lines.append(f"{what}{number} is in {golden} only")
+        elif number not in targets:
+            lines.append(f"{what}{number} is in neither {target} nor {golden}")
+    return lines
+
+
+def _listed(what: str, numbers: Collection[int]) -> str:
+    few = sorted(numbers)[:4]
+    return ", ".join(f"{what}{number}" for number in few) + (", …" if len(numbers) > len(few) else "")
+
+
+def _pair_ranks(target: Path, golden: Path, step: int | None, wanted: Collection[int]) -> Pairing:
+    targets, goldens = find_units(target), find_units(golden)
+    prefix = "" if step is None else f"step{step}/"
+    have_ranks = [units[0].rank is not None for units in (targets, goldens)]
+    if len(targets) == len(goldens) == 1 and not all(have_ranks):
+        # One process on either side: whatever the directories are called, they belong together.
+        label = prefix + targets[0].label
+        return Pairing([UnitPair(label, step, targets[0].rank, targets[0].directory, goldens[0].directory)], [])
+    _check_ranks(targets, target)
+    _check_ranks(goldens, golden)
+    by_rank = {unit.rank: unit for unit in goldens if unit.rank is not None}
+    own = {unit.rank: unit for unit in targets if unit.rank is not None}
+    chosen = wanted or sorted({*own, *by_rank})
+    pairs = [
+        UnitPair(f"{prefix}{own[rank].label}", step, rank, own[rank].directory, by_rank[rank].directory)
+        for rank in sorted(chosen)
+        if rank in own and rank in by_rank
+    ]
+    missing = _lone("rank", set(own), set(by_rank), target, golden, chosen)
+    if not pairs:
+        ranks = [_listed("rank", numbers) for numbers in (own, by_rank)]
+        asked = f", of those asked for ({_listed('rank', wanted)})" if wanted else ""
+        raise CompareError(
+            f"{target} and {golden} have no rank in common{asked} ({ranks[0]} and {ranks[1]}); to compare two ranks "
+            "with each other, give their directories"
+        )
+    return Pairing(pairs, missing)
+
+
+def _check_ranks(units: Sequence[Unit], path: Path) -> None:
+    if units[0].rank is None:
+        labels = ", ".join(unit.label for unit in units[:4])
+        raise CompareError(
+            f"{path}: holds {labels} without a rank, and the other side more than one process; give the "
+            "directories of the two to compare, or remove what earlier runs left"
+        )

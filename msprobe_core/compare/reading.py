@@ -1,0 +1,60 @@
+"""Find the reader of a dump, and read it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from msprobe_core.errors import CompareError, DumpError, MsprobeError
+from msprobe_core.hookspecs import Dump, Reader
+from msprobe_core.plugins import registry
+
+_logger = logging.getLogger(__name__)
+
+
+def read_dump(path: Path) -> Dump:
+    """Return the dump at ``path``, read by the first reader that recognises it.
+
+    Raises:
+        DumpError: it cannot be read.
+        CompareError: no reader recognises it.
+    """
+    check_exists(path)
+    reader = _reader_of(path)
+    if reader is None:
+        raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
+    try:
+        return reader.read(path)
+    except MsprobeError:
+        raise
+    except Exception as error:
+        raise DumpError(f"{path}: the reader '{reader.name}' failed ({type(error).__name__}: {error})") from error
+
+
+def is_dump(path: Path) -> bool:
+    """Whether ``path`` is one dump: a file, or a directory that a reader recognises."""
+    return path.is_file() or _reader_of(path) is not None
+
+
+def check_exists(path: Path) -> None:
+    """Raise if there is nothing at ``path``.
+
+    Raises:
+        CompareError: it does not exist, or is no path at all.
+    """
+    try:
+        exists = path.exists()
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a null character
+        raise CompareError(f"{path}: is no path ({error})") from error
+    if not exists:
+        raise CompareError(f"{path}: does not exist")
+
+
+def _reader_of(path: Path) -> Reader | None:
+    for reader in registry().readers():
+        try:
+            if reader.recognises(path):
+                return reader
+        except Exception as error:  # noqa: BLE001, PERF203  # a reader of others must not keep ours from their files
+            _logger.warning("the reader '%s' failed at %s (%s: %s)", reader.name, path, type(error).__name__, error)
+    return None

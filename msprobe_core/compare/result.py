@@ -1,0 +1,125 @@
+"""What a comparison found: of one pair of dumps, and of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from msprobe_core.compare.verdict import Verdict
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from msprobe_core.compare.fault import Fault
+
+
+class Mode(str, Enum):
+    """What a pair of dumps allows to compare."""
+
+    STATISTICS = "statistics"
+    CHECKSUM = "md5"
+    TENSOR = "tensor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitSummary:
+    """What the comparison of one pair of dumps came to, without its rows: small enough for thousands of ranks.
+
+    Attributes:
+        label: ``rank0`` or ``proc123``; with several steps ``step0/rank0``; empty for two single dumps.
+        step: Of the target; ``None`` where only one step was given.
+        rank: Of the target; ``None`` outside of a job.
+        target: Where the target dump is.
+        golden: Where the golden dump is.
+        mode: What was compared.
+        num_rows: How many pairs of values, and values that one side has alone.
+        nodes: Number of entries by verdict.
+        counts: Number of rows by verdict, and by the side that has them alone.
+        fault: Where the calls that both sides have begin to disagree; ``None`` if they do not.
+        lone_call: The first call that only one side has; ``None`` if there is none.
+        first_difference: Row name of the first pair that differs at all, also within its limit.
+        notes: What there is to say about the dumps themselves.
+    """
+
+    label: str
+    step: int | None
+    rank: int | None
+    target: Path
+    golden: Path
+    mode: Mode
+    num_rows: int
+    nodes: Mapping[str, int]
+    counts: Mapping[str, int]
+    fault: Fault | None
+    lone_call: Fault | None
+    first_difference: str | None
+    notes: Sequence[str]
+
+    @property
+    def num_nodes(self) -> int:
+        """How many entries."""
+        return sum(self.nodes.values())
+
+    @property
+    def first_fault(self) -> Fault | None:
+        """The earlier of ``fault`` and ``lone_call``."""
+        found = [fault for fault in (self.fault, self.lone_call) if fault is not None]
+        return min(found, key=lambda fault: fault.position, default=None)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every row is matched and within its limit; warnings do not count."""
+        return not self.counts[Verdict.ERROR.value] and not self.counts[Verdict.UNMATCHED.value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitResult(UnitSummary):
+    """The comparison of one pair of dumps, with its rows.
+
+    Attributes:
+        rows: One row per pair of values, judged.
+        entries: One row per entry, judged.
+        stacks: Frames of the target by entry.
+    """
+
+    rows: pl.DataFrame
+    entries: pl.DataFrame
+    stacks: Mapping[str, Sequence[str]]
+
+    def summary(self) -> UnitSummary:
+        """Return it without its rows."""
+        return UnitSummary(**{part.name: getattr(self, part.name) for part in fields(UnitSummary)})
+
+
+AnyUnit_co = TypeVar("AnyUnit_co", bound=UnitSummary, covariant=True)
+
+
+@dataclass(frozen=True)
+class ComparisonResult(Generic[AnyUnit_co]):
+    """The comparison of two dumps, of two steps with their ranks, or of two runs with their steps.
+
+    Attributes:
+        target: As given.
+        golden: As given.
+        units: One per pair, by step and rank.
+        missing: What was not compared, in words: steps and ranks that one side lacks, and those that cannot be read.
+    """
+
+    target: Path
+    golden: Path
+    units: Sequence[AnyUnit_co]
+    missing: Sequence[str] = field(default_factory=list[str])
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every pair agrees and none was left out."""
+        return not self.missing and all(unit.agrees for unit in self.units)
+
+    @property
+    def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
+        """The first fault of the earliest step, and its unit; of several ranks, the one that executed least before."""
+        found = [(unit, fault) for unit in self.units if (fault := unit.first_fault) is not None]
+        return min(found, key=lambda pair: (pair[0].step or 0, pair[1].position), default=None)

@@ -1,0 +1,169 @@
+"""Compare one dump with another: read, align, measure, judge, find the first fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import polars as pl
+
+from msprobe_core.compare import metrics
+from msprobe_core.compare.align import Match, align
+from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.reading import read_dump
+from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.sketches import add_sketch_error
+from msprobe_core.compare.tensors import Progress, compare_files
+from msprobe_core.compare.verdict import Verdict, differs, failures, has_failed, is_uncompared, judge
+from msprobe_core.errors import CompareError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase, Task
+from msprobe_core.store.json_reader import read_stacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """How to compare; the same for all units, and sent to the processes that do it.
+
+    Attributes:
+        stack_path: The target's ``stack.json`` if it is not beside the dump.
+    """
+
+    stack_path: Path | None = None
+
+
+def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
+    """Compare two dumps.
+
+    Args:
+        pair: Where they are.
+        options: How.
+        progress: Told how many tensors have been compared, and of how many.
+
+    Raises:
+        CompareError: the two have nothing in common, or are not of the same kind.
+        DumpError: one of them cannot be read.
+    """
+    options = options or CompareOptions()
+    target, golden = read_dump(pair.target), read_dump(pair.golden)
+    for dump in (target, golden):
+        if not dump.frame.height:
+            raise CompareError(f"{dump.path}: holds no values to compare (task '{dump.header.task}')")
+    rows = align(target.frame, golden.frame)
+    if not (rows["match"] == Match.BOTH.value).any():
+        raise CompareError(
+            f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
+        )
+    mode = _mode_of(target, golden)
+    rows = add_sketch_error(metrics.add_statistics(rows))
+    if mode is Mode.TENSOR:
+        rows = _add_tensor_metrics(rows, target, golden, progress)
+    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM)
+    nodes = judge_nodes(rows)
+    rows = rows.filter(~_is_empty_call())
+    stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
+    fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
+    return UnitResult(
+        label=pair.label,
+        step=pair.step,
+        rank=pair.rank,
+        target=target.path,
+        golden=golden.path,
+        mode=mode,
+        num_rows=rows.height,
+        nodes=_count_nodes(nodes),
+        counts=_count(rows),
+        fault=fault,
+        lone_call=lone_call,
+        first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
+        notes=[*target.notes, *golden.notes, *_note_uncompared(rows)],
+        rows=rows,
+        entries=nodes,
+        stacks=stacks,
+    )
+
+
+def _mode_of(target: Dump, golden: Dump) -> Mode:
+    if target.header.task == golden.header.task == Task.TENSOR.value:
+        return Mode.TENSOR
+    first, second = (dump.frame["checksum"].drop_nulls().head(1).to_list() for dump in (target, golden))
+    if not first or not second:
+        return Mode.STATISTICS
+    if len(first[0]) != len(second[0]):
+        raise CompareError(
+            f"{target.path} and {golden.path} hold checksums of different kinds, {first[0]} and {second[0]}; "
+            "record both with the same 'summary_mode'"
+        )
+    return Mode.CHECKSUM
+
+
+def _add_tensor_metrics(rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None) -> pl.DataFrame:
+    """Compare the files of every pair of rows that has two; a tensor's error replaces that of its statistics."""
+    files = rows.select("file_name_target", "file_name_golden").rows()
+    pairs = [(target.tensor_path(t), golden.tensor_path(g)) if t and g else None for t, g in files]
+    results = pl.DataFrame(
+        [
+            (
+                m.cosine,
+                m.euclidean,
+                m.largest_abs,
+                m.largest_rel,
+                m.within_1e3,
+                m.within_5e3,
+                m.error,
+                m.status,
+                m.problem,
+            )
+            for m in compare_files(pairs, progress)
+        ],
+        schema=_TENSOR_COLUMNS,
+        orient="row",
+    )
+    return rows.hstack(results).with_columns(error=pl.coalesce("tensor_error", "error")).drop("tensor_error")
+
+
+_TENSOR_COLUMNS = {
+    "cosine": pl.Float64,
+    "euclidean": pl.Float64,
+    "largest_abs": pl.Float64,
+    "largest_rel": pl.Float64,
+    "within_1e3": pl.Float64,
+    "within_5e3": pl.Float64,
+    "tensor_error": pl.Float64,
+    "status": pl.String,
+    "problem": pl.String,
+}
+
+
+def _is_empty_call() -> pl.Expr:
+    """Whether a row only says that both sides have a call without values."""
+    is_saved = pl.col("phase") == Phase.DEBUG.value  # a saved value that is one tensor is named like its entry
+    is_whole = (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
+    return is_whole & ~is_saved & ~has_failed()
+
+
+def _note_uncompared(rows: pl.DataFrame) -> list[str]:
+    failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
+    notes = [
+        f"values that could not be recorded, and were not compared: {failed.height:,}; the first is {name} ({reason})"
+        for name, reason in failed.head(1).select("name_target", failures()).rows()
+    ]
+    if number := rows.filter(is_uncompared()).height:
+        notes.append(
+            f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"
+        )
+    return notes
+
+
+def _count(rows: pl.DataFrame) -> dict[str, int]:
+    counts = {verdict.value: 0 for verdict in Verdict} | {Match.TARGET.value: 0, Match.GOLDEN.value: 0}
+    for column in ("verdict", "match"):
+        counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
+    return counts
+
+
+def _count_nodes(nodes: pl.DataFrame) -> Mapping[str, int]:
+    return dict(nodes.group_by("verdict").len().sort("verdict").rows())
