@@ -6,20 +6,34 @@ Nothing that happens once per tensor or once per step goes through pluggy. ``doc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import pluggy
 
-from msprobe_core.model import Argument, Batch, Digest, GradientSlot, Level, RunHeader, TensorContent, TensorMeta
+from msprobe_core.model import (
+    Argument,
+    Batch,
+    Digest,
+    ExecutorOptions,
+    GradientSlot,
+    Level,
+    RunHeader,
+    TaskLost,
+    TensorContent,
+    TensorMeta,
+)
 
 if TYPE_CHECKING:
     import click
     import polars as pl
 
 PROJECT = "msprobe"
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -524,6 +538,37 @@ class Reader(Protocol):
         ...
 
 
+class Executor(Protocol):
+    """A place where units of work run, for example the comparison of one rank of one step."""
+
+    @property
+    def name(self) -> str:
+        """Value of ``--executor`` that selects it."""
+        ...
+
+    def check(self, options: ExecutorOptions) -> None:
+        """Raise if nothing can be run here; called before any work is done.
+
+        Raises:
+            PluginError: something that it needs is missing; the message says what to do.
+        """
+        ...
+
+    def run(
+        self, function: Callable[[_T], _R], tasks: Sequence[_T], options: ExecutorOptions
+    ) -> Iterator[tuple[int, _R | TaskLost]]:
+        """Yield number and result of each task, in any order, as they are finished.
+
+        Closing the iterator ends what is still under way.
+
+        Args:
+            function: At the top of a module, so that it can be found again elsewhere; raises nothing.
+            tasks: Can be pickled, and so can what ``function`` returns.
+            options: How.
+        """
+        ...
+
+
 class HookSpecs:
     """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
 
@@ -584,6 +629,18 @@ class HookSpecs:
         Cost: start-up of every command; import what a command needs inside it.
         Returns: `click.Command` objects; each ``name`` is what the user types.
         Order: as listed by ``msprobe --help``: sorted by name. A name that two plugins offer is an error.
+        Errors: any exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_executors(self) -> Sequence[Executor]:  # pyright: ignore[reportReturnType]
+        """Offer places where units of work run.
+
+        Called: once, when a command has work to distribute, on the main thread.
+        Cost: start-up; import what an executor needs in its ``check`` and ``run``.
+        Returns: `Executor` objects; each ``name`` is a value of ``--executor``.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """

@@ -304,3 +304,21 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     summary_mode: str = "statistics"
     has_extra_info: bool = True
     keeps_tensors: bool = False
+
+
+class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an executor runs its tasks.
+
+    Attributes:
+        workers: How many at a time; ``None`` for one per core.
+        address: Of a cluster; ``None`` where the executor needs none, or starts its own.
+    """
+
+    workers: int | None = None
+    address: str | None = None
+
+
+class TaskLost(msgspec.Struct, frozen=True):
+    """Stands in the place of the result of a task whose process or machine is gone; ``reason`` says why, for people."""
+
+    reason: str

@@ -35,6 +35,9 @@ _BUILT_IN = (
     "msprobe_core.store.json_writer",
     "msprobe_core.store.json_reader",
     "msprobe_core.store.arrow",
+    "msprobe_core.execute.inline",
+    "msprobe_core.execute.processes",
+    "msprobe_core.execute.ray_cluster",
     "msprobe_core.cli.commands",
 )
 
@@ -88,6 +91,10 @@ class Registry:
         """Return the readers, the core's own last."""
         readers: dict[str, hookspecs.Reader] = self._offers("msprobe_register_readers")
         return list(reversed(readers.values()))
+
+    def executors(self) -> dict[str, hookspecs.Executor]:
+        """Return the executors by name."""
+        return self._offers("msprobe_register_executors")
 
     def commands(self) -> dict[str, Any]:
         """Return the subcommands by name."""
@@ -162,6 +169,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_processors": hookspecs.Processor,
     "msprobe_register_writers": hookspecs.WriterFactory,
     "msprobe_register_readers": hookspecs.Reader,
+    "msprobe_register_executors": hookspecs.Executor,
     "msprobe_register_commands": _Command,
 }
 

@@ -14,7 +14,7 @@ from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
 if TYPE_CHECKING:
-    from msprobe_core.compare.tensors import Progress
+    from msprobe_core.report.run import RunProgress
 
 
 @click.command()
@@ -35,6 +35,16 @@ if TYPE_CHECKING:
 @click.option("-s", "--stack_mode", is_flag=True, help="Accepted; the call stack is shown whenever it was recorded.")
 @click.option("-c", "--compare_only", is_flag=True, help="Accepted; the first fault is always named.")
 @click.option("-hl", "--highlight", is_flag=True, help="Accepted; spreadsheets are always coloured.")
+@click.option("--steps", metavar="LIST", help="Of two runs: steps to compare, for example 0-3,10; all by default.")
+@click.option("--ranks", metavar="LIST", help="Ranks to compare, for example 0,2; all by default.")
+@click.option(
+    "--executor", metavar="NAME", help="Where ranks are compared: inline, processes, ray; by default as fits."
+)
+@click.option(
+    "--workers", type=click.IntRange(1), help="How many ranks are compared at a time; one per core by default."
+)
+@click.option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; implies --executor ray.")
+@click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
 def compare(
     *,
     target_path: Path | None,
@@ -45,25 +55,46 @@ def compare(
     stack_mode: bool,
     compare_only: bool,
     highlight: bool,
+    steps: str | None,
+    ranks: str | None,
+    executor: str | None,
+    workers: int | None,
+    ray_address: str | None,
+    resume: bool,
 ) -> int:
     """Compare the dump of a run under test with that of a trusted run.
 
-    Both paths name a dump.json or dump.arrow, a rank's directory, or a step's directory, whose ranks are then paired by
-    number.
+    Both paths name a dump.json or dump.arrow, a rank's directory, a step's directory, whose ranks are then paired by
+    number, or a run's directory, whose steps are.
 
     Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps could not be compared.
     """
     del stack_mode, compare_only, highlight  # what they ask for is always done
     # polars and numpy are not needed to say --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-    from msprobe_core.compare import compare_dumps
-    from msprobe_core.report import write_report
+    from msprobe_core.compare import Chosen, CompareOptions
+    from msprobe_core.model import ExecutorOptions
+    from msprobe_core.report import TableOptions, time_stamp
+    from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
 
     request = _request(target_path, golden_path, input_path)
-    with _progress_bar() as progress:
-        result = compare_dumps(request.npu_path, request.bench_path, stack_path=request.stack_file, progress=progress)
-    files = write_report(result, output_path, xlsx=xlsx or input_path is not None)
+    run = RunOptions(
+        executor="ray" if ray_address and executor is None else executor,
+        workers=ExecutorOptions(workers=workers, address=ray_address),
+        resume=resume,
+    )
+    with _progress_bar() as progress, _said_when_interrupted(output_path):
+        result, files = compare_run(
+            Path(request.npu_path),
+            Path(request.bench_path),
+            output_path,
+            tables=TableOptions(stamp=time_stamp(), xlsx=xlsx or input_path is not None),
+            options=CompareOptions(stack_path=request.stack_file),
+            chosen=Chosen(_numbers(steps, "--steps"), _numbers(ranks, "--ranks")),
+            run=run,
+            progress=progress,
+        )
     show(lambda console: print_summary(result, files, console), f"it is in {files.summary}")
     return EXIT_AGREES if result.agrees else EXIT_DIFFERENT
 
@@ -107,8 +138,36 @@ def _read_request(path: Path) -> CompareRequest:
         ) from error
 
 
+def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+    from msprobe_core.config.ranges import parse_ranges
+
+    if text is None:
+        return ()
+    numbers = parse_ranges([part for part in text.split(",") if part.strip()], option)
+    if not numbers:
+        raise click.UsageError(f"{option} names none; give for example {option} 0-3,10")
+    return numbers
+
+
 @contextmanager
-def _progress_bar() -> Generator[Progress, None, None]:
+def _said_when_interrupted(directory: Path) -> Generator[None, None, None]:
+    """Say what is left of the work, and how to go on."""
+    from msprobe_core.report.run import num_finished
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if number := num_finished(directory):
+            click.echo(
+                f"msprobe: interrupted; the tables of {number} pairs are in {directory}. Give the same command with "
+                "--resume to go on from there.",
+                err=True,
+            )
+        raise
+
+
+@contextmanager
+def _progress_bar() -> Generator[RunProgress, None, None]:
     """Give a callback that draws a bar on the terminal, if there is one, from the first call on."""
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -116,10 +175,10 @@ def _progress_bar() -> Generator[Progress, None, None]:
     with Bar(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
         task: Any = None
 
-        def show(done: int, total: int) -> None:
+        def show(done: int, total: int, what: str) -> None:
             nonlocal task
             if task is None:
-                task = bar.add_task("comparing tensors", total=total)
+                task = bar.add_task(f"comparing {what}", total=total)
             bar.update(task, completed=done)
 
         yield show

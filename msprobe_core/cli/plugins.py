@@ -17,6 +17,7 @@ def plugins() -> None:
         "processors": list(found.processors()),
         "writers": list(found.writers()),
         "readers": [reader.name for reader in found.readers()],
+        "executors": list(found.executors()),
         "commands": list(found.commands()),
     }
     for plugin in found.plugins:

@@ -8,12 +8,11 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.verdict import Verdict
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from msprobe_core.compare.fault import Fault
 
 
 class Mode(str, Enum):

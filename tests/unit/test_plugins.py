@@ -183,7 +183,7 @@ LAYERS = [
     {"names", "fingerprint"},
     {"hookspecs"},
     {"config", "plugins"},
-    {"store"},
+    {"store", "execute"},
     {"capture", "compare"},
     {"report", "estimate"},
     {"cli", "testing"},

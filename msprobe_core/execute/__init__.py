@@ -1,0 +1,1 @@
+"""Where units of work run: in this process, in others on this machine, on a cluster."""

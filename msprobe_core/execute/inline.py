@@ -1,0 +1,35 @@
+"""Run everything in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from msprobe_core.hookspecs import Executor, hookimpl
+from msprobe_core.model import ExecutorOptions, TaskLost
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Inline:
+    """Runs tasks in this process."""
+
+    name = "inline"
+
+    def check(self, options: ExecutorOptions) -> None:
+        """Nothing is needed."""
+
+    def run(
+        self, function: Callable[[T], R], tasks: Sequence[T], options: ExecutorOptions
+    ) -> Iterator[tuple[int, R | TaskLost]]:
+        """Yield each task's number and result, in order."""
+        del options
+        for number, task in enumerate(tasks):
+            yield number, function(task)
+
+
+@hookimpl
+def msprobe_register_executors() -> Sequence[Executor]:
+    """Offer the executor of this module."""
+    return [Inline()]

@@ -1,0 +1,98 @@
+"""Run tasks in processes of their own on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
+from typing import TypeVar
+
+from msprobe_core.hookspecs import Executor, hookimpl
+from msprobe_core.model import ExecutorOptions, TaskLost
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_AHEAD = 2
+"""Tasks that are handed to a worker before it has finished its own, so that it need not wait."""
+
+
+class Processes:
+    """Runs tasks in a pool of processes.
+
+    A process that the system ends, for want of memory for example, takes the whole pool with it. The tasks that were
+    under way are then run again, each in a process by itself, so that only the one that is to blame is lost.
+    """
+
+    name = "processes"
+
+    def check(self, options: ExecutorOptions) -> None:
+        """Nothing is needed."""
+
+    def run(
+        self, function: Callable[[T], R], tasks: Sequence[T], options: ExecutorOptions
+    ) -> Iterator[tuple[int, R | TaskLost]]:
+        """Yield each task's number and result, as they come."""
+        workers = min(options.workers or os.cpu_count() or 1, len(tasks))
+        waiting = list(range(len(tasks)))[::-1]
+        while waiting:
+            suspects: list[int] = []
+            yield from _pooled(function, tasks, waiting, workers, suspects)
+            for number in suspects:
+                again: list[int] = []
+                yield from _pooled(function, tasks, [number], 1, again)
+                if again:
+                    yield (
+                        number,
+                        TaskLost(
+                            "the process that compared it was ended from outside, most likely for want of memory; "
+                            "compare it by itself, or give fewer --workers"
+                        ),
+                    )
+
+
+def _pooled(
+    function: Callable[[T], R], tasks: Sequence[T], waiting: list[int], workers: int, suspects: list[int]
+) -> Iterator[tuple[int, R]]:
+    """Yield results until all are done or the pool breaks; ``suspects`` then has what was under way."""
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    # Fork would copy locks that threads of ours hold.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(threads,))
+    under_way: dict[Future[R], int] = {}
+    try:
+        while waiting or under_way:
+            while waiting and len(under_way) < workers * _AHEAD:
+                number = waiting.pop()
+                under_way[pool.submit(function, tasks[number])] = number
+            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                result = future.result()
+                yield under_way.pop(future), result
+    except BrokenProcessPool:
+        suspects += sorted(under_way.values())
+    finally:
+        # There is no public way to end a worker before Python 3.14.
+        running: dict[int, BaseProcess] | None = getattr(pool, "_processes", None)
+        workers_left = list((running or {}).values())
+        pool.shutdown(wait=not under_way, cancel_futures=True)
+        if under_way:  # interrupted: what still runs is not wanted any more
+            for process in workers_left:
+                process.terminate()
+
+
+def _begin_worker(num_threads: int) -> None:
+    # The parent ends its workers; Ctrl-C on the terminal reaches them too, and would print a traceback each.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Read by polars when it is imported, which is later: its threads would outnumber the cores.
+    os.environ.setdefault("POLARS_MAX_THREADS", str(num_threads))
+
+
+@hookimpl
+def msprobe_register_executors() -> Sequence[Executor]:
+    """Offer the executor of this module."""
+    return [Processes()]

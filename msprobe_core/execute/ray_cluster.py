@@ -1,0 +1,105 @@
+"""Run tasks on a Ray cluster: on as many machines as there are, which must see the same files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from msprobe_core.errors import PluginError
+from msprobe_core.hookspecs import Executor, hookimpl
+from msprobe_core.model import ExecutorOptions, TaskLost
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class RayCluster:
+    """Runs tasks on a Ray cluster, one per core of it.
+
+    With an address, on the cluster there; without, on one that is started on this machine and ended again. The workers
+    need ``msprobe-core`` installed, and must find dumps and results under the same paths.
+    """
+
+    name = "ray"
+
+    def check(self, options: ExecutorOptions) -> None:  # noqa: ARG002
+        """Raise if Ray is not installed.
+
+        Raises:
+            PluginError: it is not; says how to install it.
+        """
+        _import_ray()
+
+    def run(
+        self, function: Callable[[T], R], tasks: Sequence[T], options: ExecutorOptions
+    ) -> Iterator[tuple[int, R | TaskLost]]:
+        """Yield each task's number and result, as they come.
+
+        Raises:
+            PluginError: there is no cluster at the address.
+        """
+        ray = _import_ray()
+        was_running = ray.is_initialized()
+        if not was_running:
+            _connect(ray, options)
+        # One core each: polars would take all of a machine.
+        remote = ray.remote(num_cpus=1, runtime_env={"env_vars": {"POLARS_MAX_THREADS": "1"}})(function)
+        under_way: dict[Any, int] = {remote.remote(task): number for number, task in enumerate(tasks)}
+        try:
+            while under_way:
+                done, _ = ray.wait(list(under_way), num_returns=1)
+                for reference in done:
+                    number = under_way.pop(reference)
+                    yield number, _result_of(ray, reference)
+        finally:
+            for reference in under_way:
+                ray.cancel(reference)
+            if not was_running:
+                ray.shutdown()
+
+
+def _connect(ray: Any, options: ExecutorOptions) -> None:
+    here: dict[str, Any] = {"num_cpus": options.workers, "include_dashboard": False}
+    try:
+        ray.init(
+            address=options.address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            **({} if options.address else here),
+        )
+    except Exception as error:  # whatever the library raises, the user can do the same about it
+        place = f"at {options.address}" if options.address else "on this machine"
+        raise PluginError(
+            f"there is no Ray cluster {place} ({' '.join(str(error).split())[:200]}); start one with "
+            "'ray start --head' and give its address as --ray-address HOST:PORT"
+        ) from error
+
+
+def _result_of(ray: Any, reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as error:
+        reason = " ".join(str(error).split())
+        return TaskLost(f"Ray lost the process that compared it ({reason[:300]})")
+
+
+def _import_ray() -> Any:
+    """Return the module ``ray``, which is an extra.
+
+    Raises:
+        PluginError: it is not installed, or cannot be imported.
+    """
+    try:
+        return importlib.import_module("ray")
+    except Exception as error:  # an installation may be broken in any way
+        raise PluginError(
+            f"the executor 'ray' needs the library ray, which cannot be imported here ({error}); install it with: "
+            "pip install 'msprobe-core[ray]'"
+        ) from error
+
+
+@hookimpl
+def msprobe_register_executors() -> Sequence[Executor]:
+    """Offer the executor of this module."""
+    return [RayCluster()]

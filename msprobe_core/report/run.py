@@ -1,0 +1,277 @@
+"""Compare all pairs of two runs, wherever there is room for it, and write each one's tables as it is done.
+
+What is in memory is one pair for each worker; what comes back of a pair is its summary. A pair that is finished leaves
+its summary beside its tables, so that a comparison that was interrupted can be resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from msprobe_core import __version__
+from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.result import ComparisonResult, UnitSummary
+from msprobe_core.compare.unit import CompareOptions, compare_unit
+from msprobe_core.errors import CompareError, ConfigError, MsprobeError
+from msprobe_core.hookspecs import Executor
+from msprobe_core.model import ExecutorOptions, TaskLost
+from msprobe_core.plugins import registry
+from msprobe_core.report.files import ReportFiles, TableOptions, write_summary, write_tables
+from msprobe_core.store.layout import create_file, make_directory
+
+_logger = logging.getLogger(__name__)
+
+RunProgress: TypeAlias = Callable[[int, int, str], None]
+"""Told how many pairs or, of a single pair, tensors are done, of how many, and which are counted."""
+
+UNITS_DIRECTORY = ".units"
+"""Where in the result's directory the summaries of finished pairs are."""
+
+_WORTH_BYTES = 16 << 20
+"""Below this many bytes of ``dump.json``, both sides together, starting processes takes longer than they save.
+
+Measured: a process takes 0.5 s of CPU time to start, 20 MB a second to compare.
+"""
+
+_ARROW_DENSITY = 10
+"""How many times as many values a byte of ``dump.arrow`` holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How the pairs of a run are worked off.
+
+    Attributes:
+        executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
+        workers: Of the executor.
+        resume: Take over pairs that an earlier, interrupted comparison has finished.
+    """
+
+    executor: str | None = None
+    workers: ExecutorOptions = field(default_factory=ExecutorOptions)
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class UnitTask:
+    """One pair to compare and to write about."""
+
+    pair: UnitPair
+    options: CompareOptions
+    directory: Path
+    tables: TableOptions
+
+
+@dataclass(frozen=True)
+class UnitDone:
+    """A pair that has been compared, as it is kept for a later resumption.
+
+    Attributes:
+        key: Hash of all that the result depends on.
+        summary: The result.
+        tables: Paths of its tables.
+    """
+
+    key: str
+    summary: UnitSummary
+    tables: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class UnitFailed:
+    """A pair that could not be compared."""
+
+    reason: str
+
+
+def compare_run(
+    target: Path,
+    golden: Path,
+    directory: Path,
+    *,
+    tables: TableOptions,
+    options: CompareOptions | None = None,
+    chosen: Chosen | None = None,
+    run: RunOptions | None = None,
+    progress: RunProgress | None = None,
+) -> tuple[ComparisonResult[UnitSummary], ReportFiles]:
+    """Compare two dumps, steps or runs and write tables and summary; return what they came to, and where they are.
+
+    Args:
+        target: The run under test.
+        golden: The trusted run, of the same kind.
+        directory: For the results; created if it is missing.
+        tables: How tables are written.
+        options: How to compare.
+        chosen: Which steps and ranks.
+        run: How the pairs are worked off.
+        progress: Told what is done.
+
+    Raises:
+        CompareError: nothing could be compared.
+        DumpError: a single pair was given, and one of its dumps cannot be read.
+        StoreError: a table cannot be written.
+        ConfigError: there is no such executor.
+        PluginError: the executor cannot run here.
+    """
+    options, run = options or CompareOptions(), run or RunOptions()
+    pairing = find_pairs(target, golden, chosen)
+    tasks = [UnitTask(pair, options, directory, tables) for pair in pairing.pairs]
+    make_directory(directory)
+    if len(tasks) == 1:
+        finished = {0: _compare(tasks[0], _of_tensors(progress))}
+    else:
+        if not run.resume:
+            shutil.rmtree(directory / UNITS_DIRECTORY, ignore_errors=True)
+        finished = _work_off(tasks, _executor_for(run, pairing.pairs), run, progress)
+    done = [outcome for _, outcome in sorted(finished.items()) if isinstance(outcome, UnitDone)]
+    failed = [
+        f"{tasks[number].pair.label} could not be compared: {outcome.reason}"
+        for number, outcome in sorted(finished.items())
+        if isinstance(outcome, UnitFailed)
+    ]
+    if not done:
+        raise CompareError(f"nothing of {target} and {golden} could be compared; {failed[0]}")
+    result = ComparisonResult(target, golden, [unit.summary for unit in done], [*pairing.missing, *failed])
+    return result, write_summary(result, [unit.tables for unit in done], directory)
+
+
+def _of_tensors(progress: RunProgress | None) -> Callable[[int, int], None] | None:
+    if progress is None:
+        return None
+    return lambda done, total: progress(done, total, "tensors")
+
+
+def _work_off(
+    tasks: Sequence[UnitTask], executor: Executor, run: RunOptions, progress: RunProgress | None
+) -> Mapping[int, UnitDone | UnitFailed]:
+    finished: dict[int, UnitDone | UnitFailed] = {}
+    if run.resume:
+        finished |= {number: done for number, task in enumerate(tasks) if (done := _taken_over(task)) is not None}
+    left = [number for number in range(len(tasks)) if number not in finished]
+    outcomes = _outcomes(executor, [tasks[number] for number in left], run.workers)
+    if progress is not None and finished:
+        progress(len(finished), len(tasks), "pairs")
+    for number, outcome in outcomes:
+        finished[left[number]] = outcome
+        if progress is not None:
+            progress(len(finished), len(tasks), "pairs")
+    return finished
+
+
+def _outcomes(
+    executor: Executor, tasks: Sequence[UnitTask], options: ExecutorOptions
+) -> Iterator[tuple[int, UnitDone | UnitFailed]]:
+    if not tasks:
+        return
+    executor.check(options)
+    for number, outcome in executor.run(compare_and_write, tasks, options):
+        yield number, UnitFailed(outcome.reason) if isinstance(outcome, TaskLost) else outcome
+
+
+def compare_and_write(task: UnitTask) -> UnitDone | UnitFailed:
+    """Compare one pair and write its tables; raises nothing, because one rank's trouble is not that of the others."""
+    try:
+        done = _compare(task, None)
+        _keep(task, done)
+    except MsprobeError as error:
+        return UnitFailed(str(error))
+    except MemoryError:
+        return UnitFailed("there was not enough memory; give fewer --workers")
+    except Exception as error:
+        _logger.debug("internal error at %s", task.pair.label, exc_info=True)
+        return UnitFailed(f"internal error ({type(error).__name__}: {error})")
+    return done
+
+
+def _compare(task: UnitTask, progress: Callable[[int, int], None] | None) -> UnitDone:
+    key = _key_of(task)
+    result = compare_unit(task.pair, task.options, progress)
+    return UnitDone(key, result.summary(), tuple(write_tables(result, task.directory, task.tables)))
+
+
+def _executor_for(run: RunOptions, pairs: Sequence[UnitPair]) -> Executor:
+    executors = registry().executors()
+    name = run.executor or ("processes" if _is_worth_processes(pairs) else "inline")
+    if name not in executors:
+        raise ConfigError(f"there is no executor {name!r}; known are {', '.join(sorted(executors))}")
+    return executors[name]
+
+
+def _is_worth_processes(pairs: Sequence[UnitPair]) -> bool:
+    total = 0
+    for pair in pairs:
+        for path in _dump_files(pair):
+            total += path.stat().st_size * (_ARROW_DENSITY if path.suffix == ".arrow" else 1)
+        if total > _WORTH_BYTES:
+            return True
+    return False
+
+
+def _dump_files(pair: UnitPair) -> list[Path]:
+    """Return the files directly in the pair's directories, or the files that it was given as."""
+    found: list[Path] = []
+    for side in (pair.target, pair.golden):
+        found += sorted(path for path in side.iterdir() if path.is_file()) if side.is_dir() else [side]
+    return found
+
+
+# --- resuming -----------------------------------------------------------------------------------------------------
+
+
+def _key_of(task: UnitTask) -> str:
+    """Return a hash of all that the result depends on: the files as they are now, the options, the release."""
+    files = [(str(path), (status := path.stat()).st_size, status.st_mtime_ns) for path in _dump_files(task.pair)]
+    tables = replace(task.tables, stamp="")
+    content = repr((__version__, files, task.options, tables))
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _record_of(task: UnitTask) -> Path:
+    return task.directory / UNITS_DIRECTORY / f"{task.pair.label.replace('/', '_')}.json"
+
+
+def _keep(task: UnitTask, done: UnitDone) -> None:
+    path = _record_of(task)
+    make_directory(path.parent)
+    part = path.with_suffix(f".{os.getpid()}")
+    with create_file(part) as file:
+        file.write(msgspec.json.encode(done, enc_hook=_encoded))
+    part.replace(path)  # so that there is a whole record or none
+
+
+def _taken_over(task: UnitTask) -> UnitDone | None:
+    """Return what an earlier comparison found of the same pair in the same way; ``None`` if there is nothing."""
+    try:
+        content = _record_of(task).read_bytes()
+        done = msgspec.json.decode(content, type=UnitDone, dec_hook=_decoded)
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return None
+    is_whole = done.key == _key_of(task) and all(path.is_file() for path in done.tables)
+    return done if is_whole else None
+
+
+def num_finished(directory: Path) -> int:
+    """Return how many pairs have been finished whose results are in ``directory``."""
+    return len(list((directory / UNITS_DIRECTORY).glob("*.json")))
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{value!r} cannot be kept")
+
+
+def _decoded(kind: type[Any], value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value)
+    raise NotImplementedError(f"{kind!r} is not kept")
