@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from msprobe_core.model import ExecutorOptions, TaskLost
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_PATIENCE_S = 5.0
 
 
 class RayCluster:
@@ -62,6 +65,7 @@ class RayCluster:
 def _connect(ray: Any, options: ExecutorOptions) -> None:
     here: dict[str, Any] = {"num_cpus": options.workers, "include_dashboard": False}
     try:
+        _check_reachable(options.address)
         ray.init(
             address=options.address or "local",
             log_to_driver=False,
@@ -74,6 +78,17 @@ def _connect(ray: Any, options: ExecutorOptions) -> None:
             f"there is no Ray cluster {place} ({' '.join(str(error).split())[:200]}); start one with "
             "'ray start --head' and give its address as --ray-address HOST:PORT"
         ) from error
+
+
+def _check_reachable(address: str | None) -> None:
+    """Raise if nobody listens at ``HOST:PORT`` or ``ray://HOST:PORT``: Ray itself would try for minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
 
 
 def _result_of(ray: Any, reference: Any) -> Any:

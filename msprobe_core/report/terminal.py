@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -17,20 +18,86 @@ from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 _MAX_FINDINGS = 4
+_MAX_UNITS = 4
+"""More pairs are summed up."""
+_MAX_MISSING = 10
+_MAX_PLACES = 10
+_MAX_RUNS = 8
 _MAX_FRAMES = 3
 
 
 def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, console: Console) -> None:
     """Print the result; the last line is the verdict."""
-    for unit in result.units:
-        _print_unit(unit, console)
-    for line in result.missing:
+    paths = [path for unit_paths in files.tables for path in unit_paths]
+    if len(result.units) > _MAX_UNITS:
+        _print_many(result, console)
+    else:
+        for unit in result.units:
+            _print_unit(unit, console)
+    for line in result.missing[:_MAX_MISSING]:
         console.print(Text(f"Not compared: {line}.", style="bold red"))
-    for paths in files.tables:
+    if len(result.missing) > _MAX_MISSING:
+        console.print(Text(f"Not compared: {len(result.missing) - _MAX_MISSING:,} more.", style="bold red"))
+    if len(paths) > _MAX_UNITS:
+        console.print(Text(f"Tables:  {len(paths):,} files in {files.summary.parent}"), soft_wrap=True)
+    else:
         for path in paths:
             console.print(Text(f"Table:   {path}"), soft_wrap=True)
     console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
     console.print(_verdict_line(result), soft_wrap=True)
+
+
+def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None:
+    """Print what many pairs came to: how many agree, and where the others part, pairs with one place together."""
+    units = result.units
+    num_rows, num_calls = sum(unit.num_rows for unit in units), sum(unit.num_nodes for unit in units)
+    modes = ", ".join(sorted({unit.mode.value for unit in units}))
+    steps = {unit.step for unit in units}
+    of_steps = f" of {len(steps):,} steps" if None not in steps else ""
+    console.print(
+        Text(f"Compared {len(units):,} pairs of ranks{of_steps} ({modes}), {num_rows:,} rows of {num_calls:,} calls:")
+    )
+    num_agreeing = sum(unit.agrees for unit in units)
+    width = len(f"{len(units):,}")
+    console.print(Text(f"  {num_agreeing:{width},}", style="green").append("  agree", style="default"))
+    num_other = len(units) - num_agreeing
+    console.print(Text(f"  {num_other:{width},}", style="red" if num_other else "").append("  differ", style="default"))
+    notes = Counter(note for unit in units for note in unit.notes)
+    for note, number in notes.most_common(_MAX_FINDINGS):
+        console.print(Text(f"Note: {note}" + (f" ({number:,} pairs)" if number > 1 else ""), style="yellow"))
+    if len(notes) > _MAX_FINDINGS:
+        console.print(Text(f"Note: … and {len(notes) - _MAX_FINDINGS:,} more, in the summary", style="yellow"))
+    found = result.first_fault
+    if found is None:
+        return
+    for line in fault_lines("First fault", found[1]):
+        console.print(line, soft_wrap=True)
+    places: dict[tuple[int | None, str], list[UnitSummary]] = {}
+    for unit in units:
+        if (fault := unit.first_fault) is not None:
+            places.setdefault((unit.step, fault.entry), []).append(unit)
+    console.print(Text("Where pairs part first:"))
+    for (step, entry), own in list(places.items())[:_MAX_PLACES]:
+        prefix = "" if step is None else f"step {step}, "
+        console.print(Text(f"  {prefix}{_ranks(own)}: {entry}"), soft_wrap=True)
+    if len(places) > _MAX_PLACES:
+        console.print(Text(f"  … and {len(places) - _MAX_PLACES:,} more places, in the summary"))
+
+
+def _ranks(units: Sequence[UnitSummary]) -> str:
+    """Return the ranks of some units in words: ``ranks 0-3, 7``."""
+    numbers = sorted(unit.rank for unit in units if unit.rank is not None)
+    if not numbers:
+        return ", ".join(unit.label for unit in units[:_MAX_FINDINGS])
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    more = f", … ({len(numbers):,})" if len(texts) > _MAX_RUNS else ""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(texts[:_MAX_RUNS]) + more
 
 
 def _print_unit(unit: UnitSummary, console: Console) -> None:
