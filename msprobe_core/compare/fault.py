@@ -3,7 +3,8 @@
 A node is one entry: a call in one direction. It is *suspect*, a place where a fault may be, if its tensor inputs agree
 and its outputs, its parameters or its other arguments do not; different arguments that change nothing do not count.
 Where its inputs are not merely within their limits but equal, a much smaller difference of its outputs tells the same:
-rounding explains a few unit round-offs, not `EXPLAINED` of them. Rows that are exempt from judgement count for nothing.
+rounding explains a few unit round-offs, not ``explained_roundoffs`` of them. Rows that are exempt from judgement count
+for nothing.
 
 The first node in execution order where anything disagrees decides. If it is suspect, it is the fault. If what it got
 was wrong already, though nothing before it was, then the wrong value was made by something that is not recorded: inside
@@ -19,15 +20,12 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import limits
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.limits import LimitTable, conventional, roundoff_of
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Role
 from msprobe_core.store.frame import RowKind
-
-EXPLAINED = 64
-"""How many unit round-offs of difference between results of equal inputs are taken for rounding."""
 
 _PARTS = ("inputs", "arguments", "parameters", "outputs")
 
@@ -63,8 +61,14 @@ class Fault:
     stack: Sequence[str]
 
 
-def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per entry, in execution order: what fails where, and whether the node is suspect."""
+def judge_nodes(judged: pl.DataFrame, *, limits: LimitTable | None = None) -> pl.DataFrame:
+    """Return one row per entry, in execution order: what fails where, and whether the node is suspect.
+
+    Args:
+        judged: Judged rows.
+        limits: Those in force; the conventional ones if none are given.
+    """
+    explained = (conventional() if limits is None else limits).explained_roundoffs
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
     error = pl.col("judged_error")
@@ -86,10 +90,10 @@ def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
         input_error=error.filter(is_input).max(),
         parameter_error=error.filter(is_parameter).max(),
         output_error=error.filter(is_output).max(),
-        output_roundings=(error / limits.roundoff_of(pl.col("precision"))).filter(is_output).max(),
+        output_roundings=(error / roundoff_of(pl.col("precision"))).filter(is_output).max(),
     )
     inputs_are_equal = (pl.col("input_error").fill_null(0.0) == 0.0) & ~pl.col("inputs_fail")
-    is_beyond_rounding = pl.col("output_roundings").is_finite() & (pl.col("output_roundings") > EXPLAINED)
+    is_beyond_rounding = pl.col("output_roundings").is_finite() & (pl.col("output_roundings") > explained)
     arguments_matter = pl.col("arguments_fail") & (pl.col("output_error") != 0).fill_null(True)
     suspect = ~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail") | arguments_matter)
     return nodes.with_columns(
@@ -101,7 +105,7 @@ def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit(Verdict.WARNING.value))
         .otherwise(pl.lit(Verdict.PASS.value)),
         is_suspect=suspect | (inputs_are_equal & is_beyond_rounding.fill_null(False)),
-        is_alone=pl.col("match") != Match.BOTH.value,
+        is_alone=(pl.col("match") != Match.BOTH.value) & pl.col("has_unmatched"),
     ).with_row_index("position")
 
 

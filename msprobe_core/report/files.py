@@ -16,7 +16,7 @@ import polars as pl
 
 from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
-from msprobe_core.compare.limits import LIMITS
+from msprobe_core.compare.limits import conventional
 from msprobe_core.errors import StoreError
 from msprobe_core.report.table import VERDICT_COLOURS, Column, columns_of, texts_of, with_stacks
 from msprobe_core.store.layout import create_file, make_directory
@@ -171,7 +171,7 @@ def _summary(result: ComparisonResult, tables: Sequence[Sequence[Path]]) -> dict
         "target": str(result.target),
         "golden": str(result.golden),
         "missing": list(result.missing),
-        "limits": {precision.name.lower(): limit for precision, limit in LIMITS.items()},
+        "limits": conventional().summary(),
         "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
     }
 
