@@ -16,7 +16,16 @@ from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import Fault, first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.tensors import Progress, compare_files
-from msprobe_core.compare.verdict import Verdict, differs, failures, has_failed, is_uncompared, judge
+from msprobe_core.compare.verdict import (
+    UNRECORDED,
+    Verdict,
+    check_recorded,
+    differs,
+    failures,
+    has_failed,
+    is_uncompared,
+    judge,
+)
 from msprobe_core.errors import CompareError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.model import Phase, Task
@@ -227,6 +236,7 @@ def _compare_unit(
     for dump in (target, golden):
         if not dump.frame.height:
             raise CompareError(f"{dump.path}: holds no values to compare (task '{dump.header.task}')")
+        check_recorded(dump)
     rows = align(target.frame, golden.frame)
     if not (rows["match"] == Match.BOTH.value).any():
         raise CompareError(
@@ -237,7 +247,7 @@ def _compare_unit(
     if mode is Mode.TENSOR:
         rows = _add_tensor_metrics(rows, target, golden, progress)
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM)
-    nodes = judge_nodes(rows)
+    nodes = judge_nodes(rows, target=target)
     rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if stack_path is None else read_stacks(Path(stack_path))
     fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
@@ -333,4 +343,4 @@ def _count(rows: pl.DataFrame) -> dict[str, int]:
     counts = {verdict.value: 0 for verdict in Verdict} | {Match.TARGET.value: 0, Match.GOLDEN.value: 0}
     for column in ("verdict", "match"):
         counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
-    return counts
+    return counts | {UNRECORDED: rows.filter(has_failed()).height}

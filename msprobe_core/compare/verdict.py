@@ -34,6 +34,8 @@ from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
+from msprobe_core.errors import CompareError
+from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -46,6 +48,9 @@ class Verdict(str, Enum):
     ERROR = "error"
     UNMATCHED = "unmatched"
 
+
+UNRECORDED = "unrecorded"
+"""How counts call the rows of values that a side could not record."""
 
 DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
 _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
@@ -449,6 +454,23 @@ def differs() -> pl.Expr:
 def has_failed() -> pl.Expr:
     """Whether a side could not record the value, and says why."""
     return pl.col("failure_target").is_not_null() | pl.col("failure_golden").is_not_null()
+
+
+def check_recorded(dump: Dump) -> None:
+    """Check that a dump holds a tensor, where it holds any that should have been recorded.
+
+    Raises:
+        CompareError: every tensor of it is a failed recording.
+    """
+    failed = dump.frame.filter(pl.col("failure").is_not_null())
+    recorded = dump.frame.filter((pl.col("kind") == RowKind.TENSOR.value) & pl.col("failure").is_null())
+    if not failed.height or recorded.height:
+        return
+    name, reason = failed.select("name", "failure").row(0)
+    raise CompareError(
+        f"{dump.path}: none of its {failed.height:,} tensors could be recorded, so there is nothing to compare; the "
+        f"first is {name} ({reason}); record the run again"
+    )
 
 
 def failures() -> pl.Expr:

@@ -10,7 +10,7 @@ from rich.text import Text
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.engine import ComparisonResult, UnitResult
 from msprobe_core.compare.fault import Fault
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.compare.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
 from msprobe_core.store.stack_text import frames_of_user
@@ -96,7 +96,9 @@ def _reason(fault: Fault) -> str:
 
 def _verdict_line(result: ComparisonResult) -> Text:
     if result.agrees:
-        return Text("AGREE: every row is matched and within its limit.", style="bold green")
+        num_unrecorded = sum(unit.counts[UNRECORDED] for unit in result.units)
+        but = f"; values that were not recorded and could not be judged: {num_unrecorded:,}" if num_unrecorded else ""
+        return Text(f"AGREE: every row is matched and within its limit{but}.", style="bold green")
     faults = [(unit.label, fault) for unit in result.units if (fault := unit.first_fault) is not None]
     if not faults:
         return Text("DIFFERENT: not every rank could be compared.", style="bold red")
