@@ -26,7 +26,10 @@ SCALAR_TEXT = "error: The scalar parameters of NPU and Bench are inconsistent."
 DTYPE_TEXT = "error: The dtype of NPU and Bench are inconsistent."
 SHAPE_TEXT = "error: The shape of NPU and Bench are inconsistent."
 GREW_TEXT = "warning: The norm relative error of output is 10 times that of input."
-GREW_BOTH = "maximum absolute error of both input/parameters and output exceed 1, with the output larger by an order of magnitude"
+GREW_BOTH = (
+    "maximum absolute error of both input/parameters and output exceed 1, "
+    "with the output larger by an order of magnitude"
+)
 COSINE_TEXT = "warning: The input/parameters of Cosine > 0.9, and input/parameters - output > 0.1"
 
 
