@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
 if TYPE_CHECKING:
+    from msprobe_core.compare.limits import LimitTable
     from msprobe_core.report.run import RunProgress
 
 
@@ -35,6 +36,15 @@ if TYPE_CHECKING:
 @click.option("-s", "--stack_mode", is_flag=True, help="Accepted; the call stack is shown whenever it was recorded.")
 @click.option("-c", "--compare_only", is_flag=True, help="Accepted; the first fault is always named.")
 @click.option("-hl", "--highlight", is_flag=True, help="Accepted; spreadsheets are always coloured.")
+@click.option(
+    "--limit",
+    "limits",
+    nargs=2,
+    multiple=True,
+    metavar="PATTERN LIMIT",
+    help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
+)
+@click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, instead of ours.")
 @click.option("--steps", metavar="LIST", help="Of two runs: steps to compare, for example 0-3,10; all by default.")
 @click.option("--ranks", metavar="LIST", help="Ranks to compare, for example 0,2; all by default.")
 @click.option(
@@ -55,6 +65,8 @@ def compare(
     stack_mode: bool,
     compare_only: bool,
     highlight: bool,
+    limits: tuple[tuple[str, str], ...],
+    limits_file: Path | None,
     steps: str | None,
     ranks: str | None,
     executor: str | None,
@@ -84,17 +96,22 @@ def compare(
         workers=ExecutorOptions(workers=workers, address=ray_address),
         resume=resume,
     )
-    with _progress_bar() as progress, _said_when_interrupted(output_path):
-        result, files = compare_run(
-            Path(request.npu_path),
-            Path(request.bench_path),
-            output_path,
-            tables=TableOptions(stamp=time_stamp(), xlsx=xlsx or input_path is not None),
-            options=CompareOptions(stack_path=request.stack_file),
-            chosen=Chosen(_numbers(steps, "--steps"), _numbers(ranks, "--ranks")),
-            run=run,
-            progress=progress,
-        )
+    try:
+        with _progress_bar() as progress:
+            result, files = compare_run(
+                Path(request.npu_path),
+                Path(request.bench_path),
+                output_path,
+                tables=TableOptions(stamp=time_stamp(), xlsx=xlsx or input_path is not None),
+                options=CompareOptions(stack_path=request.stack_file, limits=_limits(limits_file, limits)),
+                chosen=Chosen(_numbers(steps, "--steps"), _numbers(ranks, "--ranks")),
+                run=run,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        # Of polars one interruption may come twice; the second has then ended the progress bar's block.
+        _say_how_to_resume(output_path)
+        raise
     show(lambda console: print_summary(result, files, console), f"it is in {files.summary}")
     return EXIT_AGREES if result.agrees else EXIT_DIFFERENT
 
@@ -138,6 +155,13 @@ def _read_request(path: Path) -> CompareRequest:
         ) from error
 
 
+def _limits(file: Path | None, overrides: Sequence[tuple[str, str]]) -> LimitTable:
+    from msprobe_core.compare.limits import conventional, load_limits, parse_limit
+
+    table = conventional() if file is None else load_limits(file)
+    return table.with_overrides([parse_limit(pattern, limit) for pattern, limit in overrides])
+
+
 def _numbers(text: str | None, option: str) -> tuple[int, ...]:
     from msprobe_core.config.ranges import parse_ranges
 
@@ -149,21 +173,15 @@ def _numbers(text: str | None, option: str) -> tuple[int, ...]:
     return numbers
 
 
-@contextmanager
-def _said_when_interrupted(directory: Path) -> Generator[None, None, None]:
-    """Say what is left of the work, and how to go on."""
+def _say_how_to_resume(directory: Path) -> None:
     from msprobe_core.report.run import num_finished
 
-    try:
-        yield
-    except KeyboardInterrupt:
-        if number := num_finished(directory):
-            click.echo(
-                f"msprobe: interrupted; the tables of {number} pairs are in {directory}. Give the same command with "
-                "--resume to go on from there.",
-                err=True,
-            )
-        raise
+    if number := num_finished(directory):
+        click.echo(
+            f"msprobe: interrupted; the tables of {number} pairs are in {directory}. Give the same command with "
+            "--resume to go on from there.",
+            err=True,
+        )
 
 
 @contextmanager

@@ -51,4 +51,4 @@ def compare_dumps(
             failed.append(f"{pair.label} could not be compared: {error}")
     if not units:
         raise CompareError(f"no rank of {target} and {golden} could be compared; {failed[0]}")
-    return ComparisonResult(target, golden, units, [*pairing.missing, *failed])
+    return ComparisonResult(target, golden, units, [*pairing.missing, *failed], options.limits)

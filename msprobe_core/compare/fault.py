@@ -3,7 +3,12 @@
 A node is one entry: a call in one direction. It is *suspect*, a place where a fault may be, if its tensor inputs agree
 and its outputs, its parameters or its other arguments do not; different arguments that change nothing do not count.
 Where its inputs are not merely within their limits but equal, a much smaller difference of its outputs tells the same:
-rounding explains a few unit round-offs, not `EXPLAINED` of them. Rows that are exempt from judgement count for nothing.
+rounding explains a few unit round-offs, not ``explained_roundoffs`` of them. Rows that are exempt from judgement count
+for nothing.
+
+A parameter that a call gets as an argument, such as the weight of a linear layer, is a parameter here too: where it
+differs, it is what is wrong, and nothing before the call need be. It is told by its position, or by being equal to a
+parameter of the module that makes the call, which is then named.
 
 The first node in execution order where anything disagrees decides. If it is suspect, it is the fault. If what it got
 was wrong already, though nothing before it was, then the wrong value was made by something that is not recorded: inside
@@ -19,15 +24,12 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import limits
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.limits import LimitTable, conventional, roundoff_of
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.hookspecs import Dump
-from msprobe_core.model import Role
+from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
-
-EXPLAINED = 64
-"""How many unit round-offs of difference between results of equal inputs are taken for rounding."""
 
 _PARTS = ("inputs", "arguments", "parameters", "outputs")
 
@@ -63,33 +65,48 @@ class Fault:
     stack: Sequence[str]
 
 
-def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per entry, in execution order: what fails where, and whether the node is suspect."""
+def judge_nodes(judged: pl.DataFrame, *, limits: LimitTable | None = None, target: Dump | None = None) -> pl.DataFrame:
+    """Return one row per entry, in execution order: what fails where, and whether the node is suspect.
+
+    Args:
+        judged: Judged rows.
+        limits: Those in force; the conventional ones if none are given.
+        target: The dump under test, whose nesting tells which arguments are parameters; read only where one fails.
+    """
+    table = conventional() if limits is None else limits
+    explained = table.explained_roundoffs
+    given = _given_parameters(judged, table, target)
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
     error = pl.col("judged_error")
     sides = [pl.col(f"kind_{side}") != RowKind.TENSOR.value for side in ("target", "golden")]
     is_no_tensor = pl.all_horizontal(sides).fill_null(False)
+    is_given = pl.int_range(pl.len()).is_in(given)
     is_input = pl.col("role") == Role.INPUT.value
-    is_parameter = pl.col("role") == Role.PARAMETERS.value
+    is_parameter = (pl.col("role") == Role.PARAMETERS.value) | pl.col("is_given")
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
     first_match = pl.col("match").first()
-    nodes = judged.group_by("entry", maintain_order=True).agg(
-        match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
-        num_errors=is_error.sum(),
-        inputs_fail=(is_error & is_input & ~is_no_tensor).any(),
-        arguments_fail=(is_input & ((is_error & is_no_tensor) | is_unmatched)).any(),
-        parameters_fail=(is_parameter & (is_error | is_unmatched)).any(),
-        outputs_fail=(is_output & (is_error | is_unmatched)).any(),
-        has_unmatched=is_unmatched.any(),
-        has_warning=(pl.col("verdict") == Verdict.WARNING.value).any(),
-        input_error=error.filter(is_input).max(),
-        parameter_error=error.filter(is_parameter).max(),
-        output_error=error.filter(is_output).max(),
-        output_roundings=(error / limits.roundoff_of(pl.col("precision"))).filter(is_output).max(),
+    nodes = (
+        judged.with_columns(is_given=is_given)
+        .group_by("entry", maintain_order=True)
+        .agg(
+            match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
+            num_errors=is_error.sum(),
+            inputs_fail=(is_error & is_input & ~is_no_tensor & ~is_parameter).any(),
+            arguments_fail=(is_input & ((is_error & is_no_tensor) | is_unmatched)).any(),
+            parameters_fail=(is_parameter & (is_error | is_unmatched)).any(),
+            outputs_fail=(is_output & (is_error | is_unmatched)).any(),
+            has_unmatched=is_unmatched.any(),
+            has_warning=(pl.col("verdict") == Verdict.WARNING.value).any(),
+            gets_parameters=(is_error & is_input & is_parameter).any(),
+            input_error=error.filter(is_input & ~is_parameter).max(),
+            parameter_error=error.filter(is_parameter).max(),
+            output_error=error.filter(is_output).max(),
+            output_roundings=(error / roundoff_of(pl.col("precision"))).filter(is_output).max(),
+        )
     )
     inputs_are_equal = (pl.col("input_error").fill_null(0.0) == 0.0) & ~pl.col("inputs_fail")
-    is_beyond_rounding = pl.col("output_roundings").is_finite() & (pl.col("output_roundings") > EXPLAINED)
+    is_beyond_rounding = pl.col("output_roundings").is_finite() & (pl.col("output_roundings") > explained)
     arguments_matter = pl.col("arguments_fail") & (pl.col("output_error") != 0).fill_null(True)
     suspect = ~pl.col("inputs_fail") & (pl.col("outputs_fail") | pl.col("parameters_fail") | arguments_matter)
     return nodes.with_columns(
@@ -101,8 +118,51 @@ def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit(Verdict.WARNING.value))
         .otherwise(pl.lit(Verdict.PASS.value)),
         is_suspect=suspect | (inputs_are_equal & is_beyond_rounding.fill_null(False)),
-        is_alone=pl.col("match") != Match.BOTH.value,
+        is_alone=(pl.col("match") != Match.BOTH.value) & pl.col("has_unmatched"),
     ).with_row_index("position")
+
+
+_STATE = ("weight", "bias", "running_mean", "running_var")
+"""Names under which calls get parameters and other state of a module."""
+
+_SIDES = ("target", "golden")
+_IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
+"""By what a tensor is known again, whatever its shape: a transposed weight is the weight."""
+
+
+def _given_parameters(judged: pl.DataFrame, limits: LimitTable, target: Dump | None) -> list[int]:
+    """Return the row numbers of the arguments that are over their limits and are parameters."""
+    failing = judged.with_row_index("row").filter(
+        (pl.col("verdict") == Verdict.ERROR.value)
+        & (pl.col("role") == Role.INPUT.value)
+        & (pl.col("phase") == Phase.FORWARD.value)
+        & (pl.col("kind_target") == RowKind.TENSOR.value)
+        & (pl.col("kind_golden") == RowKind.TENSOR.value)
+    )
+    if not failing.height:
+        return []
+    positions = [f"{api}.{i}" for api, places in limits.parameters.items() for i in places]
+    place = pl.col("name_target").str.extract(r"\.input\.(.+)$")
+    api = pl.col("entry").str.extract(r"^[^.]+\.(.+)\.\d+\.forward$")
+    by_place = failing.filter(pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE))[
+        "row"
+    ].to_list()
+    if target is None:
+        return by_place
+    parents = {entry: target.parents.get(entry) for entry in failing["entry"].unique()}
+    identity = pl.concat_str(
+        [pl.col(f"{n}_{s}").cast(pl.String).fill_null("") for n in _IDENTITY for s in _SIDES], separator=" "
+    )
+    has_identity = pl.any_horizontal(*[pl.col(f"{n}_{s}").is_not_null() for n in _IDENTITY[1:] for s in _SIDES])
+    called = failing.filter(has_identity).select(
+        "row",
+        identity.alias("identity"),
+        entry=pl.col("entry").replace_strict(parents, default=None, return_dtype=pl.String),
+    )
+    is_parameter = (pl.col("role") == Role.PARAMETERS.value) & (pl.col("kind_target") == RowKind.TENSOR.value)
+    own = judged.filter(is_parameter).select("entry", identity.alias("identity"))
+    by_value = called.join(own, on=["entry", "identity"], how="semi")["row"].to_list()
+    return [*by_place, *by_value]
 
 
 def first_lone_call(
@@ -129,6 +189,11 @@ def first_fault(
         by_entry = {other["entry"]: other for other in shared.filter("is_suspect").iter_rows(named=True)}
         enclosing = (by_entry.get(module) for module in _ancestors(node["entry"], target.parents))
         node = next((module for module in enclosing if module is not None), node)
+    elif node["gets_parameters"]:
+        # The module whose parameter it is says its name.
+        modules = {other["entry"]: other for other in shared.filter("is_suspect").iter_rows(named=True)}
+        module = modules.get(target.parents.get(node["entry"]) or "", node)
+        node = module if module["parameters_fail"] else node
     return _describe(node, rows, target, golden, stacks)
 
 

@@ -1,14 +1,24 @@
-"""How large a difference may be: conventional limits by precision, and what is exempt from them.
+"""How large a difference may be: limits by precision, by pattern of names, and what is exempt from them.
 
-The limits are conventions, not measurements of a particular model; ``docs/compare.md`` says how they were chosen
-and what they flag on healthy pairs of runs.
+The conventional limits are data, ``limits.yaml`` beside this module. A file of the same form and limits given on the
+command line are laid over them; a `LimitTable` is what holds for one comparison.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, cast
 
+import msgspec
 import polars as pl
+
+from msprobe_core.errors import ConfigError
 
 
 class Precision(IntEnum):
@@ -21,15 +31,6 @@ class Precision(IntEnum):
     FLOAT8 = 4
 
 
-LIMITS: dict[Precision, float] = {
-    Precision.FLOAT64: 1e-6,
-    Precision.FLOAT32: 1e-3,
-    Precision.FLOAT16: 2e-2,
-    Precision.BFLOAT16: 5e-2,
-    Precision.FLOAT8: 2.5e-1,
-}
-"""Largest relative error, dimensionless, that passes; see `msprobe_core.compare.metrics` for how it is measured."""
-
 UNIT_ROUNDOFF: dict[Precision, float] = {
     Precision.FLOAT64: 2.0**-53,
     Precision.FLOAT32: 2.0**-24,
@@ -39,25 +40,10 @@ UNIT_ROUNDOFF: dict[Precision, float] = {
 }
 """Largest relative error of one rounding to nearest. Source: Higham, *Accuracy and Stability*, 2nd ed., sec. 2.1."""
 
-VANISHING = 16
-"""What is below this many unit round-offs of what it is computed from is zero but for rounding.
-
-Measured: gradients of the biases of attention keys, which are zero in exact arithmetic, have norms of up to 6 unit
-round-offs of the norm of the gradient they are sums of, in float32 and in bfloat16; those of other biases, 28 and more.
-"""
-
-SCALAR_LIMIT = 1e-6
-"""Largest relative difference of two Python floats given as arguments."""
-
 LOWEST_FINITE = (-65504.0, -3.3895313892515355e38, -3.4028234663852886e38, -1.7976931348623157e308)
 """Smallest finite number of float16, bfloat16, float32 and float64: what masks use for minus infinity."""
 
-UNINITIALISED = (
-    "empty", "empty_like", "empty_strided", "empty_permuted", "empty_with_format", "new_empty", "new_empty_strided",
-)  # fmt: skip
-"""APIs whose result is whatever the memory held before; their outputs are not judged."""
-
-_PATTERNS: tuple[tuple[str, Precision], ...] = (
+_PRECISIONS: tuple[tuple[str, Precision], ...] = (
     ("float64|double", Precision.FLOAT64),
     ("bfloat16", Precision.BFLOAT16),
     ("float16|half", Precision.FLOAT16),
@@ -66,39 +52,226 @@ _PATTERNS: tuple[tuple[str, Precision], ...] = (
 )
 """The first pattern that a lower-case dtype contains decides; frameworks spell dtypes differently."""
 
+_KINDS = (
+    ("complex", "complex"),
+    ("float|half|double|fp8|fp4|hif8", "float"),
+    ("bool", "bool"),
+    ("int|long|short|byte|char", "int"),
+)
 
-def precision_of(dtype: pl.Expr) -> pl.Expr:
-    """Return the `Precision` of a dtype column as an integer; null where it is no floating-point dtype."""
-    lowered = dtype.str.to_lowercase()
-    found = pl.lit(None, dtype=pl.Int8)
-    for pattern, precision in reversed(_PATTERNS):
-        found = pl.when(lowered.str.contains(pattern)).then(pl.lit(int(precision), dtype=pl.Int8)).otherwise(found)
-    return found
-
-
-def kind_of(dtype: pl.Expr) -> pl.Expr:
-    """Return ``float``, ``complex``, ``int`` or ``bool`` for a dtype column; null for any other."""
-    lowered = dtype.str.to_lowercase()
-    return (
-        pl.when(lowered.str.contains("complex"))
-        .then(pl.lit("complex"))
-        .when(lowered.str.contains("float|half|double|fp8|fp4|hif8"))
-        .then(pl.lit("float"))
-        .when(lowered.str.contains("bool"))
-        .then(pl.lit("bool"))
-        .when(lowered.str.contains("int|long|short|byte|char"))
-        .then(pl.lit("int"))
-    )
+_MAX_FILE_BYTES = 1 << 20
 
 
-def limit_of(precision: pl.Expr) -> pl.Expr:
-    """Return the limit for a column of `Precision` integers; 0 where it is null: other dtypes are exact."""
-    return _look_up(precision, LIMITS)
+@dataclass(frozen=True)
+class LimitOverride:
+    """A limit for the rows in whose name a pattern is found. Of its limits, those that are not ``None`` all hold.
+
+    Attributes:
+        pattern: Regular expression in the syntax of the Rust crate ``regex``, whose time is linear in the text.
+        text: The limit as it was written.
+        source: Where it was given, such as ``--limit`` or a file.
+        rel: Largest relative error, dimensionless.
+        abs: Largest absolute difference.
+        cos: Smallest cosine similarity.
+        ulp: Largest difference in units in the last place.
+        is_ignored: Whether the rows pass, whatever they hold.
+    """
+
+    pattern: str
+    text: str
+    source: str
+    rel: float | None = None
+    abs: float | None = None
+    cos: float | None = None
+    ulp: float | None = None
+    is_ignored: bool = False
+
+    @property
+    def origin(self) -> str:
+        """What messages call it."""
+        return f"{self.source} '{self.pattern}' '{self.text}'"
 
 
-def vanishing_share_of(precision: pl.Expr) -> pl.Expr:
-    """Return the share of what a value is computed from, below which it is rounding; never more than the limit."""
-    return pl.min_horizontal(VANISHING * roundoff_of(precision), limit_of(precision))
+_Size = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class RelativeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Largest relative error that passes, by precision; see `msprobe_core.compare.metrics` for how it is measured."""
+
+    float64: _Size
+    float32: _Size
+    float16: _Size
+    bfloat16: _Size
+    float8: _Size
+
+
+class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of one comparison; ``limits.yaml`` says what the fields mean."""
+
+    relative: RelativeLimits
+    scalar: _Size
+    vanishing_roundoffs: _Size
+    explained_roundoffs: _Size
+    uninitialised: tuple[str, ...]
+    parameters: Mapping[str, tuple[int, ...]]
+    overrides: tuple[LimitOverride, ...] = ()
+
+    def with_overrides(self, overrides: Sequence[LimitOverride]) -> LimitTable:
+        """Return the table with ``overrides`` behind its own, so that they win."""
+        return msgspec.structs.replace(self, overrides=(*self.overrides, *overrides))
+
+    def limit_of(self, precision: pl.Expr) -> pl.Expr:
+        """Return the limit for a column of `Precision` integers; 0 where it is null: other dtypes are exact."""
+        return _look_up(precision, {p: cast("float", getattr(self.relative, p.name.lower())) for p in Precision})
+
+    def vanishing_share_of(self, precision: pl.Expr) -> pl.Expr:
+        """Return the share of what a value is computed from, below which it is rounding; never more than the limit."""
+        return pl.min_horizontal(self.vanishing_roundoffs * roundoff_of(precision), self.limit_of(precision))
+
+    def summary(self) -> dict[str, Any]:
+        """Return what ``summary.json`` says of the limits in force."""
+        listed = [{"pattern": o.pattern, "limit": o.text, "source": o.source} for o in self.overrides]
+        return {**msgspec.structs.asdict(self.relative), "scalar": self.scalar, "overrides": listed}
+
+
+@cache
+def conventional() -> LimitTable:
+    """Return the limits that are shipped."""
+    path = Path(__file__).with_suffix(".yaml")
+    return _table_of(_read(path), path)
+
+
+def load_limits(path: Path | str) -> LimitTable:
+    """Return the shipped limits with those of a file of the same form laid over.
+
+    Raises:
+        ConfigError: the file cannot be read, has unknown fields or values that are no limits.
+    """
+    path = Path(path)
+    shipped = Path(__file__).with_suffix(".yaml")
+    given = _read(path)
+    fields = _read(shipped)
+    unknown = sorted(set(given) - set(fields), key=str)
+    if unknown:
+        raise ConfigError(f"{path}: '{unknown[0]}' is unknown; the fields are {', '.join(fields)}")
+    relative = given.get("relative")
+    if isinstance(relative, dict):
+        given["relative"] = {**fields["relative"], **cast("dict[str, Any]", relative)}
+    return _table_of({**fields, **given}, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    # Imported here: whoever does not compare needs no yaml.
+    import yaml
+
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: is larger than {_MAX_FILE_BYTES >> 10} KiB; it is no file of limits")
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read ({reason}); give a yaml file of limits") from error
+    try:
+        loaded: Any = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: is no yaml ({' '.join(str(error).split())})") from error
+    if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", loaded)):
+        raise ConfigError(f"{path}: must hold fields such as 'relative' and 'overrides', each with a value")
+    return cast("dict[str, Any]", loaded)
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pattern: str
+    limit: str
+
+
+def _table_of(fields: Mapping[str, Any], path: Path) -> LimitTable:
+    own = dict(fields)
+    listed = own.pop("overrides")
+    try:
+        # Not strict: to YAML 1.1, 1e-3 without a point is a text.
+        table = msgspec.convert(own, LimitTable, strict=False)
+        entries = msgspec.convert([] if listed is None else listed, tuple[_Entry, ...])
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ConfigError(f"{path}: {error}; see docs/compare.md for the form of a file of limits") from error
+    return table.with_overrides([parse_limit(entry.pattern, entry.limit, str(path)) for entry in entries])
+
+
+_TERM = re.compile(r"(rel|abs|cos|ulp)\s*(<=|>=)\s*([0-9.eE+-]+|inf)")
+_FORM = "give 'rel<=X', 'abs<=X', 'ulp<=N', 'cos>=X', several joined by ' and ', or 'ignore'"
+
+
+def parse_limit(pattern: str, text: str, source: str = "--limit") -> LimitOverride:
+    """Return the limit ``text`` for rows in whose name ``pattern`` is found.
+
+    The grammar: ``ignore``, or terms joined by ``and``. A term is ``rel``, ``abs`` or ``ulp``, ``<=`` and a number that
+    is 0 or more, or ``cos``, ``>=`` and a number from -1 to 1; ``inf`` is a number too. Each at most once.
+
+    Args:
+        pattern: Regular expression that is searched in the names of rows; without look-around and back-references.
+        text: The limit.
+        source: Where it was given, for messages.
+
+    Raises:
+        ConfigError: one of the two is not of its form.
+    """
+    _check_pattern(pattern, source)
+    shown = " ".join(text.split())
+    if shown == "ignore":
+        return LimitOverride(pattern, shown, source, is_ignored=True)
+    limits: dict[str, float] = {}
+    for term in re.split(r"\s+and\s+", shown):
+        name, limit = _term(term, f"{source}: the limit '{shown}' for '{pattern}'")
+        if name in limits:
+            raise ConfigError(f"{source}: the limit '{shown}' for '{pattern}' has '{name}' twice; give it once")
+        limits[name] = limit
+    return replace(LimitOverride(pattern, shown, source), **limits)
+
+
+def _term(term: str, where: str) -> tuple[str, float]:
+    found = _TERM.fullmatch(term.strip())
+    if found is None:
+        raise ConfigError(f"{where} is not of the right form at '{term}'; {_FORM}")
+    name, sign, number = found.groups()
+    if sign != (">=" if name == "cos" else "<="):
+        raise ConfigError(f"{where}: '{name}' takes '{'>=' if name == 'cos' else '<='}'; {_FORM}")
+    try:
+        limit = float(number)
+    except ValueError as error:
+        raise ConfigError(f"{where}: '{number}' is no number; {_FORM}") from error
+    lowest, highest = (-1.0, 1.0) if name == "cos" else (0.0, math.inf)
+    if not lowest <= limit <= highest:
+        raise ConfigError(f"{where}: {number} is not between {lowest:g} and {highest:g}; {_FORM}")
+    return name, limit
+
+
+def _check_pattern(pattern: str, source: str) -> None:
+    try:
+        pl.Series([""]).str.contains(pattern)
+    except pl.exceptions.PolarsError as error:
+        lines = [line.strip() for line in str(error).split("\n\n")[0].splitlines() if line.strip()]
+        reason = lines[-1].removeprefix("error: ").removeprefix("regex error: ") if lines else "it cannot be read"
+        raise ConfigError(
+            f"{source}: '{pattern}' is no regular expression that can be used: {reason}; to mean a character such as "
+            "'(' itself, write a backslash before it"
+        ) from error
+
+
+def precision_of(dtype: str | None) -> Precision | None:
+    """Return the precision of a dtype; ``None`` where it is no floating-point dtype."""
+    return _first(dtype, _PRECISIONS)
+
+
+def kind_of(dtype: str | None) -> str | None:
+    """Return ``float``, ``complex``, ``int`` or ``bool`` for a dtype; ``None`` for any other."""
+    return _first(dtype, _KINDS)
+
+
+def _first(dtype: str | None, patterns: Sequence[tuple[str, Any]]) -> Any:
+    if dtype is None:
+        return None
+    lowered = dtype.lower()
+    return next((found for pattern, found in patterns if re.search(pattern, lowered)), None)
 
 
 def roundoff_of(precision: pl.Expr) -> pl.Expr:
@@ -106,5 +279,5 @@ def roundoff_of(precision: pl.Expr) -> pl.Expr:
     return _look_up(precision, UNIT_ROUNDOFF)
 
 
-def _look_up(precision: pl.Expr, table: dict[Precision, float]) -> pl.Expr:
+def _look_up(precision: pl.Expr, table: Mapping[Precision, float]) -> pl.Expr:
     return precision.replace_strict({int(p): n for p, n in table.items()}, default=0.0, return_dtype=pl.Float64)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msprobe_core.compare.fault import Fault
+from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -105,12 +106,14 @@ class ComparisonResult(Generic[AnyUnit_co]):
         golden: As given.
         units: One per pair, by step and rank.
         missing: What was not compared, in words: steps and ranks that one side lacks, and those that cannot be read.
+        limits: Those that rows were judged by.
     """
 
     target: Path
     golden: Path
     units: Sequence[AnyUnit_co]
     missing: Sequence[str] = field(default_factory=list[str])
+    limits: LimitTable = field(default_factory=conventional)
 
     @property
     def agrees(self) -> bool:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from msprobe_core.fingerprint.distance import decoded, relative_errors
+from msprobe_core.fingerprint.distance import RESOLUTION, WITH_NORM, WITHOUT_NORM, decoded, relative_errors
 
 SKETCH_ERROR = "sketch_error"
+SKETCH_LOW = "sketch_low"
 
 
 def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return ``rows`` with the sketches replaced by ``sketch_error``; without it if no pair has two.
+    """Return ``rows`` with the sketches replaced by ``sketch_error`` and ``sketch_low``; without if no pair has two.
 
     ``sketch_error`` estimates the Euclidean distance over the golden norm, see
-    `msprobe_core.fingerprint.distance.relative_error`; null where a pair does not have two sketches of one shape.
+    `msprobe_core.fingerprint.distance.relative_error`; ``sketch_low`` is the lower end of its interval of 95%. Both
+    null where a pair does not have two sketches of one shape, and where one of them is not finite.
     """
     sides = ("sketch_target", "sketch_golden")
     pairs = (
@@ -30,6 +32,9 @@ def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:
     estimated = relative_errors(targets, goldens)
     by_norm = relative_errors(targets, goldens, pairs["norm_golden"].fill_null(np.nan).to_numpy())
     # The exact norm is the better divisor; a dump without one has the sketch's own.
-    errors = np.where(pairs["norm_golden"].is_null().to_numpy(), estimated, by_norm)
-    found = pl.DataFrame({"row": pairs["row"], SKETCH_ERROR: errors})
+    has_no_norm = pairs["norm_golden"].is_null().to_numpy()
+    errors = np.where(has_no_norm, estimated, by_norm)
+    lows = np.maximum(0, np.where(has_no_norm, WITHOUT_NORM[0], WITH_NORM[0]) * (errors - RESOLUTION))
+    found = pl.DataFrame({"row": pairs["row"], SKETCH_ERROR: errors, SKETCH_LOW: lows})
+    found = found.with_columns(pl.col(SKETCH_ERROR, SKETCH_LOW).fill_nan(None))
     return rows.with_row_index("row").join(found, on="row", how="left", maintain_order="left").drop("row")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -12,12 +12,22 @@ import polars as pl
 from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.tensors import Progress, compare_files
-from msprobe_core.compare.verdict import Verdict, differs, failures, has_failed, is_uncompared, judge
+from msprobe_core.compare.verdict import (
+    UNRECORDED,
+    Verdict,
+    check_recorded,
+    differs,
+    failures,
+    has_failed,
+    is_uncompared,
+    judge,
+)
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Task
@@ -30,9 +40,11 @@ class CompareOptions:
 
     Attributes:
         stack_path: The target's ``stack.json`` if it is not beside the dump.
+        limits: How large a difference may be.
     """
 
     stack_path: Path | None = None
+    limits: LimitTable = field(default_factory=conventional)
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -52,6 +64,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     for dump in (target, golden):
         if not dump.frame.height:
             raise CompareError(f"{dump.path}: holds no values to compare (task '{dump.header.task}')")
+        check_recorded(dump)
     rows = align(target.frame, golden.frame)
     if not (rows["match"] == Match.BOTH.value).any():
         raise CompareError(
@@ -61,8 +74,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:
         rows = _add_tensor_metrics(rows, target, golden, progress)
-    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM)
-    nodes = judge_nodes(rows)
+    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
+    nodes = judge_nodes(rows, target=target)
     rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
     fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
@@ -162,7 +175,7 @@ def _count(rows: pl.DataFrame) -> dict[str, int]:
     counts = {verdict.value: 0 for verdict in Verdict} | {Match.TARGET.value: 0, Match.GOLDEN.value: 0}
     for column in ("verdict", "match"):
         counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
-    return counts
+    return counts | {UNRECORDED: rows.filter(has_failed()).height}
 
 
 def _count_nodes(nodes: pl.DataFrame) -> Mapping[str, int]:

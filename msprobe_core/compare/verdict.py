@@ -8,10 +8,13 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
 * Otherwise the row's ``error`` is held against the limit of the coarsest precision that either side has computed in
   up to this row: what comes after a bfloat16 operation is no better than bfloat16. A different dtype alone is
   therefore no error. Integers and booleans must be equal.
+* Where both sides have sketches, what the relative error is at least by these takes part.
 * Where checksums are compared, different ones are an error whatever the statistics say.
 * Exempt are: memory that nobody has set; the gradient of a bias that vanishes, on both sides, beside the gradient it is
   the sum of (zero in exact arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the
   target has a few unit round-offs of what it was computed from.
+* A limit that is given for a row by name takes the place of the conventional one, of checksums and of equality; it does
+  not excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
 * A value that a side could not record is a warning that says why; whatever else is known of it is judged.
 * Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
   a warning.
@@ -21,13 +24,18 @@ Whatever looks for differences later reads ``judged_error``, which is null for r
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import limits, metrics
+from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
+from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
+from msprobe_core.errors import CompareError
+from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -41,34 +49,58 @@ class Verdict(str, Enum):
     UNMATCHED = "unmatched"
 
 
+UNRECORDED = "unrecorded"
+"""How counts call the rows of values that a side could not record."""
+
 DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
 _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
 
+_HELPERS = (
+    "row",
+    "precision_golden",
+    "is_special",
+    "is_uninitialised",
+    "is_vanishing",
+    "rounds_to_zero",
+    *overrides.HELPERS,
+)
 
-def judge(compared: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
+
+def judge(compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTable | None = None) -> pl.DataFrame:
     """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
+
+    ``limit`` is the largest relative error that passes; null where a limit given by name holds that says nothing of it.
+    ``override`` says which one that is, in words, and is null elsewhere.
 
     Args:
         compared: Aligned rows with ``error``; where the tensors themselves were compared also ``problem``, text
             that says why a pair could not be.
         by_checksum: Whether different checksums are an error.
+        limits: Those in force; the conventional ones if none are given.
     """
-    prepared = _with_judged_error(_with_source(_with_precision(_with_problem(compared)))).with_row_index("row")
-    findings = _findings(by_checksum=by_checksum)
-    # Texts are made for the rows that need one; in a healthy pair those are few.
-    found = pl.any_horizontal(condition.fill_null(False) for _, condition, _ in findings)
+    table = conventional() if limits is None else limits
+    prepared = _with_source(_with_precision(_with_absent_columns(compared), table))
+    prepared = overrides.with_overrides(_with_judged_error(prepared, table), table).with_row_index("row")
+    # Texts are made for the rows that may need one; in a healthy pair those are few.
+    others = prepared.filter(~_is_plain(by_checksum=by_checksum).fill_null(False))
+    findings = _findings(table, by_checksum=by_checksum)
     is_unmatched = pl.col("match") != Match.BOTH.value
-    described = prepared.filter(found | is_unmatched).select(
+    lone = pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
+    described = others.select(
         "row",
-        verdict=pl.when(is_unmatched)
+        verdict=pl.when("is_ignored")
+        .then(pl.lit(Verdict.PASS.value))
+        .when(is_unmatched)
         .then(pl.lit(Verdict.UNMATCHED.value))
         .when(_any_of(findings, Verdict.ERROR))
         .then(pl.lit(Verdict.ERROR.value))
         .when(_any_of(findings, Verdict.WARNING))
         .then(pl.lit(Verdict.WARNING.value))
         .otherwise(pl.lit(Verdict.PASS.value)),
-        messages=pl.when(is_unmatched)
-        .then(pl.concat_list(pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))))
+        messages=pl.when("is_ignored")
+        .then(pl.concat_list(pl.format("note: ignored, as {} says.", "override")))
+        .when(is_unmatched)
+        .then(pl.concat_list(lone))
         .otherwise(_messages(findings)),
     )
     return (
@@ -77,27 +109,42 @@ def judge(compared: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
             pl.col("verdict").fill_null(Verdict.PASS.value),
             pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
         )
-        .drop("row")
+        .drop(*_HELPERS, *[name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns])
     )
 
 
-def _with_problem(compared: pl.DataFrame) -> pl.DataFrame:
-    if "problem" in compared.columns:
-        return compared
-    return compared.with_columns(problem=pl.lit(None, dtype=pl.String))
+_ABSENT = {"problem": pl.String, SKETCH_ERROR: pl.Float64, SKETCH_LOW: pl.Float64}
+"""Columns that only some comparisons have."""
 
 
-def _with_precision(compared: pl.DataFrame) -> pl.DataFrame:
-    sides = [limits.precision_of(pl.col(f"dtype_{side}")) for side in ("target", "golden")]
-    is_tensor = pl.col("kind_target") == RowKind.TENSOR.value
-    own = pl.max_horizontal(sides)
+def _with_absent_columns(compared: pl.DataFrame) -> pl.DataFrame:
+    absent = [pl.lit(None, dtype=kind).alias(name) for name, kind in _ABSENT.items() if name not in compared.columns]
+    compared = compared.with_columns(absent)
+    if "euclidean" in compared.columns:  # what is known needs no estimate
+        return compared.with_columns(pl.when(pl.col("euclidean").is_null()).then(pl.col(SKETCH_LOW)).alias(SKETCH_LOW))
+    return compared
+
+
+def _with_precision(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+    sides = ("target", "golden")
+    # Texts are looked at once each; a dump has few dtypes.
+    dtypes = [dtype for dtype in pl.concat([compared[f"dtype_{s}"] for s in sides]).unique().to_list() if dtype]
+    precisions = {dtype: None if (found := precision_of(dtype)) is None else int(found) for dtype in dtypes}
+    kinds = {dtype: kind_of(dtype) for dtype in dtypes}
+    own = [pl.col(f"dtype_{side}").replace_strict(precisions, default=None, return_dtype=pl.Int8) for side in sides]
+    is_tensor = (pl.col("kind_target") == RowKind.TENSOR.value).fill_null(False)
     # cum_max passes over nulls, so integers in between do not reset it.
-    so_far = pl.when(is_tensor.fill_null(False)).then(own).cum_max().forward_fill()
-    return compared.with_columns(
-        precision=pl.when(own.is_not_null() & is_tensor).then(pl.max_horizontal(own, so_far)),
-        kind_of_target=limits.kind_of(pl.col("dtype_target")),
-        kind_of_golden=limits.kind_of(pl.col("dtype_golden")),
-    ).with_columns(limit=limits.limit_of(pl.col("precision")))
+    so_far = pl.col("precision").cum_max().forward_fill()
+    return (
+        compared.with_columns(
+            precision=pl.when(is_tensor).then(pl.max_horizontal(own)),
+            precision_golden=own[1],
+            kind_of_target=pl.col("dtype_target").replace_strict(kinds, default=None, return_dtype=pl.String),
+            kind_of_golden=pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
+        )
+        .with_columns(precision=pl.when(pl.col("precision").is_not_null()).then(so_far))
+        .with_columns(limit=table.limit_of(pl.col("precision")))
+    )
 
 
 def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
@@ -120,13 +167,37 @@ def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_judged_error(compared: pl.DataFrame) -> pl.DataFrame:
-    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
-    is_exempt = (_is_uninitialised() | _vanishes() | _rounds_to_zero()).fill_null(False)
-    comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~is_special
-    return compared.with_columns(is_exempt=is_exempt).with_columns(
-        judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.col("error"))
+def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+    grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
+    comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
+    return (
+        compared.with_columns(
+            is_special=metrics.has_nan_mismatch() | metrics.has_inf_mismatch(),
+            is_uninitialised=_is_uninitialised(table),
+            is_vanishing=_vanishes(table),
+            rounds_to_zero=_rounds_to_zero(table),
+        )
+        .with_columns(is_exempt=pl.any_horizontal(grounds).fill_null(False))
+        .with_columns(
+            judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("error", SKETCH_LOW))
+        )
     )
+
+
+def _is_plain(*, by_checksum: bool) -> pl.Expr:
+    """Whether a row passes and there is nothing to say of it, as of nearly all rows of a healthy pair."""
+    same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
+    same_grad = ~(pl.col("requires_grad_target") != pl.col("requires_grad_golden")).fill_null(False)
+    is_within = pl.max_horizontal("error", SKETCH_LOW) <= pl.col("limit")
+    is_number = ~pl.col("max_target").is_nan() & (pl.col("num_nan_target").fill_null(0) == 0)
+    is_sound = ~has_failed() & pl.col("problem").is_null() & pl.col("exact_target").is_null()
+    tensors = _both(RowKind.TENSOR) & same_dtype & _same_shape() & same_grad & is_within & is_number & is_sound
+    if by_checksum:
+        tensors &= pl.col("checksum_target") == pl.col("checksum_golden")
+    scalars = _both(RowKind.SCALAR) & (pl.col("text_target") == pl.col("text_golden")) & ~has_failed()
+    is_nothing = _both(RowKind.NONE) & ~has_failed()
+    is_pair = (pl.col("match") == Match.BOTH.value) & pl.col("override").is_null()
+    return is_pair & ~pl.col("is_special") & (tensors.fill_null(False) | scalars.fill_null(False) | is_nothing)
 
 
 def _same_shape() -> pl.Expr:
@@ -137,17 +208,17 @@ def _size(side: str) -> pl.Expr:
     return pl.max_horizontal(pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs())
 
 
-def _vanishes() -> pl.Expr:
+def _vanishes(table: LimitTable) -> pl.Expr:
     """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
     is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
-    own = limits.vanishing_share_of(limits.precision_of(pl.col("dtype_golden")))
-    shared = limits.vanishing_share_of(pl.col("precision"))
+    own = table.vanishing_share_of(pl.col("precision_golden"))
+    shared = table.vanishing_share_of(pl.col("precision"))
     is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
     return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
 
 
-def _rounds_to_zero() -> pl.Expr:
-    share = limits.vanishing_share_of(pl.col("precision"))
+def _rounds_to_zero(table: LimitTable) -> pl.Expr:
+    share = table.vanishing_share_of(pl.col("precision"))
     return (_size("golden") == 0) & (_size("target") > 0) & (_size("target") <= share * pl.col("source_size"))
 
 
@@ -155,19 +226,23 @@ _Finding = tuple[Verdict, pl.Expr, pl.Expr]
 """Level, condition, text."""
 
 
-def _findings(*, by_checksum: bool) -> list[_Finding]:
+def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
+    """Return what may be said of a row: errors before warnings before notes."""
     is_pair = pl.col("match") == Match.BOTH.value
     both_tensors = is_pair & _both(RowKind.TENSOR)
     both_scalars = is_pair & _both(RowKind.SCALAR)
-    numbers = both_tensors & ~_is_uninitialised()
-    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
+    numbers = both_tensors & ~pl.col("is_uninitialised").fill_null(False)
+    by_convention = ~pl.col("is_overridden")
     same_shape = _same_shape()
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
     same_kind = pl.col("kind_of_target").eq_missing(pl.col("kind_of_golden"))
-    over = pl.col("judged_error") > pl.col("limit")
+    over = by_convention & (pl.col("judged_error") > pl.col("limit"))
+    statistics_over = pl.col("error") > pl.col("limit")
     other_bytes = numbers & (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
     other_integers = numbers & (pl.col("exact_target") != pl.col("exact_golden"))
-    is_excused = numbers & pl.col("is_exempt") & (pl.col("error") > pl.col("limit"))
+    other_arguments = both_scalars & ~_scalars_agree(table)
+    is_excused = numbers & pl.col("is_exempt") & statistics_over
+    keeps_not = pl.any_horizontal(*[pl.col(f"fails_{term}").fill_null(False) for term in overrides.TERMS])
     return [
         (
             Verdict.ERROR,
@@ -197,34 +272,48 @@ def _findings(*, by_checksum: bool) -> list[_Finding]:
         ),
         (
             Verdict.ERROR,
-            other_bytes & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
+            by_convention & other_bytes & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
             pl.lit("error: the checksum differs."),
         ),
         (
             Verdict.ERROR,
-            other_bytes & (pl.col("judged_error") <= pl.col("limit")),
+            by_convention & other_bytes & (pl.col("judged_error") <= pl.col("limit")),
             pl.format("error: the checksum differs; the relative error of the statistics, {}, is within the limit {}.",
                       _rounded("judged_error"), "limit"),
         ),
         (
             Verdict.ERROR,
-            other_integers,
+            by_convention & other_integers,
             pl.format("error: the integers differ: maximum and minimum are {}, golden {}.",
                       "exact_target", "exact_golden"),
         ),
         (
             Verdict.ERROR,
-            numbers & over & (pl.col("limit") > 0),
+            numbers & over & statistics_over & (pl.col("limit") > 0),
             pl.format("error: the relative error {} is over the limit {}.", _rounded("error"), "limit"),
+        ),
+        (
+            Verdict.ERROR,
+            numbers & over & ~statistics_over.fill_null(False) & (pl.col("limit") > 0),
+            pl.format("error: the relative error estimated from sketches, {}, is over the limit {} (in 97 of 100 cases "
+                      "it is {} or more).", _rounded(SKETCH_ERROR), "limit", _rounded(SKETCH_LOW)),
         ),
         (
             Verdict.ERROR,
             numbers & over & (pl.col("limit") == 0),
             pl.lit("error: the values differ, and values of this dtype must be equal."),
         ),
+        *[
+            (
+                Verdict.ERROR,
+                (numbers | both_scalars) & pl.col(f"fails_{term}"),
+                pl.format(f"error: {text}, set by {{}}.", _rounded(f"known_{term}"), f"own_{term}", "override"),
+            )
+            for term, text in _OVERRIDDEN.items()
+        ],
         (
             Verdict.ERROR,
-            both_scalars & ~_scalars_agree(),
+            by_convention & other_arguments,
             pl.format("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
         ),
         (
@@ -260,25 +349,41 @@ def _findings(*, by_checksum: bool) -> list[_Finding]:
         ),
         (
             Verdict.PASS,
-            numbers & ~is_special & (pl.col("num_nan_target") > 0).fill_null(pl.col("max_target").is_nan()),
+            numbers & ~pl.col("is_special") & (pl.col("num_nan_target") > 0).fill_null(pl.col("max_target").is_nan()),
             pl.lit("note: both sides hold NaN."),
         ),
         (
             Verdict.PASS,
-            is_excused & _vanishes(),
+            is_excused & pl.col("is_vanishing"),
             pl.lit("note: this gradient is rounding noise on both sides; it vanishes beside what it is computed from."),
         ),
         (
             Verdict.PASS,
-            is_excused & _rounds_to_zero(),
+            is_excused & pl.col("rounds_to_zero"),
             pl.lit("note: the golden tensor is zero and the target a few roundings of what it is computed from."),
         ),
         (
             Verdict.PASS,
-            both_scalars & _scalars_agree() & (pl.col("text_target") != pl.col("text_golden")),
+            pl.col("is_overridden") & ~keeps_not
+            & (other_bytes | other_integers | other_arguments | (pl.col("error") > pl.col("conventional_limit"))
+               ).fill_null(False),
+            pl.format("note: within the limit set by {}, and not within the conventional one.", "override"),
+        ),
+        (
+            Verdict.PASS,
+            both_scalars & _scalars_agree(table) & (pl.col("text_target") != pl.col("text_golden")),
             pl.format("note: the arguments are {} and {}.", "text_target", "text_golden"),
         ),
     ]  # fmt: skip
+
+
+_OVERRIDDEN = {
+    "rel": "the relative error {} is over the limit {}",
+    "abs": "the largest absolute difference, {} or more, is over the limit {}",
+    "cos": "the cosine similarity {} is below the limit {}",
+    "ulp": "the largest difference of {} units in the last place is over the limit {}",
+}
+"""What is said of a row that does not keep to a limit that it has by name."""
 
 
 def _any_of(findings: list[_Finding], level: Verdict) -> pl.Expr:
@@ -286,7 +391,7 @@ def _any_of(findings: list[_Finding], level: Verdict) -> pl.Expr:
 
 
 def _messages(findings: list[_Finding]) -> pl.Expr:
-    """Return the list of texts that apply; ``findings`` has errors before warnings before notes."""
+    """Return the list of texts that apply."""
     return pl.concat_list(
         pl.when(condition.fill_null(False)).then(text) for _, condition, text in findings
     ).list.drop_nulls()
@@ -315,21 +420,21 @@ def _rounded(name: str) -> pl.Expr:
     return pl.col(name).round_sig_figs(3)
 
 
-def _is_uninitialised() -> pl.Expr:
-    names = "|".join(limits.UNINITIALISED)
-    is_output = pl.col("role") == Role.OUTPUT.value
-    return is_output & pl.col("entry").str.contains(rf"^\w+\.({names})\.\d+\.forward$")
+def _is_uninitialised(table: LimitTable) -> pl.Expr:
+    apis = "|".join(re.escape(api) for api in table.uninitialised)
+    is_output = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
+    return is_output & pl.col("entry").str.contains(rf"^\w+\.({apis})\.\d+\.forward$") & bool(apis)
 
 
-def _scalars_agree() -> pl.Expr:
+def _scalars_agree(table: LimitTable) -> pl.Expr:
     target, golden = pl.col("text_target"), pl.col("text_golden")
     same_text = target == golden
     are_numbers = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
     both_floats = are_numbers & ((pl.col("type_target") == "float") | (pl.col("type_golden") == "float"))
     difference = (pl.col("max_target") - pl.col("max_golden")).abs()
-    is_within = difference <= limits.SCALAR_LIMIT * pl.col("max_golden").abs()
+    is_within = difference <= table.scalar * pl.col("max_golden").abs()
     close = both_floats & (metrics.is_equal("max") | is_within)
-    lowest = pl.col("max_target").is_in(limits.LOWEST_FINITE) & pl.col("max_golden").is_in(limits.LOWEST_FINITE)
+    lowest = pl.col("max_target").is_in(LOWEST_FINITE) & pl.col("max_golden").is_in(LOWEST_FINITE)
     # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
     devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
     dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
@@ -351,6 +456,23 @@ def has_failed() -> pl.Expr:
     return pl.col("failure_target").is_not_null() | pl.col("failure_golden").is_not_null()
 
 
+def check_recorded(dump: Dump) -> None:
+    """Check that a dump holds a tensor, where it holds any that should have been recorded.
+
+    Raises:
+        CompareError: every tensor of it is a failed recording.
+    """
+    failed = dump.frame.filter(pl.col("failure").is_not_null())
+    recorded = dump.frame.filter((pl.col("kind") == RowKind.TENSOR.value) & pl.col("failure").is_null())
+    if not failed.height or recorded.height:
+        return
+    name, reason = failed.select("name", "failure").row(0)
+    raise CompareError(
+        f"{dump.path}: none of its {failed.height:,} tensors could be recorded, so there is nothing to compare; the "
+        f"first is {name} ({reason}); record the run again"
+    )
+
+
 def failures() -> pl.Expr:
     """Return what the sides say that could not record the value."""
     sides = [
@@ -366,7 +488,8 @@ def is_uncompared() -> pl.Expr:
     Not where a side says why.
     """
     both_tensors = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR)
-    has_no_ground = pl.col("error").is_null() & ~pl.col("is_exempt") & pl.col("problem").is_null()
+    has_no_error = pl.col("error").is_null() & pl.col("judged_error").is_null()
+    has_no_ground = has_no_error & ~pl.col("is_exempt") & pl.col("problem").is_null()
     has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
     is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch() | _has_equal_specials()
     return both_tensors & ~has_failed() & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)

@@ -15,7 +15,6 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.fault import Fault
-from msprobe_core.compare.limits import LIMITS
 from msprobe_core.compare.result import ComparisonResult, UnitResult, UnitSummary
 from msprobe_core.errors import StoreError
 from msprobe_core.report.table import VERDICT_COLOURS, Column, columns_of, texts_of, with_stacks
@@ -219,7 +218,7 @@ def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Pa
         "target": str(result.target),
         "golden": str(result.golden),
         "missing": list(result.missing),
-        "limits": {precision.name.lower(): limit for precision, limit in LIMITS.items()},
+        "limits": result.limits.summary(),
         "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
     }
 

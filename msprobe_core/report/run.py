@@ -141,7 +141,8 @@ def compare_run(
     ]
     if not done:
         raise CompareError(f"nothing of {target} and {golden} could be compared; {failed[0]}")
-    result = ComparisonResult(target, golden, [unit.summary for unit in done], [*pairing.missing, *failed])
+    units = [unit.summary for unit in done]
+    result = ComparisonResult(target, golden, units, [*pairing.missing, *failed], options.limits)
     return result, write_summary(result, [unit.tables for unit in done], directory)
 
 

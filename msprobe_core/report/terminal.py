@@ -11,7 +11,7 @@ from rich.text import Text
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.compare.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
 from msprobe_core.store.stack_text import frames_of_user
@@ -163,7 +163,9 @@ def _reason(fault: Fault) -> str:
 
 def _verdict_line(result: ComparisonResult[UnitSummary]) -> Text:
     if result.agrees:
-        return Text("AGREE: every row is matched and within its limit.", style="bold green")
+        num_unrecorded = sum(unit.counts[UNRECORDED] for unit in result.units)
+        but = f"; values that were not recorded and could not be judged: {num_unrecorded:,}" if num_unrecorded else ""
+        return Text(f"AGREE: every row is matched and within its limit{but}.", style="bold green")
     found = result.first_fault
     if found is None:
         what = "step and rank" if any(unit.step is not None for unit in result.units) else "rank"

@@ -230,6 +230,7 @@ def test_summary(report):
         "unmatched": 1,
         "only target": 1,
         "only golden": 0,
+        "unrecorded": 0,
     }
     assert unit["nodes"] == {"error": 1, "unmatched": 1}
     fault = unit["first_fault"]

@@ -247,7 +247,7 @@ def test_ctrl_c_on_the_command_line_says_how_to_go_on(runs):
     _, err = job.communicate(timeout=30)
     assert job.returncode == 130
     assert "Traceback" not in err
-    assert "Give the same command with --resume to go on from there" in err
+    assert "Give the same command with --resume to go on from there" in err, run_module.num_finished(runs / "out")
 
 
 # --- the command line -------------------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""The adviser of ``mindstudio-probe`` up to 8.x: the first suspicious row, and what to look at there.
+
+It goes by the row alone. The first fault, see `msprobe_core.compare.fault`, holds what a call made against what it was
+given, and says more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from msprobe_core.compare.compat import RESULT
+from msprobe_core.model import Phase, Role
+
+SUSPICIOUS = ("No", "Different", "Warning")
+"""Results of generation A that are."""
+
+_NOTHING = "NA"
+_ALL_GOOD = "All data in the comparison result meets the accuracy requirements."
+
+_RANDOM_APIS = ("conv2d", "conv3d", "matmul", "nll_loss", "layer_norm", "lstm")
+_RANDOM = (
+    "This API may compute something slightly different in each run. Make both runs deterministic with "
+    "seed_all(mode=True), record them again, and compare."
+)
+_BATCH_NORM = (
+    "This is the running mean of a batch normalisation, which every forward of training changes. Check that both runs "
+    "start from the same state and are both in training or both in evaluation mode."
+)
+_BY_PLACE = {
+    (Phase.FORWARD.value, True): (
+        "The input of a forward differs. Look at where it comes from: it may have been changed in place by an API that "
+        "had it as input too, or its memory may have been overwritten."
+    ),
+    (Phase.FORWARD.value, False): "The output of a forward differs. The operator itself is suspicious.",
+    (Phase.BACKWARD.value, True): (
+        "The input of a backward differs. Check first whether results of the forward differ, which it is computed from."
+    ),
+    (Phase.BACKWARD.value, False): "The output of a backward differs. The operator's backward is suspicious.",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the adviser says.
+
+    Attributes:
+        line: Line of the table, where the header is line 1; ``None`` if nothing is suspicious.
+        node: Name of the row; ``None`` likewise.
+        text: What to look at.
+    """
+
+    line: int | None
+    node: str | None
+    text: str
+
+    def lines(self) -> tuple[str, str, str]:
+        """Return the three lines of the file."""
+        return (
+            f"Line: {_NOTHING if self.line is None else self.line}",
+            f"Suspect Nodes: {_NOTHING if self.node is None else self.node}",
+            f"Expert Advice: {self.text}",
+        )
+
+
+def advise(rows: pl.DataFrame, results: pl.Series) -> Advice:
+    """Return advice on the first suspicious row.
+
+    Args:
+        rows: Judged rows in the order of the table.
+        results: The result of each row, as `msprobe_core.compare.compat.compat_a` has them.
+    """
+    found = (
+        rows.select("entry", "role", "phase", name=pl.coalesce("name_target", "name_golden"))
+        .with_columns(results.alias(RESULT))
+        .with_row_index("line", offset=2)
+        .filter(pl.col(RESULT).is_in(SUSPICIOUS))
+        .head(1)
+    )
+    if not found.height:
+        return Advice(None, None, _ALL_GOOD)
+    line, entry, role, phase, name, _ = found.row(0)
+    return Advice(line, name, _text(str(entry), str(role), str(phase), str(name)))
+
+
+def _text(entry: str, role: str, phase: str, name: str) -> str:
+    api = entry.split(".")[1].lower() if entry.count(".") else entry
+    is_input = role == Role.INPUT.value
+    if api == "batch_norm" and name.endswith(".forward.input.1"):
+        return _BATCH_NORM
+    if api in _RANDOM_APIS and not is_input:
+        return _RANDOM
+    direction = Phase.FORWARD if phase in {Phase.FORWARD.value, Phase.DEBUG.value} else Phase.BACKWARD
+    return _BY_PLACE[direction.value, is_input or role == Role.PARAMETERS.value]

@@ -1,0 +1,105 @@
+"""Limits that are given for rows by name: which row has which, and whether it keeps to them.
+
+A row has the last of the limits in whose pattern's reach it is. Each of the limit's terms whose quantity is known of
+the row must hold; where none is known, the conventional limit decides. What is known depends on what was compared:
+
+* ``rel``: the relative error that the row is judged by; of an argument, that of the number;
+* ``abs``: the largest absolute difference, where the tensors themselves were compared; otherwise it is at least the
+  largest difference of maximum, minimum and mean, which is over the limit only if the unknown difference is too;
+* ``cos`` and ``ulp``: where the tensors themselves were compared.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from msprobe_core.compare.limits import LimitTable
+from msprobe_core.store.frame import RowKind
+
+TERMS = ("rel", "abs", "cos", "ulp")
+
+COSINE = "cosine"
+LARGEST_ABS = "largest_abs"
+LARGEST_ULP = "largest_ulp"
+
+HELPERS = ("is_ignored", "is_overridden", "conventional_limit", *(f"own_{term}" for term in TERMS),
+           *(f"fails_{term}" for term in TERMS), *(f"known_{term}" for term in TERMS))  # fmt: skip
+"""Columns that `with_overrides` adds for the verdict alone."""
+
+
+def with_overrides(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+    """Return ``rows`` with ``override``, what messages call the limit that a row has by name, and the `HELPERS`.
+
+    ``limit`` becomes that limit's ``rel`` where one of its terms is known of the row.
+    """
+    rows = _with_own(rows, table)
+    if not table.overrides:
+        return rows.with_columns(
+            conventional_limit=pl.col("limit"),
+            is_overridden=pl.lit(value=False),
+            **{f"{kind}_{term}": pl.lit(None, kind_type) for kind, kind_type in _KINDS for term in TERMS},
+        )
+    known = {term: _known(term, rows.columns) for term in TERMS}
+    rows = rows.with_columns(
+        conventional_limit=pl.col("limit"), **{f"known_{t}": known[t] for t in TERMS}
+    ).with_columns(
+        **{
+            f"fails_{term}": ~(
+                pl.col(f"known_{term}") >= pl.col(f"own_{term}")
+                if term == "cos"
+                else pl.col(f"known_{term}") <= pl.col(f"own_{term}")
+            )
+            for term in TERMS
+        }
+    )
+    is_overridden = pl.any_horizontal(*[pl.col(f"fails_{term}").is_not_null() for term in TERMS])
+    return rows.with_columns(is_overridden=is_overridden).with_columns(
+        limit=pl.when("is_overridden").then(pl.col("own_rel")).otherwise(pl.col("limit"))
+    )
+
+
+_KINDS = (("fails", pl.Boolean), ("known", pl.Float64))
+
+
+def _with_own(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+    """Add the terms of the last limit in whose reach each row is."""
+    found = pl.lit(None, dtype=pl.Int32)
+    for i, override in enumerate(table.overrides):
+        reaches = [pl.col(f"name_{side}").str.contains(override.pattern).fill_null(False) for side in _SIDES]
+        found = pl.when(pl.any_horizontal(reaches)).then(pl.lit(i, dtype=pl.Int32)).otherwise(found)
+    terms = pl.DataFrame(
+        {
+            "override": [override.origin for override in table.overrides],
+            "is_ignored": [override.is_ignored for override in table.overrides],
+            **{f"own_{term}": [getattr(override, term) for override in table.overrides] for term in TERMS},
+        },
+        schema={"override": pl.String, "is_ignored": pl.Boolean, **{f"own_{term}": pl.Float64 for term in TERMS}},
+    )
+    if not table.overrides:
+        return rows.with_columns(
+            pl.lit(None, dtype=kind).alias(name) for name, kind in terms.schema.items()
+        ).with_columns(is_ignored=pl.lit(value=False))
+    numbered = terms.with_row_index("found").with_columns(pl.col("found").cast(pl.Int32))
+    joined = rows.with_columns(found=found).join(numbered, on="found", how="left", maintain_order="left")
+    return joined.drop("found").with_columns(pl.col("is_ignored").fill_null(False))
+
+
+_SIDES = ("target", "golden")
+
+
+def _known(term: str, columns: list[str]) -> pl.Expr:
+    unknown = pl.lit(None, dtype=pl.Float64)
+    if term in {"cos", "ulp"}:
+        column = COSINE if term == "cos" else LARGEST_ULP
+        return pl.col(column).cast(pl.Float64) if column in columns else unknown
+    is_number = pl.all_horizontal(*[pl.col(f"type_{side}").is_in(["int", "float"]) for side in _SIDES])
+    scalar = pl.when(is_number).then(pl.col("max_rel" if term == "rel" else "max_diff").abs())
+    both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
+    if term == "rel":
+        return pl.when(both_tensors).then(pl.col("judged_error")).otherwise(scalar)
+    # Of NaN and Inf the rules of their own say what there is to say.
+    parts = [pl.col(f"{name}_diff").abs() for name in ("max", "min", "mean")]
+    at_least = pl.max_horizontal(*[pl.when(part.is_finite()).then(part) for part in parts])
+    exact = pl.col(LARGEST_ABS) if LARGEST_ABS in columns else unknown
+    tensors = pl.when(pl.col("judged_error").is_not_null()).then(pl.coalesce(exact, at_least))
+    return pl.when(both_tensors).then(tensors).otherwise(scalar)
