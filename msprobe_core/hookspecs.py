@@ -29,6 +29,7 @@ from msprobe_core.model import (
 if TYPE_CHECKING:
     import click
     import polars as pl
+    from numpy.typing import NDArray
 
 PROJECT = "msprobe"
 
@@ -472,6 +473,30 @@ class WriterFactory(Protocol):
         ...
 
 
+class TensorSource(Protocol):
+    """A stored tensor whose elements are read when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its dimensions."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What it was stored as, without a framework's name, for example ``bfloat16``; ``text`` if it is no numbers."""
+        ...
+
+    def chunks(self, num_elements: int) -> Iterator[NDArray[Any]]:
+        """Yield the elements in C order, as vectors of at most ``num_elements``; can be called more than once.
+
+        bfloat16 and float8 are widened to float32, which holds them exactly. An empty tensor yields no elements.
+
+        Raises:
+            DumpError: the tensor cannot be read, or not to its end.
+        """
+        ...
+
+
 class Dump(Protocol):
     """A dump that has been read: the columns that compare works on, and what belongs to them.
 
@@ -498,11 +523,14 @@ class Dump(Protocol):
         """Enclosing call by entry name; empty if the nesting was not kept."""
         ...
 
-    def tensor_path(self, file_name: str) -> Path:
-        """Return the path of a stored tensor.
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """Return a stored tensor; its elements are read when they are asked for.
+
+        Args:
+            file_name: As the column ``file_name`` has it.
 
         Raises:
-            DumpError: ``file_name`` would lead out of the dump.
+            DumpError: it is missing, damaged, no tensor, or lies outside of the dump.
         """
         ...
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import DumpError
-from msprobe_core.store.tensors import read_tensor
+from msprobe_core.hookspecs import Dump, TensorSource
 
 Array: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[int, int], None]
@@ -59,9 +58,11 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-def compare_files(
-    pairs: Sequence[tuple[Path, Path] | None], progress: Progress | None = None
-) -> Iterator[TensorMetrics]:
+StoredPair: TypeAlias = tuple[tuple[Dump, str], tuple[Dump, str]]
+"""For target and golden the dump, and the tensor as the dump's column ``file_name`` has it."""
+
+
+def compare_files(pairs: Sequence[StoredPair | None], progress: Progress | None = None) -> Iterator[TensorMetrics]:
     """Yield the metrics of each pair, in order; for ``None`` those of a value without a file.
 
     Pairs are read and compared by a pool of threads; as many pairs are in memory at a time as there are threads.
@@ -74,16 +75,23 @@ def compare_files(
             yield metrics
 
 
-def _compare_pair(pair: tuple[Path, Path] | None) -> TensorMetrics:
+def _compare_pair(pair: StoredPair | None) -> TensorMetrics:
     if pair is None:
         return TensorMetrics()
     try:
-        target, golden = (read_tensor(path) for path in pair)
+        target, golden = (_read(dump.open_tensor(file_name)) for dump, file_name in pair)
         return compare_tensors(target, golden)
     except DumpError as error:
         return TensorMetrics(problem=str(error))
     except MemoryError:
-        return TensorMetrics(problem=f"{pair[0]} and its partner do not fit into memory")
+        return TensorMetrics(problem=f"{pair[0][1]} and its partner do not fit into memory")
+
+
+def _read(source: TensorSource) -> Array:
+    return np.reshape(np.concatenate(list(source.chunks(_CHUNK))), source.shape)
+
+
+_CHUNK = 1 << 20
 
 
 def compare_tensors(target: Array, golden: Array) -> TensorMetrics:

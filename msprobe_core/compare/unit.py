@@ -103,7 +103,7 @@ def _mode_of(target: Dump, golden: Dump) -> Mode:
 def _add_tensor_metrics(rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None) -> pl.DataFrame:
     """Compare the files of every pair of rows that has two; a tensor's error replaces that of its statistics."""
     files = rows.select("file_name_target", "file_name_golden").rows()
-    pairs = [(target.tensor_path(t), golden.tensor_path(g)) if t and g else None for t, g in files]
+    pairs = [((target, t), (golden, g)) if t and g else None for t, g in files]
     results = pl.DataFrame(
         [
             (
