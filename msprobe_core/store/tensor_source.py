@@ -242,6 +242,22 @@ class StoredTensor:
         return np.conjugate(values) if self.is_conjugated else values
 
 
+class HeldTensor:
+    """A tensor that is in memory; see `msprobe_core.hookspecs.TensorSource`."""
+
+    def __init__(self, values: Any, dtype: str | None = None) -> None:
+        """Take an array of numbers or text; ``dtype`` is what it was stored as, if not what it is."""
+        self._values: Array = values
+        self.shape: tuple[int, ...] = values.shape
+        self.dtype: str = dtype or ("text" if values.dtype.kind in "SU" else values.dtype.name)
+
+    def chunks(self, num_elements: int) -> Iterator[Array]:
+        """Yield the elements in C order as vectors of at most ``num_elements``."""
+        flat = np.ravel(self._values)
+        for begin in range(0, flat.size, num_elements):
+            yield flat[begin : begin + num_elements]
+
+
 def _bytes_of(values: Any) -> Any:
     return values.view(np.uint8)
 

@@ -23,14 +23,28 @@ def widen(values: Array, dtype: str) -> Array:
         # asarray: NumPy turns a 0-d array into a scalar under way.
         bits: Any = np.asarray(values.astype(np.uint32) << np.uint32(16))
         return bits.view(np.float32)
-    if dtype in _FLOAT8:
-        return np.asarray(_float8_table(*_FLOAT8[dtype])[values])
-    if dtype == "float8_e8m0fnu":  # an exponent and nothing else; source: OCP Microscaling Formats 1.0, 5.4.1
-        return np.asarray(np.where(values == 255, np.nan, np.ldexp(1.0, values.astype(np.int32) - 127)), np.float32)
+    if dtype.startswith("float8_"):
+        return np.asarray(float8_values(dtype)[values])
     if dtype == "complex32":
         codes = cast("Any", np.ravel(np.ascontiguousarray(values)))
         return np.reshape(codes.view(np.float16).astype(np.float32).view(np.complex64), values.shape)
     return values
+
+
+def float8_values(dtype: str) -> NDArray[np.float32]:
+    """Return the values of the 256 codes of a float8 dtype.
+
+    Raises:
+        KeyError: it is none that is known here.
+    """
+    if dtype == _EXPONENT_ONLY:
+        codes = np.arange(256)
+        return np.asarray(np.where(codes == 255, np.nan, np.ldexp(1.0, codes - 127)), np.float32)
+    return _float8_table(*_FLOAT8[dtype])
+
+
+_EXPONENT_ONLY = "float8_e8m0fnu"
+"""Source: OCP Microscaling Formats 1.0, 5.4.1."""
 
 
 class _Special(Enum):
