@@ -21,8 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe_core.compare.pairwise import PairSums, cosine
-from msprobe_core.compare.ulps import distances_in
+from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.store.tensor_source import HeldTensor
@@ -107,6 +106,7 @@ def compare_sources(
     *,
     dtypes: tuple[str, str] | None = None,
     on_bytes: Callable[[int], None] | None = None,
+    workspace: Workspace | None = None,
 ) -> TensorMetrics:
     """Return the metrics of two tensors, which are read once, in pieces.
 
@@ -115,6 +115,7 @@ def compare_sources(
         golden: Likewise.
         dtypes: What the two were before they were stored, if that is narrower; ulps are those of the coarser.
         on_bytes: Told after each piece how many bytes of both sides it had; what it raises ends the comparison.
+        workspace: Of this thread, where there are many pairs.
 
     Raises:
         DumpError: one of them cannot be read to its end.
@@ -129,7 +130,7 @@ def compare_sources(
     if "text" in {target.dtype, golden.dtype}:
         is_same = target.dtype == golden.dtype and all(np.array_equal(*piece) for piece in pieces)
         return TensorMetrics(error=0.0) if is_same else TensorMetrics(problem="the texts differ")
-    sums = PairSums(numel, distances_in(*(dtypes or (target.dtype, golden.dtype))))
+    sums = PairSums(numel, dtypes or (target.dtype, golden.dtype), workspace or Workspace())
     for piece in pieces:
         sums.add(*piece)
     return _metrics_of(sums, shapes[0])
@@ -339,6 +340,15 @@ class _Work:
         self._progress = progress
         self._num_finished = 0
         self._num_read = 0
+        self._num_told = 0
+        self._of_thread = threading.local()
+
+    @property
+    def workspace(self) -> Workspace:
+        """That of the calling thread."""
+        if not hasattr(self._of_thread, "workspace"):
+            self._of_thread.workspace = Workspace()
+        return self._of_thread.workspace
 
     def add(self, num_bytes: int) -> None:
         """Take note of a piece that was compared. Called by the threads, of which one may overwrite the other's sum."""
@@ -349,24 +359,31 @@ class _Work:
     def wait_for(self, future: Future[TensorMetrics]) -> TensorMetrics:
         """Return the result, and tell how far the work has come until then."""
         while not wait([future], _PROGRESS_PERIOD_S).done:
-            self._tell(max(self._num_finished, min(self._num_read, self._num_bytes - 1)))
+            self._tell(min(self._num_read, self._num_bytes - 1))
         return future.result()
 
     def finish(self, num_bytes: int) -> None:
         """Take note that a pair is done; its size is what its record says, whatever its files had."""
         self._num_finished += num_bytes
-        self._num_read = max(self._num_read, self._num_finished)
         self._tell(self._num_finished)
 
     def _tell(self, num_bytes: int) -> None:
+        """Tell how far the work has come, never less than before: pairs may have other sizes than their records say."""
+        self._num_told = max(self._num_told, num_bytes)
         if self._progress is not None:
-            self._progress(num_bytes, self._num_bytes)
+            self._progress(self._num_told, self._num_bytes)
 
 
 def _compare_pair(pair: Pair, work: _Work) -> TensorMetrics:
     try:
         (target, target_dtype), (golden, golden_dtype) = (side.open() for side in pair)
-        return compare_sources(target, golden, dtypes=(target_dtype, golden_dtype), on_bytes=work.add)
+        return compare_sources(
+            target,
+            golden,
+            dtypes=(target_dtype, golden_dtype),
+            on_bytes=work.add,
+            workspace=work.workspace,
+        )
     except _CancelledError:
         raise
     except DumpError as error:
