@@ -597,6 +597,28 @@ class Executor(Protocol):
         ...
 
 
+class Metric(Protocol):
+    """A column of one's own in the table of compared tensors."""
+
+    @property
+    def name(self) -> str:
+        """Title of the column."""
+        ...
+
+    def compare(self, target: NDArray[Any], golden: NDArray[Any]) -> float | int | str:
+        """Return the cell of one pair. May be called by several threads at once.
+
+        Args:
+            target: In float32 if it was stored in no wider float, else in float64 or complex128. NaN and Inf are as
+                they were stored.
+            golden: Likewise, with as many elements; sizes of 1 may be missing in either shape.
+
+        Raises:
+            Exception: of any kind: the cell then is ``unsupported``, and a note says why.
+        """
+        ...
+
+
 class HookSpecs:
     """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
 
@@ -645,6 +667,19 @@ class HookSpecs:
         Cost: start-up; must not import a framework, because dumps are read where none is installed.
         Returns: `Reader` objects. The first that recognises a path reads it.
         Order: plugins of third parties before the core's own.
+        Errors: any exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_metrics(self) -> Sequence[Metric]:  # pyright: ignore[reportReturnType]
+        """Offer columns for the table of compared tensors.
+
+        Called: once for each pair of dumps of whole tensors, before the first tensor is read.
+        Cost: each pair of tensors is read once more, and held in memory whole; pairs of more than 1 GiB are left out.
+        Returns: `Metric` objects; each ``name`` is the title of a column, behind the core's own.
+        Order: that of the plugins. Of two plugins that offer one name the later is left out, with a warning that names
+            both; the name of a column of the core's is an error.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """

@@ -21,9 +21,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from msprobe_core.compare.custom import CustomMetrics
 from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.plugins import registry
 from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.store.tensor_values import DTYPES
 
@@ -301,20 +303,23 @@ class _CancelledError(Exception):
     """The comparison was given up; its threads end at their next piece."""
 
 
-def compare_pairs(pairs: Sequence[Pair | None], progress: Progress | None = None) -> Iterator[TensorMetrics]:
+def compare_pairs(
+    pairs: Sequence[Pair | None], progress: Progress | None = None, custom: CustomMetrics | None = None
+) -> Iterator[TensorMetrics]:
     """Yield the metrics of each pair, in order; for ``None`` those of a value without a file.
 
     Pairs are compared by a pool of threads, `MAX_WORKERS` at most. What goes wrong with one is its ``problem``.
+    ``custom`` is asked about each pair that can be compared; its rows are positions in ``pairs``.
     """
-    work = _Work(sum(_size_of(pair) for pair in pairs), progress)
+    work = _Work(sum(_size_of(pair) for pair in pairs), progress, custom or CustomMetrics([]))
     num_workers = min(MAX_WORKERS, os.cpu_count() or 1)
     pool = ThreadPoolExecutor(num_workers, "msprobe-compare")
     waiting: deque[tuple[Pair | None, Future[TensorMetrics] | None]] = deque()
-    rest = iter(pairs)
+    rest = enumerate(pairs)
     try:
         while True:
-            for pair in rest:
-                waiting.append((pair, None if pair is None else pool.submit(_compare_pair, pair, work)))
+            for row, pair in rest:
+                waiting.append((pair, None if pair is None else pool.submit(_compare_pair, row, pair, work)))
                 if len(waiting) >= 4 * num_workers:
                     break
             if not waiting:
@@ -334,8 +339,9 @@ def _size_of(pair: Pair | None) -> int:
 class _Work:
     """What the threads have done, as far as the one that waits for them tells."""
 
-    def __init__(self, num_bytes: int, progress: Progress | None) -> None:
+    def __init__(self, num_bytes: int, progress: Progress | None, custom: CustomMetrics) -> None:
         self.is_cancelled = threading.Event()
+        self.custom = custom
         self._num_bytes = num_bytes
         self._progress = progress
         self._num_finished = 0
@@ -374,16 +380,18 @@ class _Work:
             self._progress(self._num_told, self._num_bytes)
 
 
-def _compare_pair(pair: Pair, work: _Work) -> TensorMetrics:
+def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
     try:
         (target, target_dtype), (golden, golden_dtype) = (side.open() for side in pair)
-        return compare_sources(
+        metrics = compare_sources(
             target,
             golden,
             dtypes=(target_dtype, golden_dtype),
             on_bytes=work.add,
             workspace=work.workspace,
         )
+        if work.custom and metrics.largest_abs is not None:
+            work.custom.compare(row, target, golden)
     except _CancelledError:
         raise
     except DumpError as error:
@@ -392,18 +400,27 @@ def _compare_pair(pair: Pair, work: _Work) -> TensorMetrics:
         return TensorMetrics(problem=f"{pair[0].file_name} and its partner do not fit into memory")
     except Exception as error:  # noqa: BLE001  # a reader of others
         return TensorMetrics(problem=f"{pair[0].file_name} cannot be read ({type(error).__name__}: {error})")
+    else:
+        return metrics
 
 
 def add_tensor_metrics(
     rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None = None
-) -> pl.DataFrame:
-    """Return aligned rows with the metrics of every pair that has a tensor on both sides; see `TensorMetrics`.
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return aligned rows with the metrics of every pair that has a tensor on both sides, and what there is to note.
 
+    The columns are those of `TensorMetrics`, and for each metric of a plugin one called `custom.PREFIX` and its name.
     A tensor's error replaces that of its statistics.
+
+    Raises:
+        PluginError: a metric of a plugin has the name of another column.
     """
     sides = [_stored_sides(rows, "target", target), _stored_sides(rows, "golden", golden)]
     pairs = [(t, g) if t is not None and g is not None else None for t, g in zip(*sides, strict=True)]
-    return _with_metrics(rows, list(compare_pairs(pairs, progress)))
+    custom = CustomMetrics(registry().metrics().values(), (*rows.columns, *TensorMetrics.__struct_fields__))
+    rows = _with_metrics(rows, list(compare_pairs(pairs, progress, custom)))
+    names = [str(name) for (name,) in rows.select(pl.coalesce("name_target", "name_golden")).rows()]
+    return rows.hstack(custom.columns(rows.height)), custom.notes(names)
 
 
 def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump) -> list[StoredSide | None]:

@@ -59,8 +59,9 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         )
     mode = _mode_of(target, golden)
     rows = add_sketch_error(metrics.add_statistics(rows))
+    notes: list[str] = []
     if mode is Mode.TENSOR:
-        rows = add_tensor_metrics(rows, target, golden, progress)
+        rows, notes = add_tensor_metrics(rows, target, golden, progress)
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM)
     nodes = judge_nodes(rows)
     rows = rows.filter(~_is_empty_call())
@@ -79,7 +80,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *_note_uncompared(rows)],
+        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows)],
         rows=rows,
         entries=nodes,
         stacks=stacks,
