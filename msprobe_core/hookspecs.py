@@ -29,6 +29,7 @@ from msprobe_core.model import (
 if TYPE_CHECKING:
     import click
     import polars as pl
+    from numpy.typing import NDArray
 
 PROJECT = "msprobe"
 
@@ -472,6 +473,30 @@ class WriterFactory(Protocol):
         ...
 
 
+class TensorSource(Protocol):
+    """A stored tensor whose elements are read when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of its dimensions."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """What it was stored as, without a framework's name, for example ``bfloat16``; ``text`` if it is no numbers."""
+        ...
+
+    def chunks(self, num_elements: int) -> Iterator[NDArray[Any]]:
+        """Yield the elements in C order, as vectors of at most ``num_elements``; can be called more than once.
+
+        bfloat16 and float8 are widened to float32, which holds them exactly. An empty tensor yields no elements.
+
+        Raises:
+            DumpError: the tensor cannot be read, or not to its end.
+        """
+        ...
+
+
 class Dump(Protocol):
     """A dump that has been read: the columns that compare works on, and what belongs to them.
 
@@ -498,11 +523,14 @@ class Dump(Protocol):
         """Enclosing call by entry name; empty if the nesting was not kept."""
         ...
 
-    def tensor_path(self, file_name: str) -> Path:
-        """Return the path of a stored tensor.
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """Return a stored tensor; its elements are read when they are asked for.
+
+        Args:
+            file_name: As the column ``file_name`` has it.
 
         Raises:
-            DumpError: ``file_name`` would lead out of the dump.
+            DumpError: it is missing, damaged, no tensor, or lies outside of the dump.
         """
         ...
 
@@ -569,6 +597,28 @@ class Executor(Protocol):
         ...
 
 
+class Metric(Protocol):
+    """A column of one's own in the table of compared tensors."""
+
+    @property
+    def name(self) -> str:
+        """Title of the column."""
+        ...
+
+    def compare(self, target: NDArray[Any], golden: NDArray[Any]) -> float | int | str:
+        """Return the cell of one pair. May be called by several threads at once.
+
+        Args:
+            target: In float32 if it was stored in no wider float, else in float64 or complex128. NaN and Inf are as
+                they were stored.
+            golden: Likewise, with as many elements; sizes of 1 may be missing in either shape.
+
+        Raises:
+            Exception: of any kind: the cell then is ``unsupported``, and a note says why.
+        """
+        ...
+
+
 class HookSpecs:
     """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
 
@@ -617,6 +667,19 @@ class HookSpecs:
         Cost: start-up; must not import a framework, because dumps are read where none is installed.
         Returns: `Reader` objects. The first that recognises a path reads it.
         Order: plugins of third parties before the core's own.
+        Errors: any exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_metrics(self) -> Sequence[Metric]:  # pyright: ignore[reportReturnType]
+        """Offer columns for the table of compared tensors.
+
+        Called: once for each pair of dumps of whole tensors, before the first tensor is read.
+        Cost: each pair of tensors is read once more, and held in memory whole; pairs of more than 1 GiB are left out.
+        Returns: `Metric` objects; each ``name`` is the title of a column, behind the core's own.
+        Order: that of the plugins. Of two plugins that offer one name the later is left out, with a warning that names
+            both; the name of a column of the core's is an error.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """

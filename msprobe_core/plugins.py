@@ -96,6 +96,10 @@ class Registry:
         """Return the executors by name."""
         return self._offers("msprobe_register_executors")
 
+    def metrics(self) -> dict[str, hookspecs.Metric]:
+        """Return the metrics by name."""
+        return self._offers("msprobe_register_metrics")
+
     def commands(self) -> dict[str, Any]:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
@@ -152,6 +156,8 @@ def _checked_offers(hook: str, offered: object, providers: Mapping[str, str]) ->
         name = str(offer.name)
         if name in providers:
             raise PluginError(f"it offers {name!r}, and so does the plugin '{providers[name]}'; uninstall one of them")
+        if name in offers:
+            raise PluginError(f"it offers {name!r} twice")
         offers[name] = offer
     return offers
 
@@ -170,6 +176,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_writers": hookspecs.WriterFactory,
     "msprobe_register_readers": hookspecs.Reader,
     "msprobe_register_executors": hookspecs.Executor,
+    "msprobe_register_metrics": hookspecs.Metric,
     "msprobe_register_commands": _Command,
 }
 

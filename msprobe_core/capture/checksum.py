@@ -1,22 +1,13 @@
-"""Checksums of bytes: CRC-32 as ``zlib`` has it, by Intel's library where that is installed, and exclusive or.
-
-The library is five times as fast: 29.6 GB/s instead of 5.4, measured on one core of a Xeon.
-"""
+"""Checksums of bytes as text: CRC-32 and exclusive or."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    from isal.isal_zlib import crc32 as _found  # pyright: ignore[reportUnknownVariableType]
-except ImportError:  # no wheel for every platform
-    from zlib import crc32 as _found
-
-_crc32 = cast("Callable[[Any], int]", _found)
+from msprobe_core.fingerprint.crc import crc32 as _crc32
 
 
 def crc32_text(content: Any) -> str:

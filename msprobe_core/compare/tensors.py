@@ -1,40 +1,55 @@
-"""Compare stored tensors, pair by pair.
+"""Compare stored tensors, pair by pair and piece by piece.
 
-The six metrics are those that users of such tables know; ``error`` is the number that a row is judged by: the
+Six of the metrics are those that users of such tables know; ``error`` is the number that a row is judged by: the
 relative error in the Euclidean norm or, if larger, the largest difference in relation to the largest golden
-magnitude. Values are flattened and compared in float64; relative errors of elements in float32 where both sides are
-no wider, as the established tables have them.
+magnitude. How they are computed is in `msprobe_core.compare.pairwise`.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
+from msprobe_core.compare.custom import CustomMetrics
+from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
 from msprobe_core.errors import DumpError
-from msprobe_core.store.tensors import read_tensor
+from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.plugins import registry
+from msprobe_core.store.tensor_source import HeldTensor
+from msprobe_core.store.tensor_values import DTYPES
 
 Array: TypeAlias = NDArray[Any]
-Progress: TypeAlias = Callable[[int, int], None]
-"""Told after each pair: how many are done, and of how many."""
 
 UNSUPPORTED = "unsupported"
 SHAPE_UNMATCHED = "shape unmatched"
 NOT_AVAILABLE = "N/A"
 NOT_A_NUMBER = "Nan"
 
-_MAX_WORKERS = 8
+CHUNK = 1 << 18
+"""Elements of either side that are read at a time; see `MAX_WORKERS` for what that takes."""
+
+MAX_WORKERS = 8
+"""Threads at most. Each holds two chunks as they are stored and widened, at most 16 MiB, and about 2 MiB of work; a
+tensor that does not lie in its file in C order takes 48 MiB more. So tensors of any size are compared in 8 times 18
+MiB, and at the very worst in 8 times 114."""
 
 
 class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one pair. A metric that does not apply is ``None``, and ``status`` is what tables show instead.
+
+    Each attribute is a column of the aligned rows; where a dump has recorded the same, what was counted here takes its
+    place.
 
     Attributes:
         cosine: Cosine similarity, -1 to 1; NaN where exactly one side is all zero.
@@ -43,6 +58,18 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
         largest_rel: Largest relative difference of an element; where golden is 0 the dtype's epsilon is added to both.
         within_1e3: Share of elements whose relative difference is below 0.001.
         within_5e3: Share of elements whose relative difference is below 0.005.
+        ulp_max: Largest distance of an element in ulps of the coarser dtype; see `msprobe_core.compare.ulps`.
+        ulp_p99: The distance in ulps that 99 of 100 elements do not exceed.
+        bias: Mean of target - golden in relation to the root mean square of golden.
+        num_different: Elements whose values are not equal.
+        num_nan_target: Elements that are NaN; likewise the other three.
+        num_nan_golden: See there.
+        num_inf_target: See there.
+        num_inf_golden: See there.
+        worst_index: Place of the largest absolute difference or, where NaN and Inf are not the same on both sides, of
+            the first such element.
+        worst_target: The value there.
+        worst_golden: The value there.
         error: What the row is judged by, dimensionless; ``None`` where the pair could not be compared.
         status: Text for metrics that are ``None``.
         problem: Why the pair could not be compared, for people; ``None`` if it could.
@@ -54,137 +81,362 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     largest_rel: float | None = None
     within_1e3: float | None = None
     within_5e3: float | None = None
+    ulp_max: float | None = None
+    ulp_p99: float | None = None
+    bias: float | None = None
+    num_different: int | None = None
+    num_nan_target: int | None = None
+    num_nan_golden: int | None = None
+    num_inf_target: int | None = None
+    num_inf_golden: int | None = None
+    worst_index: str | None = None
+    worst_target: str | None = None
+    worst_golden: str | None = None
     error: float | None = None
     status: str = UNSUPPORTED
     problem: str | None = None
 
 
-def compare_files(
-    pairs: Sequence[tuple[Path, Path] | None], progress: Progress | None = None
-) -> Iterator[TensorMetrics]:
-    """Yield the metrics of each pair, in order; for ``None`` those of a value without a file.
-
-    Pairs are read and compared by a pool of threads; as many pairs are in memory at a time as there are threads.
-    """
-    workers = min(_MAX_WORKERS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers, "msprobe-compare") as pool:
-        for done, metrics in enumerate(pool.map(_compare_pair, pairs), start=1):
-            if progress is not None:
-                progress(done, len(pairs))
-            yield metrics
-
-
-def _compare_pair(pair: tuple[Path, Path] | None) -> TensorMetrics:
-    if pair is None:
-        return TensorMetrics()
-    try:
-        target, golden = (read_tensor(path) for path in pair)
-        return compare_tensors(target, golden)
-    except DumpError as error:
-        return TensorMetrics(problem=str(error))
-    except MemoryError:
-        return TensorMetrics(problem=f"{pair[0]} and its partner do not fit into memory")
-
-
 def compare_tensors(target: Array, golden: Array) -> TensorMetrics:
     """Return the metrics of two arrays of any shape, of numbers or of text."""
-    target, golden = np.squeeze(target), np.squeeze(golden)
-    if target.shape != golden.shape:
-        return TensorMetrics(
-            status=SHAPE_UNMATCHED, problem=f"the shapes {target.shape} and {golden.shape} do not match"
-        )
-    if target.size == 0:
+    return compare_sources(HeldTensor(target), HeldTensor(golden))
+
+
+def compare_sources(
+    target: TensorSource,
+    golden: TensorSource,
+    *,
+    dtypes: tuple[str, str] | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+    workspace: Workspace | None = None,
+) -> TensorMetrics:
+    """Return the metrics of two tensors, which are read once, in pieces.
+
+    Args:
+        target: Of numbers or of text.
+        golden: Likewise.
+        dtypes: What the two were before they were stored, if that is narrower; ulps are those of the coarser.
+        on_bytes: Told after each piece how many bytes of both sides it had; what it raises ends the comparison.
+        workspace: Of this thread, where there are many pairs.
+
+    Raises:
+        DumpError: one of them cannot be read to its end.
+    """
+    shapes = target.shape, golden.shape
+    if _squeezed(shapes[0]) != _squeezed(shapes[1]):
+        return TensorMetrics(status=SHAPE_UNMATCHED, problem=f"the shapes {shapes[0]} and {shapes[1]} do not match")
+    numel = math.prod(shapes[0])
+    if numel == 0:
         return TensorMetrics(error=0.0)
-    if target.dtype.kind in "SU" or golden.dtype.kind in "SU":
-        same = target.dtype.kind == golden.dtype.kind and np.array_equal(target, golden)
-        return TensorMetrics(error=0.0) if same else TensorMetrics(problem="the texts differ")
-    is_single = target.ndim == 0
-    if target.dtype.kind in "iu" and golden.dtype.kind in "iu" and max(target.itemsize, golden.itemsize) == 8:
-        return _integer_metrics(np.ravel(target), np.ravel(golden), is_single=is_single)
-    target, golden = _to_common(target), _to_common(golden)
-    special = ~np.isfinite(target) | ~np.isfinite(golden)
-    if special.any():
-        if not np.array_equal(target[special], golden[special], equal_nan=True):
-            return TensorMetrics(status=NOT_AVAILABLE, problem="NaN or Inf are not the same on both sides")
-        target, golden = np.where(special, 0, target), np.where(special, 0, golden)
-    return _metrics(np.ravel(target), np.ravel(golden), is_single=is_single)
+    pieces = _pieces(target, golden, numel, on_bytes)
+    if "text" in {target.dtype, golden.dtype}:
+        is_same = target.dtype == golden.dtype and all(np.array_equal(*piece) for piece in pieces)
+        return TensorMetrics(error=0.0) if is_same else TensorMetrics(problem="the texts differ")
+    sums = PairSums(numel, dtypes or (target.dtype, golden.dtype), workspace or Workspace())
+    for piece in pieces:
+        sums.add(*piece)
+    return _metrics_of(sums, shapes[0])
 
 
-def _integer_metrics(target: Array, golden: Array, *, is_single: bool) -> TensorMetrics:
-    """Return the metrics of integers that float64 may not hold; ones that look equal there are told apart."""
-    metrics = _metrics(target.astype(np.float64), golden.astype(np.float64), is_single=is_single)
-    if metrics.error != 0.0 or np.array_equal(target, golden):
-        return metrics
-    # They are less than 2**12 apart, so that the difference is right however the subtraction wraps.
-    largest = float(np.abs(target.astype(np.int64) - golden.astype(np.int64)).max())
-    size = float(np.abs(golden.astype(np.float64)).max())
-    return msgspec.structs.replace(metrics, largest_abs=largest, error=largest / size)
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
-def _to_common(values: Array) -> Array:
-    """Return ``values`` in float32, float64 or complex128, whichever holds them."""
-    if np.iscomplexobj(values):
-        return values.astype(np.complex128)
-    is_narrow = values.dtype.kind == "f" and values.dtype.itemsize <= 4
-    return values.astype(np.float32 if is_narrow else np.float64)
+def _pieces(
+    target: TensorSource, golden: TensorSource, numel: int, on_bytes: Callable[[int], None] | None
+) -> Iterator[tuple[Array, Array]]:
+    """Yield both sides in pieces of the same length, however each is cut.
+
+    Raises:
+        DumpError: one of them has more or fewer elements than its shape says.
+    """
+    sides = [_elements(source, numel) for source in (target, golden)]
+    rest: list[Array] = [np.empty(0), np.empty(0)]
+    num_done = 0
+    while num_done < numel:
+        rest = [values if values.size else next(side) for values, side in zip(rest, sides, strict=True)]
+        size = min(values.size for values in rest)
+        first, second = (values[:size] for values in rest)
+        yield first, second
+        rest = [values[size:] for values in rest]
+        num_done += size
+        if on_bytes is not None:
+            on_bytes(first.nbytes + second.nbytes)
+    for side in sides:
+        next(side, None)  # a source may check what it has read once it has come to its end
 
 
-def _metrics(target: Array, golden: Array, *, is_single: bool) -> TensorMetrics:
-    relative = _relative_errors(target, golden)
-    wide = np.complex128 if np.iscomplexobj(target) or np.iscomplexobj(golden) else np.float64
-    target, golden = target.astype(wide), golden.astype(wide)
-    difference = np.abs(target - golden)
-    largest_abs = float(difference.max())
-    largest = float(np.abs(golden).max())
-    euclidean, golden_norm = _norm(difference), _norm(np.abs(golden))
-    error = max(_ratio(euclidean, golden_norm), _ratio(largest_abs, largest))
-    largest_rel = round(float(relative.max()), 12)
-    if is_single:
-        return TensorMetrics(largest_abs=round(largest_abs, 12), largest_rel=largest_rel, error=error)
-    return TensorMetrics(
-        cosine=_cosine(target, golden, golden_norm),
+def _elements(source: TensorSource, numel: int) -> Iterator[Array]:
+    found = 0
+    for values in source.chunks(CHUNK):
+        found += values.size
+        if found > numel:
+            raise DumpError(f"a tensor of the shape {source.shape} has more than {numel} elements")
+        if values.size:
+            yield values
+    if found < numel:
+        raise DumpError(f"a tensor of the shape {source.shape} has {found} elements of {numel}")
+
+
+def _metrics_of(sums: PairSums, shape: tuple[int, ...]) -> TensorMetrics:
+    index, *values = _worst(sums.mismatch or sums.worst, shape)
+    counts = TensorMetrics(
+        num_nan_target=sums.num_nan[0],
+        num_nan_golden=sums.num_nan[1],
+        num_inf_target=sums.num_inf[0],
+        num_inf_golden=sums.num_inf[1],
+        worst_index=index,
+        worst_target=values[0],
+        worst_golden=values[1],
+    )
+    replace = msgspec.structs.replace
+    if sums.mismatch is not None:
+        return replace(counts, status=NOT_AVAILABLE, problem="NaN or Inf are not the same on both sides")
+    euclidean, golden_norm = sums.difference_squares.root(), sums.golden_squares.root()
+    single = replace(
+        counts,
+        largest_abs=round(sums.largest_abs, 12),
+        largest_rel=round(sums.largest_rel, 12),
+        ulp_max=sums.largest_ulp if sums.has_distances else None,
+        ulp_p99=sums.ulp_percentile(99) if sums.has_distances else None,
+        bias=_ratio(sums.difference_sum, math.sqrt(sums.num_elements) * golden_norm),
+        num_different=sums.num_different,
+        error=max(_ratio(euclidean, golden_norm), _ratio(sums.largest_abs, sums.largest_golden)),
+    )
+    if sums.num_elements == 1:
+        return single
+    similarity = cosine(sums)
+    return replace(
+        single,
+        # As tables have it: to 6 decimals close to 1, to 12 elsewhere.
+        cosine=round(similarity, 6 if similarity > 0.9999 else 12),
         euclidean=euclidean,
-        largest_abs=round(largest_abs, 12),
-        largest_rel=largest_rel,
-        within_1e3=round(float((relative < 0.001).mean()), 12),
-        within_5e3=round(float((relative < 0.005).mean()), 12),
-        error=error,
+        within_1e3=round(sums.num_within_1e3 / sums.num_elements, 12),
+        within_5e3=round(sums.num_within_5e3 / sums.num_elements, 12),
     )
 
 
-def _relative_errors(target: Array, golden: Array) -> Array:
-    kind = np.result_type(target, golden)
-    target, golden = target.astype(kind), golden.astype(kind)
-    epsilon = np.finfo(kind).eps
-    is_zero = golden == 0
-    target, golden = np.where(is_zero, target + epsilon, target), np.where(is_zero, golden + epsilon, golden)
-    with np.errstate(over="ignore"):
-        return np.abs((target - golden) / golden)
-
-
-def _norm(magnitudes: Array) -> float:
-    with np.errstate(over="ignore"):
-        norm = float(np.linalg.norm(magnitudes))
-    largest = float(magnitudes.max())
-    if largest == 0 or 1e-140 < norm < float("inf"):
-        return norm
-    return largest * float(np.linalg.norm(magnitudes / largest))  # the squares leave float64's range: scale first
+def _worst(found: tuple[int, Any, Any] | None, shape: tuple[int, ...]) -> tuple[str | None, str | None, str | None]:
+    """Return a place and its two values as texts."""
+    if found is None:
+        return None, None, None
+    place, target, golden = found
+    index = tuple(int(i) for i in np.unravel_index(place, shape))
+    return str(index), str(target), str(golden)
 
 
 def _ratio(part: float, whole: float) -> float:
     if part == 0:
         return 0.0
-    return part / whole if whole > 0 else float("inf")
+    return part / whole if whole > 0 and math.isfinite(part) else math.copysign(math.inf, part)
 
 
-def _cosine(target: Array, golden: Array, golden_norm: float) -> float:
-    """Return the cosine rounded as tables have it: to 6 decimals close to 1, to 12 elsewhere."""
-    target_norm = _norm(np.abs(target))
-    epsilon = np.finfo(np.float64).eps
-    if target_norm <= epsilon and golden_norm <= epsilon:
-        return 1.0
-    if target_norm <= epsilon or golden_norm <= epsilon:
-        return float("nan")
-    product = complex(np.vdot(golden / golden_norm, target / target_norm))
-    cosine = product.real
-    return round(cosine, 6 if cosine > 0.9999 else 12)
+@dataclass(frozen=True, slots=True)
+class StoredSide:
+    """One side of a pair: a tensor of a dump, and what the dump's record says of it.
+
+    Attributes:
+        dump: Where it is.
+        file_name: As the dump's column ``file_name`` has it; likewise ``shape``, ``dtype`` and ``numel``.
+        shape: See there.
+        dtype: See there.
+        numel: See there.
+    """
+
+    dump: Dump
+    file_name: str
+    shape: str | None = None
+    dtype: str | None = None
+    numel: int | None = None
+
+    def open(self) -> tuple[TensorSource, str]:
+        """Return the tensor, and the dtype that it had before it was stored.
+
+        Raises:
+            DumpError: it cannot be read, or is not what the record says.
+        """
+        source = self.dump.open_tensor(self.file_name)
+        found = str(list(source.shape))
+        if self.shape is not None and found != self.shape and _squeezed(source.shape) != _squeezed(_sizes(self.shape)):
+            raise DumpError(f"{self.file_name}: holds a tensor of the shape {found}, and its record says {self.shape}")
+        recorded = _plain_dtype(self.dtype)
+        if recorded is None or recorded == source.dtype:
+            return source, source.dtype
+        if not _can_hold(source.dtype, recorded):
+            raise DumpError(f"{self.file_name}: holds a tensor of {source.dtype}, and its record says {self.dtype}")
+        return source, recorded
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes are read for it: what its record says, else one."""
+        dtype = _plain_dtype(self.dtype)
+        return max(1, (self.numel or 0) * (4 if dtype is None else np.dtype(DTYPES[dtype]).itemsize))
+
+
+def _sizes(shape: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in shape.strip("[]").split(",") if size.strip().isdecimal())
+
+
+def _plain_dtype(dtype: str | None) -> str | None:
+    """Return a dtype of a record as files have it, ``torch.float32`` and ``Float32`` as ``float32``; else ``None``."""
+    name = (dtype or "").rpartition(".")[2].lower()
+    return name if name in DTYPES else None
+
+
+def _can_hold(stored: str, recorded: str) -> bool:
+    """Whether a tensor may have been stored so: ``.npy`` files have bfloat16 and float8 as float32."""
+    if stored not in DTYPES:
+        return True  # text, or a dtype of a reader of others
+    kinds = [name.rstrip("0123456789").partition("float8")[0] or "float" for name in (stored, recorded)]
+    return kinds[0].removeprefix("b") == kinds[1].removeprefix("b") and stored.startswith(("float", "complex"))
+
+
+Pair: TypeAlias = tuple[StoredSide, StoredSide]
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many bytes have been compared, and of how many: after each pair, and a few times a second within one."""
+
+_PROGRESS_PERIOD_S = 0.2
+
+
+class _CancelledError(Exception):
+    """The comparison was given up; its threads end at their next piece."""
+
+
+def compare_pairs(
+    pairs: Sequence[Pair | None], progress: Progress | None = None, custom: CustomMetrics | None = None
+) -> Iterator[TensorMetrics]:
+    """Yield the metrics of each pair, in order; for ``None`` those of a value without a file.
+
+    Pairs are compared by a pool of threads, `MAX_WORKERS` at most. What goes wrong with one is its ``problem``.
+    ``custom`` is asked about each pair that can be compared; its rows are positions in ``pairs``.
+    """
+    work = _Work(sum(_size_of(pair) for pair in pairs), progress, custom or CustomMetrics([]))
+    num_workers = min(MAX_WORKERS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(num_workers, "msprobe-compare")
+    waiting: deque[tuple[Pair | None, Future[TensorMetrics] | None]] = deque()
+    rest = enumerate(pairs)
+    try:
+        while True:
+            for row, pair in rest:
+                waiting.append((pair, None if pair is None else pool.submit(_compare_pair, row, pair, work)))
+                if len(waiting) >= 4 * num_workers:
+                    break
+            if not waiting:
+                return
+            pair, future = waiting.popleft()
+            yield TensorMetrics() if future is None else work.wait_for(future)
+            work.finish(_size_of(pair))
+    finally:
+        work.is_cancelled.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _size_of(pair: Pair | None) -> int:
+    return 0 if pair is None else sum(side.size_bytes for side in pair)
+
+
+class _Work:
+    """What the threads have done, as far as the one that waits for them tells."""
+
+    def __init__(self, num_bytes: int, progress: Progress | None, custom: CustomMetrics) -> None:
+        self.is_cancelled = threading.Event()
+        self.custom = custom
+        self._num_bytes = num_bytes
+        self._progress = progress
+        self._num_finished = 0
+        self._num_read = 0
+        self._num_told = 0
+        self._of_thread = threading.local()
+
+    @property
+    def workspace(self) -> Workspace:
+        """That of the calling thread."""
+        if not hasattr(self._of_thread, "workspace"):
+            self._of_thread.workspace = Workspace()
+        return self._of_thread.workspace
+
+    def add(self, num_bytes: int) -> None:
+        """Take note of a piece that was compared. Called by the threads, of which one may overwrite the other's sum."""
+        if self.is_cancelled.is_set():
+            raise _CancelledError
+        self._num_read += num_bytes
+
+    def wait_for(self, future: Future[TensorMetrics]) -> TensorMetrics:
+        """Return the result, and tell how far the work has come until then."""
+        while not wait([future], _PROGRESS_PERIOD_S).done:
+            self._tell(min(self._num_read, self._num_bytes - 1))
+        return future.result()
+
+    def finish(self, num_bytes: int) -> None:
+        """Take note that a pair is done; its size is what its record says, whatever its files had."""
+        self._num_finished += num_bytes
+        self._tell(self._num_finished)
+
+    def _tell(self, num_bytes: int) -> None:
+        """Tell how far the work has come, never less than before: pairs may have other sizes than their records say."""
+        self._num_told = max(self._num_told, num_bytes)
+        if self._progress is not None:
+            self._progress(self._num_told, self._num_bytes)
+
+
+def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
+    try:
+        (target, target_dtype), (golden, golden_dtype) = (side.open() for side in pair)
+        metrics = compare_sources(
+            target,
+            golden,
+            dtypes=(target_dtype, golden_dtype),
+            on_bytes=work.add,
+            workspace=work.workspace,
+        )
+        if work.custom and metrics.largest_abs is not None:
+            work.custom.compare(row, target, golden)
+    except _CancelledError:
+        raise
+    except DumpError as error:
+        return TensorMetrics(problem=str(error))
+    except MemoryError:
+        return TensorMetrics(problem=f"{pair[0].file_name} and its partner do not fit into memory")
+    except Exception as error:  # noqa: BLE001  # a reader of others
+        return TensorMetrics(problem=f"{pair[0].file_name} cannot be read ({type(error).__name__}: {error})")
+    else:
+        return metrics
+
+
+def add_tensor_metrics(
+    rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None = None
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return aligned rows with the metrics of every pair that has a tensor on both sides, and what there is to note.
+
+    The columns are those of `TensorMetrics`, and for each metric of a plugin one called `custom.PREFIX` and its name.
+    A tensor's error replaces that of its statistics.
+
+    Raises:
+        PluginError: a metric of a plugin has the name of another column.
+    """
+    sides = [_stored_sides(rows, "target", target), _stored_sides(rows, "golden", golden)]
+    pairs = [(t, g) if t is not None and g is not None else None for t, g in zip(*sides, strict=True)]
+    custom = CustomMetrics(registry().metrics().values(), (*rows.columns, *TensorMetrics.__struct_fields__))
+    rows = _with_metrics(rows, list(compare_pairs(pairs, progress, custom)))
+    names = [str(name) for (name,) in rows.select(pl.coalesce("name_target", "name_golden")).rows()]
+    return rows.hstack(custom.columns(rows.height)), custom.notes(names)
+
+
+def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump) -> list[StoredSide | None]:
+    columns = [f"{name}_{side}" for name in ("file_name", "shape", "dtype", "numel")]
+    return [StoredSide(dump, name, *about) if name else None for name, *about in rows.select(columns).rows()]
+
+
+def _with_metrics(rows: pl.DataFrame, results: Sequence[TensorMetrics]) -> pl.DataFrame:
+    columns = [
+        pl.Series(field.name, [getattr(result, field.name) for result in results], _COLUMN_TYPES[field.type])
+        for field in msgspec.structs.fields(TensorMetrics)
+    ]
+    counted = [pl.coalesce(column, pl.col(column.name)) for column in columns if column.name in rows.columns]
+    return rows.with_columns(counted).hstack([column for column in columns if column.name not in rows.columns])
+
+
+_COLUMN_TYPES: dict[Any, Any] = {
+    float | None: pl.Float64, int | None: pl.Int64, str | None: pl.String, str: pl.String,
+}  # fmt: skip

@@ -17,7 +17,7 @@ from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
-from msprobe_core.compare.tensors import Progress, compare_files
+from msprobe_core.compare.tensors import Progress, add_tensor_metrics
 from msprobe_core.compare.verdict import (
     UNRECORDED,
     Verdict,
@@ -53,7 +53,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     Args:
         pair: Where they are.
         options: How.
-        progress: Told how many tensors have been compared, and of how many.
+        progress: Told how many bytes of tensors have been compared, and of how many.
 
     Raises:
         CompareError: the two have nothing in common, or are not of the same kind.
@@ -72,8 +72,9 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         )
     mode = _mode_of(target, golden)
     rows = add_sketch_error(metrics.add_statistics(rows))
+    notes: list[str] = []
     if mode is Mode.TENSOR:
-        rows = _add_tensor_metrics(rows, target, golden, progress)
+        rows, notes = add_tensor_metrics(rows, target, golden, progress)
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     nodes = judge_nodes(rows, target=target)
     rows = rows.filter(~_is_empty_call())
@@ -92,7 +93,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *_note_uncompared(rows)],
+        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows)],
         rows=rows,
         entries=nodes,
         stacks=stacks,
@@ -111,44 +112,6 @@ def _mode_of(target: Dump, golden: Dump) -> Mode:
             "record both with the same 'summary_mode'"
         )
     return Mode.CHECKSUM
-
-
-def _add_tensor_metrics(rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None) -> pl.DataFrame:
-    """Compare the files of every pair of rows that has two; a tensor's error replaces that of its statistics."""
-    files = rows.select("file_name_target", "file_name_golden").rows()
-    pairs = [(target.tensor_path(t), golden.tensor_path(g)) if t and g else None for t, g in files]
-    results = pl.DataFrame(
-        [
-            (
-                m.cosine,
-                m.euclidean,
-                m.largest_abs,
-                m.largest_rel,
-                m.within_1e3,
-                m.within_5e3,
-                m.error,
-                m.status,
-                m.problem,
-            )
-            for m in compare_files(pairs, progress)
-        ],
-        schema=_TENSOR_COLUMNS,
-        orient="row",
-    )
-    return rows.hstack(results).with_columns(error=pl.coalesce("tensor_error", "error")).drop("tensor_error")
-
-
-_TENSOR_COLUMNS = {
-    "cosine": pl.Float64,
-    "euclidean": pl.Float64,
-    "largest_abs": pl.Float64,
-    "largest_rel": pl.Float64,
-    "within_1e3": pl.Float64,
-    "within_5e3": pl.Float64,
-    "tensor_error": pl.Float64,
-    "status": pl.String,
-    "problem": pl.String,
-}
 
 
 def _is_empty_call() -> pl.Expr:

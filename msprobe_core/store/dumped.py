@@ -14,6 +14,8 @@ from msprobe_core.store import layout
 if TYPE_CHECKING:
     import polars as pl
 
+    from msprobe_core.hookspecs import TensorSource
+
 _V = TypeVar("_V")
 
 MAX_BYTES = 10 << 30
@@ -85,6 +87,16 @@ class StoredDump(ABC):
             DumpError: ``file_name`` would lead out of the dump's directory.
         """
         return layout.tensor_path(self.path, file_name)
+
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """Return a stored tensor; its elements are read when they are asked for.
+
+        Raises:
+            DumpError: it is missing, damaged, no tensor, or lies outside of the dump's directory.
+        """
+        from msprobe_core.store.tensors import open_tensor  # statistics are compared without it
+
+        return open_tensor(self.tensor_path(file_name))
 
 
 def read_content(path: Path) -> bytes:

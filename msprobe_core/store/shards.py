@@ -19,7 +19,7 @@ from msprobe_core.errors import StoreError
 from msprobe_core.model import TensorContent
 from msprobe_core.store import layout
 from msprobe_core.store.growing import write_at
-from msprobe_core.store.tensors import SAFETENSORS_DTYPES
+from msprobe_core.store.tensor_values import SAFETENSORS_DTYPES
 
 MAX_BYTES = 256 << 20
 """A shard takes no further tensor that would make it longer; a larger tensor has a shard to itself."""

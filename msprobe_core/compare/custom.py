@@ -1,0 +1,156 @@
+"""Columns of the tensor table that plugins compute: over whole arrays, which the core's own metrics never need."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from msprobe_core.errors import PluginError
+from msprobe_core.hookspecs import Metric, TensorSource
+
+Cell: TypeAlias = "float | int | str | None"
+
+PREFIX = "metric:"
+"""Beginning of the columns' names in the aligned rows; what follows is the column's title."""
+
+MAX_BYTES = 1 << 30
+"""Largest tensor, as it is handed to metrics, that is read whole."""
+
+_CHUNK = 1 << 20
+_SMALL_BYTES = 16 << 20
+"""Pairs up to this size are in memory as many at a time as there are threads; of larger ones, one."""
+
+_TABLE = (
+    "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape", "NPU Requires_grad",
+    "Bench Requires_grad", "Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio",
+    "Five Thousandths Err Ratio", "NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min",
+    "Bench mean", "Bench l2norm", "Requires_grad Consistent", "Result", "Err_message", "Accuracy Reached or Not",
+    "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr",
+)  # fmt: skip
+"""Titles that the tables of established tools have."""
+
+
+class CustomMetrics:
+    """The metrics of plugins, and what they have found; may be asked by several threads at once."""
+
+    def __init__(self, metrics: Iterable[Metric], reserved: Iterable[str] = ()) -> None:
+        """Take metrics of different names.
+
+        Args:
+            metrics: As the hook returned them.
+            reserved: Names of columns besides those of the established tables.
+
+        Raises:
+            PluginError: a metric's name is that of another column.
+        """
+        self._metrics = list(metrics)
+        taken = {name.casefold() for name in (*_TABLE, *reserved)}
+        for metric in self._metrics:
+            if not metric.name or metric.name.casefold() in taken:
+                raise PluginError(
+                    f"the metric {metric.name!r} has the name of a column of the table; give it another, or uninstall "
+                    "its plugin"
+                )
+        self._cells: dict[int, list[Cell]] = {}
+        self._failures: dict[int, list[tuple[str, str]]] = {}
+        self._one_large = threading.Lock()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._metrics)
+
+    def compare(self, row: int, target: TensorSource, golden: TensorSource) -> None:
+        """Ask every metric about a pair of tensors of the same shape, and keep what it says for ``row``.
+
+        Raises:
+            DumpError: a tensor cannot be read.
+        """
+        num_bytes = math.prod(target.shape) * 8
+        if num_bytes > MAX_BYTES:
+            reason = f"the tensor has more than {MAX_BYTES >> 30} GiB, and is not read whole"
+            self._keep(row, [None] * len(self._metrics), [(metric.name, reason) for metric in self._metrics])
+        elif num_bytes > _SMALL_BYTES:
+            with self._one_large:
+                self._ask(row, _whole(target), _whole(golden))
+        else:
+            self._ask(row, _whole(target), _whole(golden))
+
+    def _ask(self, row: int, target: NDArray[Any], golden: NDArray[Any]) -> None:
+        cells: list[Cell] = []
+        failures: list[tuple[str, str]] = []
+        for metric in self._metrics:
+            try:
+                cells.append(_cell(metric.compare(target, golden)))
+            except Exception as error:  # noqa: BLE001, PERF203  # a plugin's metric must not end the comparison
+                cells.append(None)
+                failures.append((metric.name, f"{type(error).__name__}: {error}"))
+        self._keep(row, cells, failures)
+
+    def _keep(self, row: int, cells: list[Cell], failures: list[tuple[str, str]]) -> None:
+        self._cells[row] = cells
+        if failures:
+            self._failures[row] = failures
+
+    def columns(self, num_rows: int) -> list[pl.Series]:
+        """Return a column for each metric, of numbers or, if one of its cells is text, of text."""
+        nothing: list[Cell] = [None] * len(self._metrics)
+        rows = [self._cells.get(row, nothing) for row in range(num_rows)]
+        return [_series(PREFIX + metric.name, [cells[i] for cells in rows]) for i, metric in enumerate(self._metrics)]
+
+    def notes(self, names: Sequence[str]) -> list[str]:
+        """Return what went wrong, a sentence for each metric; ``names`` are those of the rows."""
+        notes: list[str] = []
+        for metric in self._metrics:
+            found = [
+                (row, reason) for row, all_ in self._failures.items() for name, reason in all_ if name == metric.name
+            ]
+            if found:
+                row, reason = min(found)
+                notes.append(
+                    f"the metric {metric.name!r} could not be computed for {len(found):,} tensors; the first is "
+                    f"{names[row]} ({reason})"
+                )
+        return notes
+
+
+def _whole(source: TensorSource) -> NDArray[Any]:
+    """Return a tensor in float32 if it is no wider, else in float64 or complex128."""
+    numel = math.prod(source.shape)
+    whole: NDArray[Any] | None = None
+    begin = 0
+    for values in source.chunks(_CHUNK):
+        if whole is None:
+            is_narrow = values.dtype.kind == "f" and values.dtype.itemsize <= 4
+            kind = np.complex128 if values.dtype.kind == "c" else np.float32 if is_narrow else np.float64
+            whole = np.empty(numel, kind)
+        whole[begin : begin + values.size] = values
+        begin += values.size
+    return np.reshape(np.empty(0) if whole is None else whole, source.shape)
+
+
+def _cell(value: object) -> Cell:
+    """Return what a metric may return, as Python has it.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real | np.floating):
+        return float(cast("Any", value))
+    raise TypeError(f"it returned {type(value).__name__}, not a number or text")
+
+
+def _series(name: str, cells: list[Cell]) -> pl.Series:
+    if any(isinstance(cell, str) for cell in cells):
+        return pl.Series(name, [None if cell is None else str(cell) for cell in cells], pl.String)
+    return pl.Series(name, [None if cell is None else float(cell) for cell in cells], pl.Float64)

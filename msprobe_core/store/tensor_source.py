@@ -1,0 +1,287 @@
+"""Tensors in files whose elements are read when they are asked for, in pieces of bounded size.
+
+Files are read, not mapped into memory: one that is cut off while it is being read is an error that can be told, and
+not the end of the process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.errors import DumpError
+from msprobe_core.fingerprint.crc import crc32
+from msprobe_core.store.tensor_values import widen
+
+Array: TypeAlias = NDArray[Any]
+
+MAX_TENSOR_BYTES = 64 << 30
+"""Largest tensor that is unfolded from its file; one with strides of 0 may describe any size."""
+
+_READ_BYTES = 1 << 20
+_GATHER_BYTES = 16 << 20
+"""Views that do not lie in their file in C order are collected in blocks of this size; twice that is read for one."""
+
+_MIN_DENSITY = 1 / 8
+"""Part of the bytes read for a block that must be of use; where it is less, the block is read in smaller ones."""
+
+_PAGE_BYTES = 4096
+_MAX_DIMS = 32
+"""As NumPy 1 has it."""
+
+_MAX_ITEM_BYTES = 16
+"""Of numbers; texts are longer, and fewer of them are read at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """A run of bytes in a file.
+
+    Attributes:
+        file: The file to open.
+        begin: Where the run begins.
+        num_bytes: How long it is; it ends within the file, as far as its size said when it was opened.
+        crc: CRC-32 of the run; ``None`` if it was not recorded.
+    """
+
+    file: Path
+    begin: int
+    num_bytes: int
+    crc: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor in a file; see `msprobe_core.hookspecs.TensorSource`.
+
+    Attributes:
+        name: What messages call it: the file's path and, in a shard, the key.
+        storage: The bytes that the tensor is a view of.
+        stored: How NumPy reads them.
+        dtype: What they mean.
+        shape: Of the tensor.
+        strides: In elements, none negative.
+        offset: Of the first element, in elements.
+        is_negated: Whether the values are those stored with the other sign.
+        is_conjugated: Whether the imaginary parts are those stored with the other sign.
+
+    A view that reaches out of its storage is refused when it is made.
+    """
+
+    name: Path
+    storage: Storage
+    stored: Any  # np.dtype, most of whose members have no types
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    is_negated: bool = False
+    is_conjugated: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = (*self.shape, *self.strides, self.offset)
+        if len(self.shape) != len(self.strides) or len(self.shape) > _MAX_DIMS or min(numbers) < 0:
+            raise DumpError(f"{self.name}: describes a tensor with impossible sizes or strides")
+        num_bytes = self.storage.num_bytes
+        if 0 not in self.shape and (self.offset + self._extent) * self.stored.itemsize > num_bytes:
+            raise DumpError(f"{self.name}: describes a tensor larger than its {num_bytes} bytes; the file is damaged")
+        # Sizes beside one of 0 count: NumPy cannot make an array of such a shape either.
+        if math.prod(max(n, 1) for n in self.shape) * self.stored.itemsize > MAX_TENSOR_BYTES:
+            raise DumpError(f"{self.name}: describes a tensor of the shape {self.shape}, which is too large to unfold")
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all elements, before they are widened."""
+        return self.numel * self.stored.itemsize
+
+    def chunks(self, num_elements: int) -> Iterator[Array]:
+        """Yield the elements in C order as vectors of at most ``num_elements``; at least one vector, maybe empty.
+
+        Each is the caller's own. At most 8 bytes for each of ``num_elements`` are in memory at a time or, for a view
+        that does not lie in its file in C order, about 48 MiB more.
+
+        Raises:
+            DumpError: the file cannot be read, has become shorter, or its bytes do not match their checksum.
+        """
+        try:
+            with self.storage.file.open("rb", buffering=0) as file:
+                for values in self._stored_chunks(file, num_elements):
+                    yield self._values_of(values)
+        except OSError as error:
+            raise DumpError(f"{self.name}: cannot be read ({error.strerror or error})") from error
+
+    def read(self) -> Array:
+        """Return the whole tensor.
+
+        Raises:
+            DumpError: as `chunks`, or it does not fit into memory.
+        """
+        try:
+            whole: Array | None = None
+            begin = 0
+            for values in self.chunks(_READ_BYTES):
+                if whole is None:
+                    whole = np.empty(self.numel, values.dtype)
+                whole[begin : begin + values.size] = values
+                begin += values.size
+        except MemoryError as error:
+            raise DumpError(f"{self.name}: does not fit into memory") from error
+        assert whole is not None
+        return np.reshape(whole, self.shape)
+
+    @property
+    def _extent(self) -> int:
+        return _extent_of(self.shape, self.strides)
+
+    @property
+    def _is_contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+    def _stored_chunks(self, file: FileIO, num_elements: int) -> Iterator[Array]:
+        num_elements = max(1, min(num_elements, num_elements * _MAX_ITEM_BYTES // self.stored.itemsize))
+        if self.numel == 0:
+            yield np.empty(0, self.stored)
+        elif not self._is_contiguous:
+            self._check_content(file)
+            for block in self._gathered(file, max(num_elements, _GATHER_BYTES // self.stored.itemsize)):
+                for begin in range(0, block.size, num_elements):
+                    yield block[begin : begin + num_elements]
+        elif self.size_bytes != self.storage.num_bytes:
+            self._check_content(file)
+            yield from self._runs(file, num_elements)
+        else:
+            crc = 0
+            for values in self._runs(file, num_elements):
+                crc = crc32(_bytes_of(values), crc)
+                yield values
+            self._check_crc(crc)
+
+    def _runs(self, file: FileIO, num_elements: int) -> Iterator[Array]:
+        for begin in range(0, self.numel, num_elements):
+            values = np.empty(min(num_elements, self.numel - begin), self.stored)
+            self._read_into(file, self.offset + begin, values)
+            yield values
+
+    def _gathered(self, file: FileIO, num_elements: int) -> Iterator[Array]:
+        """Yield the elements of a view in C order, in blocks that take part of one dimension and all of those behind.
+
+        Blocks have about ``num_elements``, or more where the last dimension alone has.
+        """
+        axis = next(i for i in range(len(self.shape)) if math.prod(self.shape[i + 1 :]) <= num_elements)
+        step = num_elements // math.prod(self.shape[axis + 1 :])
+        for index in itertools.product(*map(range, self.shape[:axis])):
+            start = self.offset + sum(i * stride for i, stride in zip(index, self.strides, strict=False))
+            for begin in range(0, self.shape[axis], step):
+                sizes = (min(step, self.shape[axis] - begin), *self.shape[axis + 1 :])
+                block = np.empty(sizes, self.stored)
+                self._collect(file, start + begin * self.strides[axis], self.strides[axis:], block)
+                yield np.reshape(block, -1)
+
+    def _collect(self, file: FileIO, start: int, strides: tuple[int, ...], block: Array) -> None:
+        """Fill ``block`` with the view of its shape that begins at the element ``start``."""
+        extent = _extent_of(block.shape, strides)
+        num_bytes = extent * self.stored.itemsize
+        is_dense = num_bytes <= 2 * _GATHER_BYTES and block.size >= extent * _MIN_DENSITY
+        if is_dense or num_bytes <= _PAGE_BYTES:
+            values = np.empty(extent, self.stored)
+            self._read_into(file, start, values)
+            view_strides = [stride * self.stored.itemsize for stride in strides]
+            block[...] = np.lib.stride_tricks.as_strided(values, block.shape, view_strides, writeable=False)
+            return
+        # Much lies between the elements: halve the view where they are furthest apart.
+        axis = max((i for i, size in enumerate(block.shape) if size > 1), key=lambda i: strides[i])
+        half = block.shape[axis] // 2
+        before: tuple[slice, ...] = (slice(None),) * axis
+        self._collect(file, start, strides, block[(*before, slice(half))])
+        self._collect(file, start + half * strides[axis], strides, block[(*before, slice(half, None))])
+
+    def _read_into(self, file: FileIO, start: int, values: Array) -> None:
+        file.seek(self.storage.begin + start * self.stored.itemsize)
+        _read_fully(file, _bytes_of(values), self.name)
+
+    def _check_content(self, file: FileIO) -> None:
+        """Read the whole storage for its checksum; a view that is not all of it would not show damage."""
+        if self.storage.crc is None:
+            return
+        crc = 0
+        file.seek(self.storage.begin)
+        for begin in range(0, self.storage.num_bytes, _READ_BYTES):
+            content = np.empty(min(_READ_BYTES, self.storage.num_bytes - begin), np.uint8)
+            _read_fully(file, content, self.name)
+            crc = crc32(content, crc)
+        self._check_crc(crc)
+
+    def _check_crc(self, crc: int) -> None:
+        if self.storage.crc is not None and crc != self.storage.crc:
+            raise DumpError(f"{self.name}: its bytes do not match the checksum beside them; the file is damaged")
+
+    def _values_of(self, values: Array) -> Array:
+        if not self.stored.isnative:
+            values = values.astype(self.stored.newbyteorder("="))
+        values = widen(values, self.dtype)
+        if self.is_negated:
+            values = np.negative(values)
+        return np.conjugate(values) if self.is_conjugated else values
+
+
+class HeldTensor:
+    """A tensor that is in memory; see `msprobe_core.hookspecs.TensorSource`."""
+
+    def __init__(self, values: Any, dtype: str | None = None) -> None:
+        """Take an array of numbers or text; ``dtype`` is what it was stored as, if not what it is."""
+        self._values: Array = values
+        self.shape: tuple[int, ...] = values.shape
+        self.dtype: str = dtype or ("text" if values.dtype.kind in "SU" else values.dtype.name)
+
+    def chunks(self, num_elements: int) -> Iterator[Array]:
+        """Yield the elements in C order as vectors of at most ``num_elements``."""
+        flat = np.ravel(self._values)
+        for begin in range(0, flat.size, num_elements):
+            yield flat[begin : begin + num_elements]
+
+
+def _bytes_of(values: Any) -> Any:
+    return values.view(np.uint8)
+
+
+def _extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Return the number of elements from the first to the last of a view that has any."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a tensor in C order, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _read_fully(file: FileIO, content: Any, name: Path) -> None:
+    """Fill a vector of bytes from where ``file``, a raw one, stands.
+
+    Raises:
+        DumpError: the file ends before.
+    """
+    room = memoryview(content)
+    while room:
+        # A raw file gives no more than 2 GiB at a time, and may give less.
+        num_read = file.readinto(room)
+        if not num_read:
+            raise DumpError(f"{name}: is cut off: the file ends before the tensor")
+        room = room[num_read:]

@@ -1,0 +1,167 @@
+"""Columns of plugins in the table of compared tensors."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from msprobe_core.compare import compare_dumps, custom
+from msprobe_core.compare.custom import CustomMetrics
+from msprobe_core.errors import PluginError
+from msprobe_core.hookspecs import hookimpl
+from msprobe_core.plugins import Plugin, registry
+from msprobe_core.report import write_report
+from msprobe_core.store.tensor_source import HeldTensor
+
+
+class Metric:
+    def __init__(self, name, compare):
+        self.name, self.compare = name, compare
+
+
+def ask(*metrics, target=(1.0, 2.0), golden=(1.0, 4.0), dtype=np.float32):
+    found = CustomMetrics(metrics)
+    found.compare(0, HeldTensor(np.array(target, dtype)), HeldTensor(np.array(golden, dtype)))
+    return found
+
+
+def fail(target, golden):
+    raise ZeroDivisionError("nothing to divide by")
+
+
+def test_cells_are_numbers_or_text():
+    found = ask(
+        Metric("float", lambda t, g: np.float32(np.abs(t - g).max())),
+        Metric("int", lambda t, g: int((t != g).sum())),
+        Metric("text", lambda t, g: "far apart"),
+        Metric("other", lambda t, g: [t, g]),
+    )
+    cells = {column.name: column.to_list() for column in found.columns(2)}
+    assert cells["metric:float"] == [2.0, None]
+    assert cells["metric:int"] == [1.0, None]
+    assert cells["metric:text"] == ["far apart", None]
+    assert cells["metric:other"] == [None, None]
+    [note] = found.notes(["x", "y"])
+    assert note.startswith(
+        "the metric 'other' could not be computed for 1 tensors; the first is x (TypeError: it returned"
+    )
+
+
+def test_what_a_metric_raises_costs_its_cell_and_is_noted():
+    found = CustomMetrics([Metric("fails", fail), Metric("works", lambda t, g: 1.5)])
+    for row in (7, 3):
+        found.compare(row, HeldTensor(np.ones(3)), HeldTensor(np.ones(3)))
+    assert [column.to_list()[3] for column in found.columns(8)] == [None, 1.5]
+    names = [f"row {i}" for i in range(8)]
+    [note] = found.notes(names)
+    assert note.endswith("for 2 tensors; the first is row 3 (ZeroDivisionError: nothing to divide by)")
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [(np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64), (np.int64, np.float64),
+     (np.bool_, np.float64), (np.complex64, np.complex128)],
+)  # fmt: skip
+def test_arrays_are_floats_of_the_tensors_shape(stored, expected):
+    seen = []
+    found = CustomMetrics([Metric("m", lambda t, g: seen.extend((t, g)) or 0)])
+    values = np.arange(6).reshape(2, 3).astype(stored)
+    found.compare(0, HeldTensor(values), HeldTensor(values.T.copy()))
+    assert [(array.shape, array.dtype) for array in seen] == [((2, 3), expected), ((3, 2), expected)]
+    np.testing.assert_array_equal(seen[0], values)
+
+
+@pytest.mark.parametrize("name", ["Cosine", "cosine", "Result", "NPU max", "", "taken"])
+def test_names_of_other_columns_are_refused(name):
+    with pytest.raises(PluginError, match="has the name of a column of the table"):
+        CustomMetrics([Metric(name, fail)], reserved=["taken"])
+
+
+def test_the_titles_of_the_core_s_table_are_reserved(tmp_path):
+    path = write_dump(tmp_path, [np.ones(3, np.float32)])
+    write_report(compare_dumps(path, path), tmp_path / "out", xlsx=False)
+    [table] = (tmp_path / "out").glob("*.csv")
+    titles = table.read_text(encoding="utf-8-sig").splitlines()[0].split(",")
+    assert len(titles) > 20
+    for title in titles:
+        with pytest.raises(PluginError):
+            CustomMetrics([Metric(title, fail)])
+
+
+def test_large_tensors_are_left_out_and_others_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr(custom, "MAX_BYTES", 8 * 100)
+    found = CustomMetrics([Metric("m", lambda t, g: 1)])
+    found.compare(0, HeldTensor(np.ones(101)), HeldTensor(np.ones(101)))
+    assert found.columns(1)[0].to_list() == [None]
+    assert "is not read whole" in found.notes(["x"])[0]
+
+    monkeypatch.setattr(custom, "_SMALL_BYTES", 8)
+    together, most = 0, 0
+
+    def count(target, golden):
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        threading.Event().wait(0.02)
+        together -= 1
+        return 0
+
+    found = CustomMetrics([Metric("m", count)])
+    ones = HeldTensor(np.ones(50))
+    threads = [threading.Thread(target=found.compare, args=(row, ones, ones)) for row in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+
+
+def write_dump(directory, values):
+    (directory / "dump_tensor_data").mkdir(parents=True)
+    data = {}
+    for i, array in enumerate(values):
+        np.save(directory / "dump_tensor_data" / f"{i}.npy", array)
+        record = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": list(array.shape), "requires_grad": False}
+        record |= {"Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 1.0, "data_name": f"{i}.npy"}
+        data[f"Functional.relu.{i}.forward"] = {"input_args": [], "input_kwargs": {}, "output": [record]}
+    content = {"task": "tensor", "level": "L1", "framework": "pytorch", "dump_data_dir": None, "data": data}
+    (directory / "dump.json").write_text(json.dumps(content))
+    return directory / "dump.json"
+
+
+@pytest.fixture
+def plug_in():
+    def add(*metrics):
+        module = SimpleNamespace(msprobe_register_metrics=hookimpl(lambda: list(metrics)), __doc__="An example.")
+        registry().add(Plugin("example", None, "test"), lambda: module)
+
+    yield add
+    if registry().manager.get_plugin("example") is not None:
+        registry().manager.unregister(name="example")
+    registry()._plugins.pop("example", None)
+
+
+def test_a_plugin_adds_a_column(tmp_path, plug_in):
+    plug_in(Metric("SignChanges", lambda t, g: int((np.sign(t) != np.sign(g)).sum())), Metric("fails", fail))
+    ones = np.ones(3, np.float32)
+    target = write_dump(tmp_path / "t", [-ones, ones, np.ones((2, 2), np.float32)])
+    golden = write_dump(tmp_path / "g", [ones, ones, np.ones(4, np.float32)])
+    unit = compare_dumps(target, golden).units[0]
+    assert unit.rows["metric:SignChanges"].to_list() == [3.0, 0.0, None]
+    assert any("'fails' could not be computed for 2 tensors" in note for note in unit.notes)
+
+
+def test_a_plugin_with_the_name_of_a_column_is_an_error(tmp_path, plug_in):
+    plug_in(Metric("error", fail))
+    path = write_dump(tmp_path / "t", [np.ones(3, np.float32)])
+    with pytest.raises(PluginError, match="'error' has the name of a column"):
+        compare_dumps(path, path)
+
+
+def test_a_plugin_that_offers_a_name_twice_is_left_out(tmp_path, plug_in, caplog):
+    plug_in(Metric("m", fail), Metric("m", fail))
+    path = write_dump(tmp_path / "t", [np.ones(3, np.float32)])
+    assert "metric:m" not in compare_dumps(path, path).units[0].rows.columns
+    assert "it offers 'm' twice" in caplog.text
