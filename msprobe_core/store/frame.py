@@ -402,7 +402,7 @@ def _usual_cells(leaf: Leaf) -> Leaf | tuple[Any, ...]:
     Raises:
         _UnusualError: it has another shape.
     """
-    if leaf.type != _FAILURE:
+    if leaf.type != _FAILURE and leaf.placements is UNSET:
         if leaf.shape is not UNSET and leaf.dtype is not UNSET:
             return leaf
         if leaf.value is not UNSET:

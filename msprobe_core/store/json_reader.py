@@ -19,6 +19,8 @@ from msprobe_core.store import layout
 from msprobe_core.store.dumped import StoredDump, clip, read_content
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from msprobe_core.store.frame import FrameBuilder
 
 
@@ -101,7 +103,8 @@ class _Document(msgspec.Struct):
     data: dict[str, msgspec.Raw] | dict[str, Any]
     level: Any = ""
     framework: Any = ""
-    summary_mode: Any = ""
+    summary_mode: Any = None
+    dump_data_dir: Any = None
 
 
 class _SoundDocument(_Document):
@@ -141,9 +144,33 @@ def read_json_dump(path: Path) -> JsonDump:
         task=document.task,
         level=str(document.level),
         framework=str(document.framework),
-        summary_mode="md5" if frame["checksum"].null_count() < frame.height else "statistics",
+        summary_mode=document.summary_mode
+        if isinstance(document.summary_mode, str) and document.summary_mode
+        else _summary_mode_in(frame, is_ours=_has_execution(document)),
+        keeps_tensors=isinstance(document.dump_data_dir, str),
     )
     return JsonDump(path=path, header=header, frame=frame, notes=notes)
+
+
+def _has_execution(document: _Document) -> bool:
+    """Whether the first record says what only our own say."""
+    first: Any = next(iter(document.data.values()), None)
+    return b'"execution"' in bytes(first) if isinstance(first, msgspec.Raw) else "execution" in str(first)
+
+
+def _summary_mode_in(frame: pl.DataFrame, *, is_ours: bool) -> str:
+    """Return what a dump must have been recorded with that does not say it; empty if it cannot be told."""
+    if frame["sketch"].null_count() < frame.height:
+        return "sketch"
+    checksum = frame["checksum"].drop_nulls().head(1).to_list()
+    if not checksum:
+        return "statistics"
+    if len(checksum[0]) == _NUM_CRC_DIGITS:
+        return "md5"
+    return "" if is_ours else "xor"  # early releases of ours did not say which of xor and hash it was
+
+
+_NUM_CRC_DIGITS = 8
 
 
 def _add_record(builder: FrameBuilder, entry: str, record: Any) -> None:
@@ -172,7 +199,7 @@ def _read_document(path: Path, notes: list[str]) -> _Document:
     task, data = fields.get("task"), fields.get("data")
     if not isinstance(data, dict) or not isinstance(task, str):
         raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
-    header = {name: fields[name] for name in ("level", "framework", "summary_mode") if name in fields}
+    header = {name: fields[name] for name in _Document.__struct_fields__[2:] if name in fields}
     return _Document(task, cast("dict[str, Any]", data), **header)
 
 

@@ -33,6 +33,7 @@ class Leaf(
     sketch: Annotated[bytes, Meta(min_length=SIZE_BYTES, max_length=SIZE_BYTES)] | None = None
     error: str | None = None
     data_name: str | int | None = None
+    placements: Any = UNSET  # only of a part of a distributed tensor
     value: Any = UNSET
 
 
