@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping
+
 import polars as pl
 
 from msprobe_core import names
@@ -24,7 +26,8 @@ def structure_frames(target: Dump, golden: Dump) -> tuple[pl.DataFrame, pl.DataF
     """
     if target.frame.height and golden.frame.height:
         return _without_values(target.frame), _without_values(golden.frame)
-    return _calls(target), _calls(golden)
+    calls = _calls_of(target), _calls_of(golden)
+    return _frame_of(target, calls[0], calls[1]), _frame_of(golden, calls[1], calls[0])
 
 
 def _without_values(frame: pl.DataFrame) -> pl.DataFrame:
@@ -32,25 +35,34 @@ def _without_values(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.when(~is_tensor).then(pl.col(name)).alias(name) for name in _OF_VALUES)
 
 
-def _calls(dump: Dump) -> pl.DataFrame:
-    """Return one row for each call, without a value; ``text`` is the call around it."""
-    entries: dict[str, Phase] = {}
+def _calls_of(dump: Dump) -> dict[str, Phase]:
+    """Return the calls of a dump, in order."""
+    calls: dict[str, Phase] = {}
     for entry in dump.parents or dump.frame["entry"].unique(maintain_order=True):
         try:
             phase = names.parse_entry(entry).phase
         except EntryNameError:
             continue  # what stands for an optimizer's step, or a number, among the parents
         if phase is not Phase.PARAMETERS_GRAD:
-            entries[entry] = phase
-    if not entries:
+            calls[entry] = phase
+    if not calls:
         raise CompareError(
             f"{dump.path}: holds neither values nor calls (task '{dump.header.task}'); of a run with task "
             f"'{Task.STRUCTURE.value}', keep the files beside it, and record it at level L0 or mix"
         )
+    return calls
+
+
+def _frame_of(dump: Dump, calls: Mapping[str, Phase], others: Iterable[str]) -> pl.DataFrame:
+    """Return one row for each call, without a value; ``text`` is the call around it, of those that the other side has.
+
+    Some tools leave out the root of the model.
+    """
+    sites = {_site(entry) for entry in others}
     cells = {
-        "name": list(entries),
-        "phase": [phase.value for phase in entries.values()],
-        "text": [_site(dump.parents.get(entry)) for entry in entries],
+        "name": list(calls),
+        "phase": [phase.value for phase in calls.values()],
+        "text": [_enclosing_site(entry, dump.parents, sites) for entry in calls],
     }
     rows = pl.DataFrame(cells, schema={name: COLUMNS[name] for name in cells}).with_columns(
         key=pl.col("name"),
@@ -62,9 +74,21 @@ def _calls(dump: Dump) -> pl.DataFrame:
     return rows.with_columns(missing).select(COLUMNS.keys())
 
 
-def _site(entry: str | None) -> str | None:
-    """Return a call's name without its number: where the numbers differ, rows say it that stand before this one."""
-    head, _, number = (entry or "").rpartition(".")
+def _enclosing_site(entry: str, parents: Mapping[str, str | None], sites: Container[str]) -> str | None:
+    seen = {entry}  # the file may say that a call encloses itself
+    parent = parents.get(entry)
+    while parent is not None and parent not in seen:
+        site = _site(parent)
+        if site in sites:
+            return site
+        seen.add(parent)
+        parent = parents.get(parent)
+    return None
+
+
+def _site(entry: str) -> str:
+    """Return a module call's name without its number: where the numbers differ, rows say it that stand before."""
+    head, _, number = entry.rpartition(".")
     return head if number.isdecimal() else entry
 
 

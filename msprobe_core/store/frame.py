@@ -430,6 +430,8 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
     if not isinstance(shape := fields["shape"], list):
         raise ValueError(f"its shape is {shape!r}")  # noqa: TRY004  # a value in a file, not an argument
     text, numel = _shape_cells(cast("list[Any]", shape))
+    if isinstance(own := fields.get("md5"), float) and numel == 1:  # so other tools keep tensors without dimensions
+        fields = {"Max": own, "Min": own, "Mean": own, "Norm": abs(own)} | fields
     get = fields.get
     return (
         RowKind.TENSOR,
@@ -446,7 +448,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         get("num_inf"),
         None,
         _exact_text(get("Max"), get("Min")),
-        get("md5"),
+        checksum if isinstance(checksum := get("md5"), str) else None,
         None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
         get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
