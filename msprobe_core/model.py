@@ -293,7 +293,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         task: Value of `Task`; a plain string because readers meet tasks of other tools.
         level: Value of `Level`, likewise.
         framework: Name of the framework plugin, for example ``pytorch``.
-        summary_mode: Name of the processor that made the digests.
+        summary_mode: Name of the processor that made the digests; empty where an older dump does not say it.
         has_extra_info: Whether stacks and the nesting of calls are kept too.
         keeps_tensors: Whether files of whole tensors lie beside the records.
     """

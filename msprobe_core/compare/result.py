@@ -22,6 +22,7 @@ class Mode(str, Enum):
     STATISTICS = "statistics"
     CHECKSUM = "md5"
     TENSOR = "tensor"
+    STRUCTURE = "structure"
 
 
 @dataclass(frozen=True, kw_only=True)

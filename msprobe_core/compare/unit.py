@@ -13,10 +13,12 @@ from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.limits import LimitTable, conventional
+from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
+from msprobe_core.compare.structure import judge_nesting, structure_frames
 from msprobe_core.compare.tensors import Progress, add_tensor_metrics
 from msprobe_core.compare.verdict import (
     UNRECORDED,
@@ -30,7 +32,7 @@ from msprobe_core.compare.verdict import (
 )
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
-from msprobe_core.model import Phase, Task
+from msprobe_core.model import Phase
 from msprobe_core.store.json_reader import read_stacks
 
 
@@ -61,23 +63,20 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     """
     options = options or CompareOptions()
     target, golden = read_dump(pair.target), read_dump(pair.golden)
+    mode, notes = mode_of(target, golden)
     for dump in (target, golden):
-        if not dump.frame.height:
-            raise CompareError(f"{dump.path}: holds no values to compare (task '{dump.header.task}')")
         check_recorded(dump)
-    rows = align(target.frame, golden.frame)
-    if not (rows["match"] == Match.BOTH.value).any():
-        raise CompareError(
-            f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
-        )
-    mode = _mode_of(target, golden)
+    rows = _aligned(target, golden, mode)
     rows = add_sketch_error(metrics.add_statistics(rows))
-    notes: list[str] = []
     if mode is Mode.TENSOR:
-        rows, notes = add_tensor_metrics(rows, target, golden, progress)
+        rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress)
+        notes = [*notes, *tensor_notes]
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
+    if mode is Mode.STRUCTURE:
+        rows = judge_nesting(rows)
     nodes = judge_nodes(rows, target=target)
-    rows = rows.filter(~_is_empty_call())
+    if mode is not Mode.STRUCTURE:
+        rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
     fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
     return UnitResult(
@@ -100,18 +99,20 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     )
 
 
-def _mode_of(target: Dump, golden: Dump) -> Mode:
-    if target.header.task == golden.header.task == Task.TENSOR.value:
-        return Mode.TENSOR
-    first, second = (dump.frame["checksum"].drop_nulls().head(1).to_list() for dump in (target, golden))
-    if not first or not second:
-        return Mode.STATISTICS
-    if len(first[0]) != len(second[0]):
+def _aligned(target: Dump, golden: Dump, mode: Mode) -> pl.DataFrame:
+    frames = structure_frames(target, golden) if mode is Mode.STRUCTURE else (target.frame, golden.frame)
+    for dump, frame in zip((target, golden), frames, strict=True):
+        if not frame.height:
+            raise CompareError(
+                f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
+                "look whether 'scope', 'list' or 'rank' leave anything to record"
+            )
+    rows = align(*frames)
+    if not (rows["match"] == Match.BOTH.value).any():
         raise CompareError(
-            f"{target.path} and {golden.path} hold checksums of different kinds, {first[0]} and {second[0]}; "
-            "record both with the same 'summary_mode'"
+            f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
         )
-    return Mode.CHECKSUM
+    return rows
 
 
 def _is_empty_call() -> pl.Expr:

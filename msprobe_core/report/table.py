@@ -62,6 +62,8 @@ def columns_of(result: UnitResult) -> list[Column]:
     tail = [_consistent_grad(), Column("Result", pl.col("verdict")), Column("Err_message", _message_list())]
     if result.stacks:
         tail.append(Column("NPU_Stack_Info", pl.col("stack_info")))
+    if result.mode is Mode.STRUCTURE:
+        return [*basics, *tail]
     if result.mode is Mode.CHECKSUM:
         return [*basics, *_checksums(), *tail]
     estimates = _estimates() if SKETCH_ERROR in result.rows.columns else []

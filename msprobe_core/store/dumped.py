@@ -99,6 +99,11 @@ class StoredDump(ABC):
         return open_tensor(self.tensor_path(file_name))
 
 
+def clip(text: str, max_length: int = 200) -> str:
+    """Return what an error or a note may show of something in a file, which may be of any length."""
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
+
+
 def read_content(path: Path) -> bytes:
     """Return the bytes of a file.
 

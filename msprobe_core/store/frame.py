@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from itertools import count
 from typing import Any, cast
 
+import msgspec
 import polars as pl
+from msgspec import UNSET
 
 from msprobe_core import names
 from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import Phase, Role
 from msprobe_core.store import layout
+from msprobe_core.store.json_records import Call, Leaf, Part, decode_call, decode_gradients
 
 
 class RowKind(str, Enum):
@@ -50,6 +54,9 @@ COLUMNS: dict[str, Any] = {
 }
 """Columns of a dump's frame, one row per value, in execution order. Statistics are null where there are none."""
 
+_CELLS = dict(list(COLUMNS.items())[list(COLUMNS).index("kind") :])
+"""Those that a value gives; the others say where it stands."""
+
 _PARTS: tuple[tuple[str, Role], ...] = (
     ("input_args", Role.INPUT),
     ("input", Role.INPUT),
@@ -67,10 +74,35 @@ _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float
 
 
 class FrameBuilder:
-    """Collects rows; the only place that knows the shape of a record in ``dump.json``."""
+    """Collects rows; the only place that knows what the records of ``dump.json`` mean."""
 
     def __init__(self) -> None:
-        self._rows: list[tuple[Any, ...]] = []
+        self._names: list[str] = []
+        self._keys: list[str] = []
+        self._entries: list[str] = []
+        self._roles: list[Role] = []
+        self._phases: list[Phase] = []
+        self._cells: list[Leaf | tuple[Any, ...]] = []
+
+    def add_json(self, entry: str, content: bytes | msgspec.Raw) -> None:
+        """Append the rows of one entry whose record is still JSON.
+
+        Raises:
+            msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is not valid JSON; see `add_entry`.
+            TypeError, ValueError, KeyError, AttributeError: see `add_entry`.
+        """
+        num_rows = len(self._cells)
+        phase = _phase_of(entry)
+        try:
+            if phase is Phase.PARAMETERS_GRAD:
+                self._add_gradients(entry, decode_gradients(content))
+                return
+            if phase is not Phase.DEBUG:
+                self._add_call(entry, phase, decode_call(content))
+                return
+        except (_UnusualError, TypeError, ValueError, KeyError, AttributeError, RecursionError):
+            self._forget(num_rows)  # most errors of msgspec are ValueErrors
+        self.add_entry(entry, msgspec.json.decode(content))
 
     def add_entry(self, entry: str, record: Any) -> None:
         """Append the rows of one entry.
@@ -78,43 +110,90 @@ class FrameBuilder:
         Raises:
             TypeError, ValueError, KeyError, AttributeError: the record does not have the shape of a record.
         """
-        num_rows = len(self._rows)
+        num_rows = len(self._cells)
         try:
             self._add_rows(entry, record)
         except BaseException:
-            del self._rows[num_rows:]
+            self._forget(num_rows)
             raise
+
+    def build(self) -> pl.DataFrame:
+        """Return the frame."""
+        # Series by Series: polars takes several times as long when it is handed all of them at once.
+        places = (self._names, self._keys, self._entries, self._roles, self._phases)
+        columns = zip(COLUMNS.items(), places, strict=False)
+        rows = pl.DataFrame([_series(name, column, dtype) for (name, dtype), column in columns])
+        return rows.hstack(_frame_of_cells(self._cells))
+
+    def _forget(self, num_rows: int) -> None:
+        for column in (self._names, self._keys, self._entries, self._roles, self._phases, self._cells):
+            del column[num_rows:]
 
     def _add_rows(self, entry: str, record: Any) -> None:
         phase = _phase_of(entry)
         if phase is Phase.DEBUG:
             self._add_saved(entry, record)
-            return
-        if phase is Phase.PARAMETERS_GRAD:
-            for name, values in record.items():
-                if name != "execution" or isinstance(values, list):
-                    self._add_gradient(entry, name, values)
-            return
-        if _is_failure(record):
-            self._rows.append((entry, entry, entry, Role.OUTPUT, phase, *_failed_cells(record)))
-            return
-        num_rows = len(self._rows)
-        for part, role in _PARTS:
-            values = record.get(part)
-            if values:
-                for path, leaf in _leaves(values, ""):
-                    self._add(entry, phase, role, path, leaf)
-        if len(self._rows) == num_rows:
-            # A call without values is a call all the same: its row, named like the entry, tells that it was made.
-            self._rows.append((entry, entry, entry, Role.OUTPUT, phase, *_NONE_CELLS))
+        elif phase is Phase.PARAMETERS_GRAD:
+            self._add_gradients(entry, record)
+        elif _is_failure(record):
+            self._append(entry, entry, entry, Role.OUTPUT, phase, _failed_cells(record))
+        else:
+            num_rows = len(self._cells)
+            for part, role in _PARTS:
+                if values := record.get(part):
+                    for path, leaf in _leaves(values, ""):
+                        self._add(entry, phase, role, path, leaf)
+            self._add_empty_call(entry, phase, num_rows)
 
-    def build(self) -> pl.DataFrame:
-        """Return the frame."""
-        # Series by Series: polars takes several times as long when it is handed all of them at once.
-        columns = zip(*self._rows, strict=True) if self._rows else [() for _ in COLUMNS]
-        return pl.DataFrame(
-            [_series(name, column, dtype) for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True)]
-        )
+    def _add_call(self, entry: str, phase: Phase, call: Call) -> None:
+        """Append the rows of a record in its usual shape, of which there may be a million."""
+        if call.type is not UNSET:
+            raise _UnusualError
+        num_rows = len(self._cells)
+        if call.input_args:
+            self._add_part(entry, Role.INPUT, call.input_args)
+        if call.input:
+            self._add_part(entry, Role.INPUT, call.input)
+        if call.input_kwargs:
+            self._add_part(entry, Role.INPUT, call.input_kwargs)
+        if call.parameters:
+            self._add_part(entry, Role.PARAMETERS, call.parameters)
+        if call.output:
+            self._add_part(entry, Role.OUTPUT, call.output)
+        if call.output_kwargs:
+            self._add_part(entry, Role.OUTPUT, call.output_kwargs)
+        self._entries += [entry] * (len(self._cells) - num_rows)
+        self._phases += [phase] * (len(self._cells) - num_rows)
+        self._add_empty_call(entry, phase, num_rows)
+
+    def _add_part(self, entry: str, role: Role, values: Part) -> None:
+        """Append the rows of a part, but for what all parts of the call share."""
+        add_name, add_key, add_cells = self._names.append, self._keys.append, self._cells.append
+        num_rows = len(self._cells)
+        stem = names.row_name(entry, role, "")
+        for place, leaf in values.items() if isinstance(values, dict) else enumerate(values):
+            if type(leaf) is Leaf:
+                key = f"{stem}{place}"
+                add_cells(_usual_cells(leaf))
+                add_key(key)
+                add_name(key if leaf.data_name is None else _shown(leaf.data_name) or key)
+            else:
+                for path, inner in _leaves(leaf, str(place)):
+                    cells = _leaf_cells(inner)
+                    add_cells(cells)
+                    add_key(stem + path)
+                    add_name(_shown(_file_name(cells)) or stem + path)
+        self._roles += [role] * (len(self._cells) - num_rows)
+
+    def _add_empty_call(self, entry: str, phase: Phase, num_rows: int) -> None:
+        """Append a row for a call that has made none: named like the entry, it tells that the call was made."""
+        if len(self._cells) == num_rows:
+            self._append(entry, entry, entry, Role.OUTPUT, phase, _NONE_CELLS)
+
+    def _add_gradients(self, entry: str, record: Any) -> None:
+        for name, values in record.items():
+            if name != "execution" or isinstance(values, list):
+                self._add_gradient(entry, name, values)
 
     def _add_gradient(self, entry: str, name: str, values: Any) -> None:
         # The list has one element; if a tool ever writes more, they get a number of their own.
@@ -127,17 +206,39 @@ class FrameBuilder:
     def _add_saved(self, entry: str, value: Any) -> None:
         for path, leaf in list(_leaves(value, "")) or [("", None)]:
             name = f"{entry}.{path}" if path else entry
-            self._rows.append((name, name, entry, Role.OUTPUT, Phase.DEBUG, *_leaf_cells(leaf)))
+            self._append(name, name, entry, Role.OUTPUT, Phase.DEBUG, _leaf_cells(leaf))
 
     def _add(self, entry: str, phase: Phase, role: Role, path: str, leaf: Any, key: str | None = None) -> None:
         name = names.row_name(entry, role, path)
         cells = _leaf_cells(leaf)
-        file_name = cells[-1]
-        # A file is called like its row; a tensor in a shard like the first row that had these values.
-        has_own = isinstance(file_name, str) and layout.shard_member(file_name) is None
-        shown = names.row_of_file(str(file_name)) if has_own else name
+        self._append(_shown(_file_name(cells)) or name, key or name, entry, role, phase, cells)
+
+    def _append(self, name: str, key: str, entry: str, role: Role, phase: Phase, cells: Leaf | tuple[Any, ...]) -> None:
         # Enum members are strings; their .value is a slow property.
-        self._rows.append((shown, key or name, entry, role, phase, *cells))
+        self._names.append(name)
+        self._keys.append(key)
+        self._entries.append(entry)
+        self._roles.append(role)
+        self._phases.append(phase)
+        self._cells.append(cells)
+
+
+class _UnusualError(Exception):
+    """A record is not of the usual shape, and has to be decoded without expectations."""
+
+
+def _file_name(cells: Leaf | tuple[Any, ...]) -> Any:
+    return cells.data_name if isinstance(cells, Leaf) else cells[-1]
+
+
+def _shown(file_name: Any) -> str | None:
+    """Return the row name of a tensor that has a file of its own, which is called like it; ``None`` of others.
+
+    One in a shard may be called like another, which had these values first.
+    """
+    if isinstance(file_name, str) and layout.shard_member(file_name) is None:
+        return names.row_of_file(file_name)
+    return None
 
 
 def leaf_frame(leaves: Sequence[Any]) -> pl.DataFrame:
@@ -149,10 +250,72 @@ def leaf_frame(leaves: Sequence[Any]) -> pl.DataFrame:
     Raises:
         TypeError, ValueError, KeyError, AttributeError: one of them is no leaf.
     """
-    columns = list(COLUMNS.items())[-len(_NONE_CELLS) :]
-    rows = [_leaf_cells(leaf) for leaf in leaves]
-    cells = zip(*rows, strict=True) if rows else [() for _ in columns]
-    return pl.DataFrame([_series(name, column, dtype) for (name, dtype), column in zip(columns, cells, strict=True)])
+    return _frame_of_cells([_leaf_cells(leaf) for leaf in leaves])
+
+
+def _frame_of_cells(cells: Sequence[Leaf | tuple[Any, ...]]) -> pl.DataFrame:
+    tensors = [cell for cell in cells if isinstance(cell, Leaf)]
+    if len(tensors) == len(cells):
+        return _frame_of_tensors(tensors)
+    others = _frame_of_tuples([cell for cell in cells if not isinstance(cell, Leaf)])
+    if not tensors:
+        return others
+    next_tensor, next_other = count(), count(len(tensors))
+    number = pl.Series([next(next_tensor if isinstance(cell, Leaf) else next_other) for cell in cells])
+    return pl.concat([_frame_of_tensors(tensors), others])[number]
+
+
+def _frame_of_tuples(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
+    columns = zip(_CELLS.items(), zip(*rows, strict=True), strict=True)
+    return pl.DataFrame([_series(name, column, dtype) for (name, dtype), column in columns])
+
+
+def _frame_of_tensors(leaves: Sequence[Leaf]) -> pl.DataFrame:
+    """Return the columns from ``kind`` on; column by column, which takes a fraction of the time that rows take."""
+    shapes = {shape: _shape_cells(shape) for shape in {leaf.shape for leaf in leaves if leaf.shape is not UNSET}}
+    shape_cells = [shapes[leaf.shape] for leaf in leaves if leaf.shape is not UNSET]
+    extremes = [leaf.high for leaf in leaves], [leaf.low for leaf in leaves]
+    has_integers = any(int in set(map(type, column)) for column in extremes)
+    columns: dict[str, Sequence[Any]] = {
+        "type": [leaf.type for leaf in leaves],
+        "dtype": [leaf.dtype for leaf in leaves],
+        "shape": [text for text, _ in shape_cells],
+        "numel": [numel for _, numel in shape_cells],
+        "requires_grad": [leaf.requires_grad for leaf in leaves],
+        "max": _numbers(extremes[0]),
+        "min": _numbers(extremes[1]),
+        "mean": _numbers([leaf.mean for leaf in leaves]),
+        "norm": _numbers([leaf.norm for leaf in leaves]),
+        "num_nan": [leaf.num_nan for leaf in leaves],
+        "num_inf": [leaf.num_inf for leaf in leaves],
+        "exact": [_exact_text(*pair) for pair in zip(*extremes, strict=True)] if has_integers else (),
+        "checksum": [leaf.checksum for leaf in leaves],
+        "sketch": [leaf.sketch for leaf in leaves],
+        "failure": [leaf.error for leaf in leaves],
+        "file_name": [leaf.data_name if isinstance(leaf.data_name, str) else None for leaf in leaves],
+    }
+    series: list[pl.Series] = []
+    for name, dtype in _CELLS.items():
+        if column := columns.get(name):
+            series.append(_series(name, column, dtype))
+        else:
+            value = RowKind.TENSOR if name == "kind" else None
+            series.append(_series(name, [value] * len(leaves), dtype))
+    return pl.DataFrame(series)
+
+
+def _numbers(values: Sequence[Any]) -> Sequence[float | None]:
+    if set(map(type, values)) <= {float, type(None)}:
+        return values
+    return [_number(value) for value in values]
+
+
+def _shape_cells(shape: Sequence[Any]) -> tuple[str, int | None]:
+    """Return a shape as text, and the number of elements; ``None`` of a shape that no tensor has."""
+    numel = 1
+    for size in shape:
+        numel *= size
+    return str(list(shape)), numel if 0 <= numel < 2**63 else None
 
 
 def with_names(rows: pl.DataFrame) -> pl.DataFrame:
@@ -190,17 +353,13 @@ def _series(name: str, column: Sequence[Any], dtype: Any) -> pl.Series:
 
 def _phase_of(entry: str) -> Phase:
     # Not parse_entry: dumps of other tools may hold names outside of the grammar, and they are shown all the same.
-    parts = entry.rsplit(".", 2)
-    if len(parts) == 3 and parts[1] in _PHASES:
-        return _PHASES[parts[1]]
-    if parts[-1] == Phase.PARAMETERS_GRAD.value:  # older tools give it no number
-        return Phase.PARAMETERS_GRAD
-    if names.is_saved(entry):
-        return Phase.DEBUG
-    return Phase.BACKWARD if parts[-1] == Phase.BACKWARD.value else Phase.FORWARD
+    head, _, last = entry.rpartition(".")
+    phase = _LAST.get(last) or _CALLS.get(head.rpartition(".")[2])
+    return phase or Phase.FORWARD
 
 
-_PHASES = {phase.value: phase for phase in Phase if phase is not Phase.DEBUG}
+_CALLS = {phase.value: phase for phase in Phase if phase is not Phase.DEBUG}
+_LAST = _CALLS | {Phase.DEBUG.value: Phase.DEBUG}
 
 
 def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -219,11 +378,14 @@ def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, values
 
 
-_NONE_CELLS = (RowKind.NONE, *[None] * 17)
+_NONE_CELLS = (RowKind.NONE, *[None] * (len(_CELLS) - 1))
+
+
+_FAILURE = "error"
 
 
 def _is_failure(record: Any) -> bool:
-    return isinstance(record, dict) and cast("dict[str, Any]", record).get("type") == "error"
+    return isinstance(record, dict) and cast("dict[str, Any]", record).get("type") == _FAILURE
 
 
 def _failed_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
@@ -234,10 +396,26 @@ _LARGEST_EXACT = 2**53
 """Float64 holds all integers up to this one."""
 
 
-def _leaf_cells(leaf: Any) -> tuple[Any, ...]:
+def _usual_cells(leaf: Leaf) -> Leaf | tuple[Any, ...]:
+    """Return the cells of a leaf in its usual shape; a tensor's are made column by column later.
+
+    Raises:
+        _UnusualError: it has another shape.
+    """
+    if leaf.type != _FAILURE and leaf.placements is UNSET:
+        if leaf.shape is not UNSET and leaf.dtype is not UNSET:
+            return leaf
+        if leaf.value is not UNSET:
+            return _scalar_cells(leaf.type, leaf.value)
+    raise _UnusualError
+
+
+def _leaf_cells(leaf: Any) -> Leaf | tuple[Any, ...]:
     """Return the cells from ``kind`` on, in the order of `COLUMNS`."""
     if leaf is None:
         return _NONE_CELLS
+    if isinstance(leaf, Leaf):
+        return _usual_cells(leaf)
     if not isinstance(leaf, dict):
         return _scalar_cells(type(leaf).__name__, leaf)
     fields = cast("dict[str, Any]", leaf)
@@ -249,18 +427,17 @@ def _leaf_cells(leaf: Any) -> tuple[Any, ...]:
 
 
 def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
-    numel = 1
-    shape = fields["shape"]
-    if not isinstance(shape, list):
+    if not isinstance(shape := fields["shape"], list):
         raise ValueError(f"its shape is {shape!r}")  # noqa: TRY004  # a value in a file, not an argument
-    for size in cast("list[int]", shape):
-        numel *= size
+    text, numel = _shape_cells(cast("list[Any]", shape))
+    if isinstance(own := fields.get("md5"), float) and numel == 1:  # so other tools keep tensors without dimensions
+        fields = {"Max": own, "Min": own, "Mean": own, "Norm": abs(own)} | fields
     get = fields.get
     return (
         RowKind.TENSOR,
         get("type"),
         str(fields["dtype"]),
-        str(cast("list[int]", shape)),
+        text,
         numel,
         get("requires_grad"),
         _number(get("Max")),
@@ -271,7 +448,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         get("num_inf"),
         None,
         _exact_text(get("Max"), get("Min")),
-        get("md5"),
+        checksum if isinstance(checksum := get("md5"), str) else None,
         None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
         get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
@@ -300,12 +477,13 @@ def _scalar_value(fields: dict[str, Any]) -> Any:
 
 
 def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) and kind != "str":
+        value = _NOT_FINITE.get(value, value)
     number = _number(value) if kind in _NUMERIC or isinstance(value, int | float) else None
     dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
-    text = str(number) if kind == "float" and isinstance(value, str) else str(value)  # "Infinity" is inf to Python
     return (
-        RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, text, None, None,
-        None, None, None,
+        RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, str(value), None,
+        None, None, None, None,
     )  # fmt: skip
 
 

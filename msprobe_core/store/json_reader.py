@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -14,10 +16,12 @@ from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, Reader, hookimpl
 from msprobe_core.model import RunHeader
 from msprobe_core.store import layout
-from msprobe_core.store.dumped import StoredDump, read_content
+from msprobe_core.store.dumped import StoredDump, clip, read_content
 
 if TYPE_CHECKING:
-    pass
+    import polars as pl
+
+    from msprobe_core.store.frame import FrameBuilder
 
 
 class JsonDump(StoredDump):
@@ -92,6 +96,24 @@ def read_parents(path: Path) -> Mapping[str, str | None]:
     return parents
 
 
+class _Document(msgspec.Struct):
+    """A dump whose records are still JSON, or in one that was hard to read decoded already."""
+
+    task: str
+    data: dict[str, msgspec.Raw] | dict[str, Any]
+    level: Any = ""
+    framework: Any = ""
+    summary_mode: Any = None
+    dump_data_dir: Any = None
+
+
+class _SoundDocument(_Document):
+    data: dict[str, msgspec.Raw]
+
+
+_decode_document = msgspec.json.Decoder(_SoundDocument).decode
+
+
 def read_json_dump(path: Path) -> JsonDump:
     """Return the dump in the file ``path``.
 
@@ -104,44 +126,124 @@ def read_json_dump(path: Path) -> JsonDump:
     from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
 
     notes: list[str] = []
-    malformed: list[str] = []
-    content = _read_object(path, notes)
-    data = content.get("data")
-    if not isinstance(data, dict) or not isinstance(content.get("task"), str):
-        raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
+    malformed, num_malformed = "", 0
+    document = _read_document(path, notes)
     builder = FrameBuilder()
-    records = cast("dict[str, Any]", data)
-    for entry in list(records):
-        # Taken out one by one: the columns grow while the records go, so that memory holds one of the two.
-        record = records.pop(entry)
+    for entry, record in document.data.items():
         try:
-            builder.add_entry(entry, record)
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-            malformed.append(f"the record {entry!r} is malformed ({error})")
+            _add_record(builder, entry, record)
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # 50 ns
+            malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
+            num_malformed += 1
     frame = builder.build()
     if malformed and not frame.height:
-        raise DumpError(f"{path}: {malformed[0]}; no other record is sound")
+        raise DumpError(f"{path}: {malformed}; no other record is sound")
     if malformed:
-        notes.append(f"{path}: {malformed[0]}; malformed records, which are left out: {len(malformed)}")
+        notes.append(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
     header = RunHeader(
-        task=content["task"],
-        level=str(content.get("level", "")),
-        framework=str(content.get("framework", "")),
-        summary_mode="md5" if frame["checksum"].null_count() < frame.height else "statistics",
+        task=document.task,
+        level=str(document.level),
+        framework=str(document.framework),
+        summary_mode=document.summary_mode
+        if isinstance(document.summary_mode, str) and document.summary_mode
+        else _summary_mode_in(frame, is_ours=_has_execution(document)),
+        keeps_tensors=isinstance(document.dump_data_dir, str),
     )
     return JsonDump(path=path, header=header, frame=frame, notes=notes)
 
 
-def _read_object(path: Path, notes: list[str] | None = None) -> dict[str, Any]:
-    """Return the JSON object in ``path``; what is left of it if the file is cut off and ``notes`` may say so."""
-    decoded = _decode(path, read_content(path), notes)
+def _has_execution(document: _Document) -> bool:
+    """Whether the first record says what only our own say."""
+    first: Any = next(iter(document.data.values()), None)
+    return b'"execution"' in bytes(first) if isinstance(first, msgspec.Raw) else "execution" in str(first)
+
+
+def _summary_mode_in(frame: pl.DataFrame, *, is_ours: bool) -> str:
+    """Return what a dump must have been recorded with that does not say it; empty if it cannot be told."""
+    if frame["sketch"].null_count() < frame.height:
+        return "sketch"
+    checksum = frame["checksum"].drop_nulls().head(1).to_list()
+    if not checksum:
+        return "statistics"
+    if len(checksum[0]) == _NUM_CRC_DIGITS:
+        return "md5"
+    return "" if is_ours else "xor"  # early releases of ours did not say which of xor and hash it was
+
+
+_NUM_CRC_DIGITS = 8
+
+
+def _add_record(builder: FrameBuilder, entry: str, record: Any) -> None:
+    """Append the rows of a record.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError, RecursionError: it does not have the shape of a record.
+    """
+    if not isinstance(record, msgspec.Raw):
+        builder.add_entry(entry, record)
+        return
+    try:
+        builder.add_json(entry, record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Numbers beyond what strict JSON readers take, and bytes that are no text, do not make a record malformed.
+        builder.add_entry(entry, json.loads(bytes(record).decode("utf-8", "replace")))
+
+
+def _read_document(path: Path, notes: list[str]) -> _Document:
+    """Return the dump in ``path``; what is left of it if the file is cut off, which ``notes`` then says."""
+    content = read_content(path).removeprefix(_BYTE_ORDER_MARK)
+    for make_sound in (bytes, _with_quoted_numbers):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _decode_document(make_sound(content))
+    fields = _as_object(path, _decode(path, content, notes))
+    task, data = fields.get("task"), fields.get("data")
+    if not isinstance(data, dict) or not isinstance(task, str):
+        raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
+    header = {name: fields[name] for name in _Document.__struct_fields__[2:] if name in fields}
+    return _Document(task, cast("dict[str, Any]", data), **header)
+
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Editors add it."""
+
+_LINE_OF_NUMBER = re.compile(rb'[ \t]*"[^"\\]*"[ \t]*:[ \t]*(NaN|-?Infinity)[ \t]*,?[ \t\r]*')
+
+
+def _with_quoted_numbers(content: bytes) -> bytes:
+    """Return ``content`` with NaN and infinities as strings, where other tools write them as bare words.
+
+    Only words that are alone with their key on a line: as no string goes over the end of a line, they are in none.
+    """
+    pieces: list[bytes] = []
+    done = position = 0
+    while (position := _next_number(content, position)) >= 0:
+        begin, end = content.rfind(b"\n", 0, position) + 1, content.find(b"\n", position)
+        line = content[begin : end if end >= 0 else len(content)]
+        if found := _LINE_OF_NUMBER.fullmatch(line):
+            pieces += [content[done : begin + found.start(1)], b'"', found[1], b'"']
+            done = begin + found.end(1)
+        position = begin + len(line)
+    return b"".join([*pieces, content[done:]]) if pieces else content
+
+
+def _next_number(content: bytes, position: int) -> int:
+    """Return where the next line with one of the words may be, -1 if nowhere."""
+    found = [place for word in (b"NaN", b"Infinity") if (place := content.find(word, position)) >= 0]
+    return min(found, default=-1)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    return _as_object(path, _decode(path, read_content(path).removeprefix(_BYTE_ORDER_MARK), None))
+
+
+def _as_object(path: Path, decoded: Any) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise DumpError(f"{path}: holds {type(decoded).__name__}, not an object; give the path of a {layout.DUMP_FILE}")
     return cast("dict[str, Any]", decoded)
 
 
 def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
-    content = content.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
+    """Return what JSON stands for; of a dump that is cut off what is left, where ``notes`` may say so."""
     try:
         return msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -124,6 +124,7 @@ def _head(directory: Path, header: RunHeader) -> bytes:
         "task": header.task,
         "level": header.level,
         "framework": header.framework,
+        "summary_mode": header.summary_mode,
         "dump_data_dir": str((directory / layout.TENSOR_DIRECTORY).absolute()) if keeps_tensors else None,
     }
     return _encode(fields)[:-1] + b',\n"data":{\n'

@@ -387,7 +387,7 @@ def test_what_cannot_be_compared_is_said(tmp_path):
     write_dump(tmp_path / "fifth" / "rank6", {ENTRY: api(output=tensor(X))})
     with pytest.raises(CompareError, match="have no rank in common"):
         compare_dumps(tmp_path / "fifth", tmp_path / "other")
-    with pytest.raises(CompareError, match=r"holds no values to compare \(task 'structure'\)"):
+    with pytest.raises(CompareError, match=r"holds neither values nor calls \(task 'structure'\)"):
         compare_dumps(structure, one)
     with pytest.raises(DumpError, match="holds no dump"):
         compare_dumps(tmp_path, tmp_path)

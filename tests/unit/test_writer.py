@@ -100,7 +100,8 @@ def test_files_are_valid_after_each_batch(tmp_path):
         assert list(strict(tmp_path / "dump.json")["data"]) == [f"Tensor.add.{n}.forward" for n in range(i + 1)]
     writer.close()
     header = {key: value for key, value in strict(tmp_path / "dump.json").items() if key != "data"}
-    assert header == {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
+    said = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None}
+    assert header == said | {"summary_mode": "statistics"}
     assert strict(tmp_path / "stack.json")["1"] == [["Tensor.add.1.forward"], ["File b, line 2"]]
     assert read_stacks(tmp_path / "stack.json")["Tensor.add.2.forward"] == ["File a, line 1"]
     assert read_parents(tmp_path / "construct.json") == {

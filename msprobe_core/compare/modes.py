@@ -1,0 +1,100 @@
+"""What two dumps allow to compare, from what each says and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.result import Mode
+from msprobe_core.errors import CompareError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Task
+from msprobe_core.store.frame import RowKind
+
+
+class ModeFound(NamedTuple):
+    """What is compared, and what there is to say about it."""
+
+    mode: Mode
+    notes: Sequence[str]
+
+
+def mode_of(target: Dump, golden: Dump) -> ModeFound:
+    """Return what the two allow to compare.
+
+    Raises:
+        CompareError: nothing: they keep different things of their tensors.
+    """
+    tasks = target.header.task, golden.header.task
+    if Task.STRUCTURE.value in tasks:
+        return ModeFound(Mode.STRUCTURE, _note_other_tasks(target, golden, "the order of calls"))
+    if tasks == (Task.TENSOR.value, Task.TENSOR.value):
+        return ModeFound(Mode.TENSOR, [])
+    notes = _note_other_tasks(target, golden, "what both keep of a tensor") if Task.TENSOR.value in tasks else []
+    contents = _contents(target), _contents(golden)
+    checksums = [content.checksum for content in contents]
+    if all(checksums) and _are_alike(contents[0], contents[1]):
+        return ModeFound(Mode.CHECKSUM, notes)
+    shared = contents[0].others & contents[1].others
+    if not shared and all(content.others or content.checksum for content in contents):
+        raise CompareError(
+            f"{target.path} keeps {contents[0].text} of each tensor and {golden.path} {contents[1].text}, which cannot "
+            "be compared; record both with the same 'summary_mode'"
+        )
+    if all(checksums):
+        notes = [*notes, f"the checksums are of different kinds, {_kinds(contents)}; only statistics are compared"]
+    return ModeFound(Mode.STATISTICS, notes)
+
+
+class _Contents(NamedTuple):
+    """What a dump keeps of tensors.
+
+    ``summary_mode`` is empty where the dump does not say it; ``checksum`` is the first one, empty if it has none.
+    """
+
+    summary_mode: str
+    checksum: str
+    others: frozenset[str]
+
+    @property
+    def text(self) -> str:
+        """What it keeps, in words."""
+        kept = sorted(self.others)
+        if self.checksum:
+            kept.append(f"checksums{_of_mode(self)}")
+        return " and ".join(kept)
+
+
+def _contents(dump: Dump) -> _Contents:
+    is_tensor = pl.col("kind") == RowKind.TENSOR.value
+    found = dump.frame.select(
+        checksum=pl.col("checksum").drop_nulls().first(),
+        statistics=(is_tensor & pl.any_horizontal(pl.col(name).is_not_null() for name in STATISTICS)).any(),
+        sketches=pl.col("sketch").is_not_null().any(),
+    ).row(0, named=True)
+    others = frozenset(name for name in ("statistics", "sketches") if found[name])
+    return _Contents(dump.header.summary_mode, found["checksum"] or "", others)
+
+
+def _are_alike(first: _Contents, second: _Contents) -> bool:
+    if first.summary_mode and second.summary_mode:
+        return first.summary_mode == second.summary_mode
+    return len(first.checksum) == len(second.checksum)
+
+
+def _kinds(contents: Sequence[_Contents]) -> str:
+    return " and ".join(f"{content.checksum}{_of_mode(content)}" for content in contents)
+
+
+def _of_mode(content: _Contents) -> str:
+    return f" of summary_mode {content.summary_mode}" if content.summary_mode else f" such as {content.checksum}"
+
+
+def _note_other_tasks(target: Dump, golden: Dump, compared: str) -> list[str]:
+    if target.header.task == golden.header.task:
+        return []
+    tasks = f"the target is of the task '{target.header.task}' and the golden of '{golden.header.task}'"
+    return [f"{tasks}; {compared} is compared"]

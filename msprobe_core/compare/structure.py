@@ -1,0 +1,118 @@
+"""Compare which calls two programs make and how they are nested, where a dump holds no values."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import CompareError, EntryNameError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase, Role, Task
+from msprobe_core.store.frame import COLUMNS, RowKind
+
+_OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "file_name")
+"""Columns that say something about the values of a tensor."""
+
+
+def structure_frames(target: Dump, golden: Dump) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows to align: those of the dumps without values if both have rows, else one for each call.
+
+    Raises:
+        CompareError: a dump has neither.
+    """
+    if target.frame.height and golden.frame.height:
+        return _without_values(target.frame), _without_values(golden.frame)
+    calls = _calls_of(target), _calls_of(golden)
+    return _frame_of(target, calls[0], calls[1]), _frame_of(golden, calls[1], calls[0])
+
+
+def _without_values(frame: pl.DataFrame) -> pl.DataFrame:
+    is_tensor = pl.col("kind") == RowKind.TENSOR.value
+    return frame.with_columns(pl.when(~is_tensor).then(pl.col(name)).alias(name) for name in _OF_VALUES)
+
+
+def _calls_of(dump: Dump) -> dict[str, Phase]:
+    """Return the calls of a dump, in order."""
+    calls: dict[str, Phase] = {}
+    for entry in dump.parents or dump.frame["entry"].unique(maintain_order=True):
+        try:
+            phase = names.parse_entry(entry).phase
+        except EntryNameError:
+            continue  # what stands for an optimizer's step, or a number, among the parents
+        if phase is not Phase.PARAMETERS_GRAD:
+            calls[entry] = phase
+    if not calls:
+        raise CompareError(
+            f"{dump.path}: holds neither values nor calls (task '{dump.header.task}'); of a run with task "
+            f"'{Task.STRUCTURE.value}', keep the files beside it, and record it at level L0 or mix"
+        )
+    return calls
+
+
+def _frame_of(dump: Dump, calls: Mapping[str, Phase], others: Iterable[str]) -> pl.DataFrame:
+    """Return one row for each call, without a value; ``text`` is the call around it, of those that the other side has.
+
+    Some tools leave out the root of the model.
+    """
+    sites = {_site(entry) for entry in others}
+    cells = {
+        "name": list(calls),
+        "phase": [phase.value for phase in calls.values()],
+        "text": [_enclosing_site(entry, dump.parents, sites) for entry in calls],
+    }
+    rows = pl.DataFrame(cells, schema={name: COLUMNS[name] for name in cells}).with_columns(
+        key=pl.col("name"),
+        entry=pl.col("name"),
+        role=pl.lit(Role.INPUT.value, COLUMNS["role"]),
+        kind=pl.lit(RowKind.NONE.value, COLUMNS["kind"]),
+    )
+    missing = [pl.lit(None, dtype=dtype).alias(name) for name, dtype in COLUMNS.items() if name not in rows.columns]
+    return rows.with_columns(missing).select(COLUMNS.keys())
+
+
+def _enclosing_site(entry: str, parents: Mapping[str, str | None], sites: Container[str]) -> str | None:
+    seen = {entry}  # the file may say that a call encloses itself
+    parent = parents.get(entry)
+    while parent is not None and parent not in seen:
+        site = _site(parent)
+        if site in sites:
+            return site
+        seen.add(parent)
+        parent = parents.get(parent)
+    return None
+
+
+def _site(entry: str) -> str:
+    """Return a module call's name without its number: where the numbers differ, rows say it that stand before."""
+    head, _, number = entry.rpartition(".")
+    return head if number.isdecimal() else entry
+
+
+def judge_nesting(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return judged rows in which a call that stands elsewhere than its partner is an error.
+
+    Args:
+        rows: Of two frames of calls, aligned and judged; rows of values are left as they are.
+    """
+    is_call = pl.col("name_target") == pl.col("entry")
+    both = (pl.col("match") == Match.BOTH.value) & (pl.col("kind_target") == RowKind.NONE.value)
+    moved = is_call & both & pl.col("text_target").ne_missing(pl.col("text_golden"))
+    said = pl.format(
+        "error: it is called {}, and in the golden run {}.", _within("text_target"), _within("text_golden")
+    )
+    return rows.with_columns(
+        verdict=pl.when(moved).then(pl.lit(Verdict.ERROR.value)).otherwise("verdict"),
+        messages=pl.when(moved).then(pl.concat_list("messages", said)).otherwise("messages"),
+    )
+
+
+def _within(column: str) -> pl.Expr:
+    return (
+        pl.when(pl.col(column).is_null())
+        .then(pl.lit("outside of every call"))
+        .otherwise(pl.format("within {}", column))
+    )

@@ -1,0 +1,62 @@
+"""Records of ``dump.json`` in the shape that nearly all of them have, decoded without objects in between.
+
+A record that deviates from it in anything is refused here, and decoded again without expectations: that takes several
+times as long and knows every shape that there is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from msprobe_core.fingerprint.distance import SIZE_BYTES
+
+
+class Leaf(
+    msgspec.Struct, gc=False, rename={"high": "Max", "low": "Min", "mean": "Mean", "norm": "Norm", "checksum": "md5"}
+):
+    """A tensor, or another value that says its type; what a tensor has beyond these fields is of no use to a frame."""
+
+    type: str
+    dtype: str | UnsetType = UNSET
+    shape: tuple[int, ...] | UnsetType = UNSET
+    high: Any = None
+    low: Any = None
+    mean: Any = None
+    norm: Any = None
+    requires_grad: bool | None = None
+    num_nan: int | None = None
+    num_inf: int | None = None
+    checksum: str | None = None
+    sketch: Annotated[bytes, Meta(min_length=SIZE_BYTES, max_length=SIZE_BYTES)] | None = None
+    error: str | None = None
+    data_name: str | int | None = None
+    placements: Any = UNSET  # only of a part of a distributed tensor
+    value: Any = UNSET
+
+
+Node: TypeAlias = Leaf | list[Any] | None
+"""A value of a part. What a list holds that stands among the values is decoded without expectations."""
+
+Part: TypeAlias = list[Node] | dict[str, Node]
+
+
+class Call(msgspec.Struct):
+    """A forward or backward record."""
+
+    input_args: Part | None = None
+    input: Part | None = None
+    input_kwargs: Part | None = None
+    parameters: Part | None = None
+    output: Part | None = None
+    output_kwargs: Part | None = None
+    type: Any = UNSET  # only of what stands in the place of a record that could not be written
+
+
+decode_call = msgspec.json.Decoder(Call).decode
+"""Decode a forward or backward record. Raises `msgspec.MsgspecError`."""
+
+decode_gradients = msgspec.json.Decoder(dict[str, list[Node] | dict[str, Any]]).decode
+"""Decode a record of parameters' gradients by name; an object in their place is said of the execution, or unusual."""

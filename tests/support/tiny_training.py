@@ -1,0 +1,94 @@
+"""Train a tiny model for one step and dump it with whatever ``msprobe`` is installed: ours, or the one ours follows.
+
+    python tiny_training.py OUT --task statistics --level mix [--summary md5] [--micro 2] [--world 2] [--factor 2]
+
+Run with the python of an environment that has PyTorch and one of the two; both offer what is used here.
+"""
+
+import argparse
+import json
+import os
+import socket
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    """Linear, LayerNorm, Linear, with functions in between and one integer."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.fc1 = nn.Linear(8, 16)
+        self.norm = nn.LayerNorm(16)
+        self.fc2 = nn.Linear(16, 4)
+        self.factor = factor
+
+    def forward(self, x, *, scale=1.0):
+        y = torch.relu(self.norm(self.fc1(x))) * self.factor
+        return self.fc2(y * scale)
+
+
+def make_config(arguments, directory):
+    config = {"task": arguments.task, "level": arguments.level, "dump_path": str(arguments.out), "risk_level": "ALL"}
+    if arguments.task in {"statistics", "tensor"}:
+        config[arguments.task] = {"summary_mode": arguments.summary} if arguments.summary else {}
+    path = Path(directory, f"{arguments.out.name}_config.json")
+    path.write_text(json.dumps(config))
+    return path
+
+
+def train(rank, arguments, port):
+    if arguments.world > 1:
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        torch.distributed.init_process_group("gloo", rank=rank, world_size=arguments.world)
+    torch.manual_seed(0)
+    model = Model(arguments.factor)
+
+    from msprobe.pytorch import PrecisionDebugger
+
+    debugger = PrecisionDebugger(str(arguments.out.parent / f"{arguments.out.name}_config.json"))
+    torch.manual_seed(1 + rank)
+    is_debug = arguments.level == "debug"
+    if not is_debug:
+        debugger.start(model)
+    for _ in range(arguments.micro):
+        x = torch.randn(3, 8)
+        y = model(x, scale=0.5)
+        if arguments.world > 1:
+            torch.distributed.all_reduce(y.detach().clone())
+        if is_debug:
+            debugger.save(x, "x")
+            debugger.save({"y": [y, 3, "text"], "pair": (x[0], 0.5)}, "nest")
+            debugger.save(y, "y", True)
+        y.pow(2).mean().backward()
+    if not is_debug:
+        debugger.stop()
+    debugger.step()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--task", default="statistics")
+    parser.add_argument("--level", default="mix")
+    parser.add_argument("--summary")
+    parser.add_argument("--micro", type=int, default=1)
+    parser.add_argument("--world", type=int, default=1)
+    parser.add_argument("--factor", type=float, default=1.0)
+    arguments = parser.parse_args()
+    arguments.out = arguments.out.absolute()
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    make_config(arguments, arguments.out.parent)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if arguments.world == 1:
+        train(0, arguments, port)
+    else:
+        torch.multiprocessing.spawn(train, (arguments, port), nprocs=arguments.world)
+
+
+if __name__ == "__main__":
+    main()
