@@ -96,6 +96,10 @@ class Registry:
         """Return the executors by name."""
         return self._offers("msprobe_register_executors")
 
+    def api_maps(self) -> dict[str, hookspecs.ApiMap]:
+        """Return the maps to canonical names by framework."""
+        return self._offers("msprobe_register_api_maps")
+
     def commands(self) -> dict[str, Any]:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
@@ -170,6 +174,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_writers": hookspecs.WriterFactory,
     "msprobe_register_readers": hookspecs.Reader,
     "msprobe_register_executors": hookspecs.Executor,
+    "msprobe_register_api_maps": hookspecs.ApiMap,
     "msprobe_register_commands": _Command,
 }
 
