@@ -164,54 +164,98 @@ def _gaps(pairs: Sequence[Pair], num_rows: int, num_columns: int) -> Iterator[tu
             yield range(i + 1, next_i), range(j + 1, next_j)
 
 
-def slide(
+def settle(
     pairs: Sequence[Pair], target: Sequence[int], golden: Sequence[int], distance: Callable[[int, int], float]
 ) -> list[Pair]:
-    """Return ``pairs`` with every run that only one side has moved to where its neighbours agree best.
+    """Return ``pairs`` with those around calls that only one side has chosen anew, so that values agree best.
 
     Of several equal calls in a row the sequence does not tell which one is the extra one; the values do.
 
     Args:
         pairs: Ascending on both sides.
-        target: Identities; a run moves over calls that are equal to its own.
+        target: Identities; a call may stand for another that is equal.
         golden: Likewise.
-        distance: How much the values of a pair differ, >= 0.
+        distance: How much the values of a pair differ, >= 0 and below 1000.
     """
-    moved = _slide_rows(pairs, target, len(golden), distance)
-    turned = [(j, i) for i, j in moved]
-    turned = _slide_rows(turned, golden, len(target), lambda j, i: distance(i, j))
-    return [(i, j) for j, i in turned]
+    regions: list[tuple[int, int]] = []
+    # Whoever can give its partner to the lone call, and whoever can then give its to that one, and so on.
+    turned = [(j, i) for i, j in pairs]
+    found = [*_open_regions(pairs, target), *_open_regions(turned, golden)]
+    for begin, end in sorted(found):
+        if regions and begin <= regions[-1][1]:
+            regions[-1] = regions[-1][0], max(end, regions[-1][1])
+        else:
+            regions.append((begin, end))
+    settled: list[Pair] = []
+    done = 0
+    for begin, end in regions:
+        first = pairs[begin - 1] if begin else (-1, -1)
+        last = pairs[end] if end < len(pairs) else (len(target), len(golden))
+        rows, columns = range(first[0] + 1, last[0]), range(first[1] + 1, last[1])
+        settled += pairs[done:begin]
+        settled += _best_pairs(rows, columns, pairs[begin:end], target, golden, distance)
+        done = end
+    return [*settled, *pairs[done:]]
 
 
-def _slide_rows(
-    pairs: Sequence[Pair], target: Sequence[int], num_columns: int, distance: Callable[[int, int], float]
+def _open_regions(pairs: Sequence[Pair], rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of pairs, by number, among whose rows a run of rows without partner could be others."""
+    edges = [-1, *(i for i, _ in pairs), len(rows)]
+    for number, (before, behind) in enumerate(pairwise(edges)):
+        if behind - before < 2:
+            continue
+        # As far as the rows with partners around the run are like some row without.
+        kinds = set(rows[before + 1 : behind])
+        begin, end = number, number
+        while begin and rows[edges[begin]] in kinds:
+            begin -= 1
+            kinds.update(rows[edges[begin] + 1 : edges[begin + 1]])
+        while end < len(pairs) and rows[edges[end + 1]] in kinds:
+            end += 1
+            kinds.update(rows[edges[end] + 1 : edges[end + 1]])
+        if begin < end:
+            yield begin, end
+
+
+_MAX_CELLS = 300_000
+"""Largest table that is made to choose among equal calls; beyond, they are paired in order."""
+
+_PAIR = 1e6
+"""What a pair is worth, so that no distance is worth giving one up."""
+
+
+def _best_pairs(
+    rows: range,
+    columns: range,
+    pairs: Sequence[Pair],
+    target: Sequence[int],
+    golden: Sequence[int],
+    distance: Callable[[int, int], float],
 ) -> list[Pair]:
-    partners = dict(pairs)
-    for rows, columns in list(_gaps(pairs, len(target), num_columns)):
-        if rows and not columns:
-            _slide_run(rows, partners, target, distance)
-    return sorted(partners.items())
-
-
-def _slide_run(
-    run: range, partners: dict[int, int], target: Sequence[int], distance: Callable[[int, int], float]
-) -> None:
-    """Move one run of rows without a partner, in ``partners``, to its best place."""
-    places: list[tuple[float, int]] = [(0.0, 0)]
-    cost, shift = 0.0, 0
-    # Earlier: the row before the run gives its partner to the run's last row.
-    while (i := run.start - 1 - shift) in partners and target[i] == target[run.stop - 1 - shift]:
-        cost += distance(run.stop - 1 - shift, partners[i]) - distance(i, partners[i])
-        shift += 1
-        places.append((cost, -shift))
-    cost, shift = 0.0, 0
-    # Later: the row behind the run gives its partner to the run's first row.
-    while (i := run.stop + shift) in partners and target[i] == target[run.start + shift]:
-        cost += distance(run.start + shift, partners[i]) - distance(i, partners[i])
-        shift += 1
-        places.append((cost, shift))
-    _, best = min(places, key=lambda place: (place[0], abs(place[1])))
-    for step in range(-best):
-        partners[run.stop - 1 - step] = partners.pop(run.start - 1 - step)
-    for step in range(best):
-        partners[run.start + step] = partners.pop(run.stop + step)
+    """Return as many pairs as there were, of the least total distance."""
+    num_lone_rows, num_lone_columns = len(rows) - len(pairs), len(columns) - len(pairs)
+    width = num_lone_rows + num_lone_columns + 1
+    if len(rows) * width > _MAX_CELLS:
+        return list(pairs)
+    worth: list[dict[int, float]] = [dict.fromkeys(range(num_lone_columns + 1), 0.0)]
+    for i, row in enumerate(rows, start=1):
+        above, own = worth[-1], dict[int, float]()
+        for j in range(max(0, i - num_lone_rows), min(len(columns), i + num_lone_columns) + 1):
+            best = max(above.get(j, -1.0), own.get(j - 1, -1.0))
+            if j and target[row] == golden[columns[j - 1]]:
+                best = max(best, above.get(j - 1, -_PAIR) + _PAIR - distance(row, columns[j - 1]))
+            own[j] = best
+        worth.append(own)
+    chosen: list[Pair] = []
+    i, j = len(rows), len(columns)
+    while i and j:
+        best = worth[i].get(j, -1.0)
+        if worth[i - 1].get(j, -1.0) == best:
+            i -= 1
+        elif worth[i].get(j - 1, -1.0) == best:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            chosen.append((rows[i], columns[j]))
+    # Pairs that only a looser identity has made are none here.
+    return chosen[::-1] if len(chosen) >= len(pairs) else list(pairs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -12,6 +12,7 @@ import polars as pl
 from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
@@ -30,9 +31,11 @@ class CompareOptions:
 
     Attributes:
         stack_path: The target's ``stack.json`` if it is not beside the dump.
+        matching: How rows are paired beyond what is equal on both sides.
     """
 
     stack_path: Path | None = None
+    matching: Matching = field(default_factory=Matching)
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -52,7 +55,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     for dump in (target, golden):
         if not dump.frame.height:
             raise CompareError(f"{dump.path}: holds no values to compare (task '{dump.header.task}')")
-    rows = align(target.frame, golden.frame)
+    alignment = align(target, golden, options.matching)
+    rows = alignment.rows
     if not (rows["match"] == Match.BOTH.value).any():
         raise CompareError(
             f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
@@ -79,7 +83,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *_note_uncompared(rows)],
+        notes=[*target.notes, *golden.notes, *alignment.notes, *_note_uncompared(rows)],
         rows=rows,
         entries=nodes,
         stacks=stacks,
