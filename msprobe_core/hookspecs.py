@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -619,6 +620,34 @@ class Metric(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ApiMap:
+    """What a framework calls things, in canonical names, so that dumps of two frameworks can be compared.
+
+    Canonical names are those of PyTorch. What a map does not mention has its canonical name already.
+
+    Attributes:
+        name: The framework, as the field ``framework`` of a dump has it.
+        apis: Canonical name by own name, both with prefix and without index: ``{"Functional.dense":
+            "Functional.linear"}``.
+        prefixes: Canonical prefix by own prefix, for modules and for APIs that ``apis`` does not mention:
+            ``{"Mint": "Torch", "Cell": "Module"}``.
+        module_types: Canonical class by own class: ``{"Dense": "Linear"}``. Modules are paired by their path; classes
+            tell whether two that are paired are of one kind.
+        parameters: By own class of the module, the canonical name by a parameter's own name: ``{"LayerNorm": {"gamma":
+            "weight"}}``; those of the class ``""`` are for all classes.
+        arguments: By own name of the API, the canonical place of an argument by its own place, each a position or a
+            keyword: ``{"Functional.gather": {"1": "2", "2": "1", "axis": "dim"}}``. Gradients of arguments follow.
+    """
+
+    name: str
+    apis: Mapping[str, str] = field(default_factory=dict[str, str])
+    prefixes: Mapping[str, str] = field(default_factory=dict[str, str])
+    module_types: Mapping[str, str] = field(default_factory=dict[str, str])
+    parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+
+
 class HookSpecs:
     """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
 
@@ -680,6 +709,18 @@ class HookSpecs:
         Returns: `Metric` objects; each ``name`` is the title of a column, behind the core's own.
         Order: that of the plugins. Of two plugins that offer one name the later is left out, with a warning that names
             both; the name of a column of the core's is an error.
+        Errors: any exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_api_maps(self) -> Sequence[ApiMap]:  # pyright: ignore[reportReturnType]
+        """Offer canonical names for what a framework calls its APIs, module classes, parameters and arguments.
+
+        Called: when dumps whose names need translating are compared: of two frameworks, or with ``-am``.
+        Cost: start-up; must not import a framework, because dumps are compared where none is installed.
+        Returns: `ApiMap` objects; each ``name`` is a framework as dumps name it. One plugin may know several.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.
         """

@@ -174,3 +174,47 @@ def backward_of_parameters(entry: str) -> str | None:
     if site.phase is not Phase.PARAMETERS_GRAD:
         return None
     return format_entry(msgspec.structs.replace(site, phase=Phase.BACKWARD))
+
+
+API_CALL = r"^([^.]+\..+)\.([0-9]+)\.(?:forward|backward)$"
+"""Stem and index of an API's entry, for text that is taken apart by the column; not for modules."""
+
+MODULE_CALL = r"^((?:Module|Cell)\..+)\.(?:forward|backward|parameters_grad)\.([0-9]+)$"
+"""Stem and index of a module's entry, likewise."""
+
+
+def split_module(stem: str) -> tuple[str, str, str]:
+    """Return prefix, path and class of a module's stem: ``Module.head.Linear`` is ``Module``, ``head``, ``Linear``."""
+    prefix, _, rest = stem.partition(".")
+    path, _, type_name = rest.rpartition(".")
+    return prefix, path, type_name
+
+
+def split_api(stem: str) -> tuple[str, str]:
+    """Return prefix and name of an API's stem: ``Functional.linear`` is ``Functional``, ``linear``."""
+    prefix, _, name = stem.partition(".")
+    return prefix, name
+
+
+def is_module(name: str) -> bool:
+    """Whether a stem or an entry is that of a module."""
+    return name.partition(".")[0] in MODULE_PREFIXES
+
+
+def stem_of(entry: str) -> str | None:
+    """Return an entry's name without phase and index; ``None`` if it is outside of the grammar."""
+    try:
+        site = parse_entry(entry)
+    except EntryNameError:
+        return None
+    if site.kind is SiteKind.API:
+        return f"{site.prefix}.{site.path}"
+    return module_stem(site.prefix, site.path, site.type_name)
+
+
+def is_backward(entry: str) -> bool:
+    """Whether an entry is that of a backward, of an API or a module."""
+    return entry.endswith(_BACKWARD) or entry.rpartition(".")[0].endswith(_BACKWARD)
+
+
+_BACKWARD = f".{Phase.BACKWARD.value}"

@@ -100,6 +100,10 @@ class Registry:
         """Return the metrics by name."""
         return self._offers("msprobe_register_metrics")
 
+    def api_maps(self) -> dict[str, hookspecs.ApiMap]:
+        """Return the maps to canonical names by framework."""
+        return self._offers("msprobe_register_api_maps")
+
     def commands(self) -> dict[str, Any]:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
@@ -177,6 +181,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_readers": hookspecs.Reader,
     "msprobe_register_executors": hookspecs.Executor,
     "msprobe_register_metrics": hookspecs.Metric,
+    "msprobe_register_api_maps": hookspecs.ApiMap,
     "msprobe_register_commands": _Command,
 }
 

@@ -1,12 +1,28 @@
-"""Lay two dumps side by side: one row per pair of values, in the target's execution order."""
+"""Lay two dumps side by side: one row per pair of values, in the target's execution order.
+
+Where both sides have exactly the same calls, rows are paired by their names, and nothing else is done. Otherwise calls
+are paired first, by their place in the sequence of calls, and rows within each pair by their place in the call.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 import polars as pl
 
-_SHARED = ("entry", "role", "phase")
+from msprobe_core import names
+from msprobe_core.compare.calls import Calls, Matcher, canonical_text, list_calls, list_entries
+from msprobe_core.compare.mapping import Matching, Rule
+from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
+from msprobe_core.compare.sequence import Pair
+from msprobe_core.hookspecs import ApiMap, Dump
+from msprobe_core.model import Phase, Role
+from msprobe_core.plugins import registry
+from msprobe_core.store.frame import COLUMNS, RowKind
+
+_SHARED = ("role", "phase")
 
 
 class Match(str, Enum):
@@ -17,35 +33,54 @@ class Match(str, Enum):
     GOLDEN = "only golden"
 
 
-def align(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
-    """Return both frames joined by row key.
+@dataclass(frozen=True)
+class Alignment:
+    """Two dumps side by side.
 
-    Columns of a dump's frame appear twice, ending in ``_target`` and ``_golden``; ``entry``, ``role`` and ``phase``
-    once; ``match`` says which sides have the row. Rows are in the target's order; a row that only the golden side
-    has follows the row that it follows there.
+    Attributes:
+        rows: Columns of a dump's frame twice, ending in ``_target`` and ``_golden``; ``role`` and ``phase`` once;
+            ``match`` says which sides have the row. ``entry`` is the target's, or stands for an entry that only the
+            golden side has, and is the same for no two entries; ``entry_golden`` is the golden side's own. Rows are in
+            the target's order; a row that only the golden side has follows the row that it follows there.
+        notes: What there is to say about how calls were paired, for people.
     """
+
+    rows: pl.DataFrame
+    notes: Sequence[str]
+
+
+def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignment:  # noqa: B008  # frozen
+    """Return two dumps side by side."""
+    frameworks = (target.header.framework, golden.header.framework)
+    is_plain = not matching.renames and not matching.rows and frameworks[0] == frameworks[1]
+    # As many rows, and other calls: rare enough to find out by trying.
+    if is_plain and (target.frame.height == golden.frame.height or _have_same_entries(target, golden)):
+        rows = _join(_columns(target), _columns(golden).with_columns(unit="entry"))
+        if not _may_be_shifted(rows, target, golden):
+            return Alignment(_in_order(rows), [])
+    return _align_calls(target, golden, matching, frameworks)
+
+
+def _columns(dump: Dump) -> pl.DataFrame:
+    return dump.frame.select(COLUMNS.keys())
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
+    """Return both frames joined by ``key``; ``unit`` in ``golden``: what the entry of such a row is called here."""
     joined = _side(target, "target").join(_side(golden, "golden"), on=["key", "occurrence"], how="full", coalesce=True)
     has_target, has_golden = pl.col("row_target").is_not_null(), pl.col("row_golden").is_not_null()
-    return (
-        joined.with_columns(
-            pl.when(has_target & has_golden)
-            .then(pl.lit(Match.BOTH.value))
-            .when(has_target)
-            .then(pl.lit(Match.TARGET.value))
-            .otherwise(pl.lit(Match.GOLDEN.value))
-            .alias("match"),
-            *[pl.coalesce(f"{name}_target", f"{name}_golden").alias(name) for name in _SHARED],
-        )
-        .sort("row_golden", nulls_last=True)
-        .with_columns(anchor=pl.coalesce("row_target", pl.col("row_target").forward_fill(), pl.lit(-1)))
-        .sort("anchor", has_golden & ~has_target, "row_golden", nulls_last=False)
-        .drop(
-            "anchor",
-            "occurrence",
-            "row_target",
-            "row_golden",
-            *[f"{n}_{s}" for n in _SHARED for s in ("target", "golden")],
-        )
+    return joined.with_columns(
+        pl.when(has_target & has_golden)
+        .then(pl.lit(Match.BOTH.value))
+        .when(has_target)
+        .then(pl.lit(Match.TARGET.value))
+        .otherwise(pl.lit(Match.GOLDEN.value))
+        .alias("match"),
+        pl.coalesce("entry_target", "unit_golden").alias("entry"),
+        *[pl.coalesce(f"{name}_target", f"{name}_golden").alias(name) for name in _SHARED],
     )
 
 
@@ -55,3 +90,245 @@ def _side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
         occurrence=pl.int_range(pl.len()).over("key"),
         row=pl.int_range(pl.len(), dtype=pl.Int64),
     ).rename({name: f"{name}_{side}" for name in [*frame.columns, "row"] if name != "key"})
+
+
+def _in_order(joined: pl.DataFrame) -> pl.DataFrame:
+    only_golden = pl.col("match") == Match.GOLDEN.value
+    return (
+        joined.sort("row_golden", nulls_last=True)
+        .with_columns(anchor=pl.coalesce("row_target", pl.col("row_target").forward_fill(), pl.lit(-1)))
+        .sort("anchor", only_golden, "row_golden", nulls_last=False)
+        .drop(
+            "anchor",
+            "occurrence",
+            "row_target",
+            "row_golden",
+            "entry_target",
+            "unit_golden",
+            *[f"{n}_{s}" for n in _SHARED for s in ("target", "golden")],
+        )
+    )
+
+
+def _have_same_entries(target: Dump, golden: Dump) -> bool:
+    return set(target.frame["entry"].unique()) == set(golden.frame["entry"].unique())
+
+
+def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
+    """Whether pairs of one name may be different calls: a side lacks calls, or they do not look alike."""
+    if (joined["match"] != Match.BOTH.value).any() and not _have_same_entries(target, golden):
+        return True
+    pairs = joined.filter((pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value))
+    are_tensors = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
+    if pairs.select((are_tensors & (pl.col("shape_target") != pl.col("shape_golden"))).any()).item():
+        return True
+    # Calls that run in another order may be others; only the nesting can tell.
+    in_order = pairs.sort("row_target")["row_golden"].is_sorted()
+    return not in_order and bool(target.parents) and bool(golden.parents)
+
+
+# --- calls --------------------------------------------------------------------------------------------------------
+
+
+def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str]) -> Alignment:
+    entries = list_entries(target), list_entries(golden)
+    stems = [set(side["stem"].drop_nulls()) for side in entries]
+    translates = matching.apis is not None or frameworks[0] != frameworks[1]
+    maps: dict[str, ApiMap] = registry().api_maps() if translates else {}
+    naming = naming_of(matching, frameworks, maps, (stems[0], stems[1]))
+    crowded = _crowded(naming.target, stems[0]) | _crowded(naming.golden, stems[1])
+    own, other = (
+        list_calls(dump, listed, side, crowded, with_scopes=naming.needs_scopes)
+        for dump, listed, side in zip((target, golden), entries, (naming.target, naming.golden), strict=True)
+    )
+    matcher = Matcher(own, other, with_scopes=naming.needs_scopes)
+    pairs = matcher.in_sequence(is_fuzzy=matching.is_fuzzy)
+    if naming.is_plain and set(own.leads) == set(other.leads):
+        # Both have all calls: their numbers are right unless the sequence proves the contrary.
+        by_number = matcher.by_number()
+        if matcher.num_alike(pairs) <= matcher.num_alike(by_number):
+            pairs = by_number
+    units = _units(own, other, pairs, naming, crowded)
+    left = _with_places(_columns(target), own.entries, naming.target)
+    right = _with_units(_with_places(_columns(golden), other.entries, naming.golden), units, own.entries)
+    notes = [*naming.notes, *_note_numbers(own, other, pairs), *_note_types(own, other, pairs, naming)]
+    if matching.rows:
+        right = _with_given_pairs(left, right, matching.rows, notes)
+    return Alignment(
+        _in_order(_join(left, right)), [*notes, *naming.unused(), *_note_nesting(target, golden, matching)]
+    )
+
+
+def _crowded(side: Names, stems: set[str]) -> frozenset[str]:
+    """Return the paths under which there are several classes of modules, which then tell them apart."""
+    seen: dict[str, str] = {}
+    crowded: set[str] = set()
+    for stem in stems:
+        if names.is_module(stem):
+            path = side.path_of(stem)
+            if seen.setdefault(path, stem) != stem:
+                crowded.add(path)
+    return frozenset(crowded)
+
+
+def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crowded: frozenset[str]) -> pl.DataFrame:
+    """Return the target's entry (``unit``) for each golden one (``entry``) that has a partner."""
+    calls = pl.DataFrame(pairs, schema={"call": pl.Int64, "other_call": pl.Int64}, orient="row")
+    by_call = (
+        other.entries.select("entry", "phase", other_call="call")
+        .drop_nulls()
+        .join(calls, on="other_call")
+        .join(own.entries.select("phase", "call", unit="entry").drop_nulls(), on=["call", "phase"])
+        .select("entry", "unit")
+    )
+    gradients = [_gradients(side, listed, crowded) for side, listed in ((naming.target, own), (naming.golden, other))]
+    by_module = gradients[1].join(gradients[0].rename({"entry": "unit"}), on=["text", "index"]).select("entry", "unit")
+    # Saved values, and what other tools name in ways of their own.
+    rest = [side.entries.filter(pl.col("stem").is_null()).select("entry") for side in (other, own)]
+    by_name = rest[0].join(rest[1], on="entry").with_columns(unit="entry")
+    return pl.concat([by_call, by_module, by_name]).unique("entry", keep="first").unique("unit", keep="first")
+
+
+def _gradients(side: Names, calls: Calls, crowded: frozenset[str]) -> pl.DataFrame:
+    """Return the entries of parameters' gradients with canonical name and number."""
+    own = calls.entries.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("stem").is_not_null())
+    stems = own["stem"].unique().to_list()
+    texts = {stem: canonical_text(side, stem, "", crowded) for stem in stems}
+    return own.select("entry", "index", text=_translated(pl.col("stem"), texts))
+
+
+def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:
+    return column.replace_strict(list(texts), list(texts.values()), default=None, return_dtype=pl.String)
+
+
+def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names) -> pl.DataFrame:
+    """Add ``place``, canonical: where in its entry a row belongs; and ``numbered``, the entry as keys have it."""
+    rows = frame.join(entries.select("entry", "numbered", "stem"), on="entry", how="left", maintain_order="left")
+    rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
+    if side.has_places():
+        columns = ["stem", "phase", "role", "place"]
+        known = rows.select(columns).unique().drop_nulls("stem")
+        canonical = [_canonical_place(side, *cells) for cells in known.iter_rows()]
+        rows = rows.join(
+            known.with_columns(canonical=pl.Series(canonical, dtype=pl.String)),
+            on=columns,
+            how="left",
+            maintain_order="left",
+        )
+        rows = rows.with_columns(place=pl.coalesce("canonical", "place")).drop("canonical")
+    return rows.drop("stem").with_columns(key=_key("numbered"))
+
+
+def _canonical_place(side: Names, stem: str, phase: str, role: str, place: str) -> str:
+    word = "" if role == Role.PARAMETERS_GRAD.value else f"{role}."
+    if not place.startswith(word) or place == word:
+        return place
+    return word + side.place(stem, phase, role, place[len(word) :])
+
+
+def _key(entry: str) -> pl.Expr:
+    place = pl.col("place")
+    return pl.when(place == "").then(pl.col(entry)).otherwise(pl.concat_str(entry, place, separator="."))
+
+
+def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+    """Add ``unit``, what an entry of the golden side is called among the target's, and let ``key`` be made of it.
+
+    Args:
+        rows: Of the golden side, with places.
+        units: The target's entry by golden entry.
+        entries: All of the target's.
+    """
+    taken = entries.select("entry", "numbered")
+    named = (
+        rows.select("entry", "numbered")
+        .unique("entry")
+        .join(units, on="entry", how="left")
+        .join(taken.rename({"entry": "unit", "numbered": "unit_numbered"}), on="unit", how="left")
+        # Nobody's partner, but called like an entry of the target: the two must not become one.
+        .with_columns(own=pl.when(pl.col("entry").is_in(taken["entry"].to_list())).then(_FOREIGN).otherwise(pl.lit("")))
+        .select(
+            "entry",
+            unit=pl.coalesce("unit", pl.col("entry") + pl.col("own")),
+            unit_numbered=pl.coalesce("unit_numbered", pl.col("numbered") + pl.col("own")),
+        )
+    )
+    return (
+        rows.join(named, on="entry", how="left", maintain_order="left")
+        .with_columns(key=_key("unit_numbered"))
+        .drop("unit_numbered")
+    )
+
+
+_FOREIGN = pl.lit(" (golden)")
+
+
+def _with_given_pairs(
+    target: pl.DataFrame, golden: pl.DataFrame, rules: Sequence[Rule], notes: list[str]
+) -> pl.DataFrame:
+    """Return the golden side with the rows that the user has given to a row of the target, and only with those there.
+
+    Appends to ``notes`` what does not go as written.
+    """
+    wanted = pl.DataFrame(
+        {"name": [rule.target for rule in rules], "golden": [rule.golden for rule in rules]},
+        schema={"name": pl.String, "golden": pl.String},
+    ).with_row_index("rule")
+    given = wanted.join(target.select("name", wanted_key="key", wanted_unit="entry").unique("name"), on="name").join(
+        golden.select(golden="name").unique(), on="golden"
+    )
+    found = set(given["rule"])
+    notes += note_unused([rule for i, rule in enumerate(rules) if i not in found], len(rules), "a row of each dump")
+    twice = given.filter(pl.col("golden").is_duplicated())
+    notes += [
+        f"golden rows that the data mapping pairs with several rows of the target: {twice['golden'].n_unique()}; the "
+        f"first is {name}"
+        for name in twice["golden"].head(1)
+    ]
+    golden = golden.with_row_index("position")
+    mapped = (
+        golden.join(given.select("golden", "wanted_key", "wanted_unit"), left_on="name", right_on="golden")
+        .with_columns(key="wanted_key", unit="wanted_unit")
+        .drop("wanted_key", "wanted_unit")
+    )
+    rest = golden.filter(~pl.col("name").is_in(given["golden"].to_list()))
+    # A row whose partner has been given another one stays, and has none.
+    is_displaced = pl.col("key").is_in(given["wanted_key"].to_list())
+    rest = rest.with_columns(key=pl.when(is_displaced).then(pl.lit("displaced: ") + pl.col("key")).otherwise("key"))
+    return pl.concat([rest, mapped]).sort("position").drop("position")
+
+
+# --- notes --------------------------------------------------------------------------------------------------------
+
+
+def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
+    shifted = [
+        (own.leads[i], other.leads[j])
+        for i, j in pairs
+        if own.indices[i] != other.indices[j] and own.stems[i] == other.stems[j]
+    ]
+    if not shifted:
+        return []
+    first = "{} with {}".format(*shifted[0])
+    return [
+        f"calls paired by their place in the sequence instead of their number: {len(shifted):,}; the first is {first}"
+    ]
+
+
+def _note_types(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
+    modules = dict.fromkeys((own.stems[i], other.stems[j]) for i, j in pairs if names.is_module(own.stems[i]))
+    differing = [(a, b) for a, b in modules if naming.target.type_of(a) != naming.golden.type_of(b)]
+    if not differing:
+        return []
+    first = "{} with {}".format(*differing[0])
+    return [f"modules of different classes, paired by their path: {len(differing):,}; the first is {first}"]
+
+
+def _note_nesting(target: Dump, golden: Dump, matching: Matching) -> list[str]:
+    if matching.layers is None:
+        return []
+    return [
+        f"{dump.path}: the nesting of calls was not recorded, which the layer mapping needs; record at level mix"
+        for dump in (target, golden)
+        if not dump.parents
+    ]

@@ -91,6 +91,7 @@ def judge_nodes(judged: pl.DataFrame, *, limits: LimitTable | None = None, targe
         .group_by("entry", maintain_order=True)
         .agg(
             match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
+            entry_golden=pl.col("entry_golden").first(),
             num_errors=is_error.sum(),
             inputs_fail=(is_error & is_input & ~is_no_tensor & ~is_parameter).any(),
             arguments_fail=(is_input & ((is_error & is_no_tensor) | is_unmatched)).any(),
@@ -212,6 +213,9 @@ def _describe(
     entry: str = node["entry"]
     only_on = str(node["match"]).removeprefix("only ") if node["is_alone"] else None
     source, source_stacks = (golden, golden.stacks) if only_on == "golden" else (target, stacks)
+    findings = _findings(rows.filter(pl.col("entry") == entry))
+    if only_on == "golden":
+        entry = node["entry_golden"]
     return Fault(
         entry=entry,
         position=node["position"],
@@ -221,7 +225,7 @@ def _describe(
         parts=[part for part in _PARTS if _disagrees(node, part)],
         input_error=node["input_error"],
         output_error=node["output_error"],
-        findings=_findings(rows.filter(pl.col("entry") == entry)),
+        findings=findings,
         stack=list(_stack_of(entry, source_stacks)),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 
@@ -10,24 +12,56 @@ from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError, EntryNameError
-from msprobe_core.hookspecs import Dump
-from msprobe_core.model import Phase, Role, Task
+from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.model import Phase, Role, RunHeader, Task
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "file_name")
 """Columns that say something about the values of a tensor."""
 
 
-def structure_frames(target: Dump, golden: Dump) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows to align: those of the dumps without values if both have rows, else one for each call.
+@dataclass(frozen=True)
+class _Reframed:
+    """A dump with other rows."""
+
+    dump: Dump
+    frame: pl.DataFrame
+
+    @property
+    def path(self) -> Path:
+        return self.dump.path
+
+    @property
+    def header(self) -> RunHeader:
+        return self.dump.header
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        return self.dump.stacks
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        return self.dump.parents
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self.dump.notes
+
+    def open_tensor(self, file_name: str) -> TensorSource:
+        return self.dump.open_tensor(file_name)
+
+
+def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
+    """Return the dumps to align, with their rows without values if both have rows, else with one for each call.
 
     Raises:
         CompareError: a dump has neither.
     """
     if target.frame.height and golden.frame.height:
-        return _without_values(target.frame), _without_values(golden.frame)
+        return _Reframed(target, _without_values(target.frame)), _Reframed(golden, _without_values(golden.frame))
     calls = _calls_of(target), _calls_of(golden)
-    return _frame_of(target, calls[0], calls[1]), _frame_of(golden, calls[1], calls[0])
+    frames = _frame_of(target, calls[0], calls[1]), _frame_of(golden, calls[1], calls[0])
+    return _Reframed(target, frames[0]), _Reframed(golden, frames[1])
 
 
 def _without_values(frame: pl.DataFrame) -> pl.DataFrame:

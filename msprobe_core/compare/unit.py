@@ -10,15 +10,16 @@ from typing import cast
 import polars as pl
 
 from msprobe_core.compare import metrics
-from msprobe_core.compare.align import Match, align
+from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.limits import LimitTable, conventional
+from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
-from msprobe_core.compare.structure import judge_nesting, structure_frames
+from msprobe_core.compare.structure import judge_nesting, structure_dumps
 from msprobe_core.compare.tensors import Progress, add_tensor_metrics
 from msprobe_core.compare.verdict import (
     UNRECORDED,
@@ -43,10 +44,12 @@ class CompareOptions:
     Attributes:
         stack_path: The target's ``stack.json`` if it is not beside the dump.
         limits: How large a difference may be.
+        matching: How rows are paired beyond what is equal on both sides.
     """
 
     stack_path: Path | None = None
     limits: LimitTable = field(default_factory=conventional)
+    matching: Matching = field(default_factory=Matching)
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -66,7 +69,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
-    rows = _aligned(target, golden, mode)
+    alignment = _aligned(target, golden, mode, options.matching)
+    rows, notes = alignment.rows, [*notes, *alignment.notes]
     rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress)
@@ -99,20 +103,20 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     )
 
 
-def _aligned(target: Dump, golden: Dump, mode: Mode) -> pl.DataFrame:
-    frames = structure_frames(target, golden) if mode is Mode.STRUCTURE else (target.frame, golden.frame)
-    for dump, frame in zip((target, golden), frames, strict=True):
-        if not frame.height:
+def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching) -> Alignment:
+    dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
+    for dump in dumps:
+        if not dump.frame.height:
             raise CompareError(
                 f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
                 "look whether 'scope', 'list' or 'rank' leave anything to record"
             )
-    rows = align(*frames)
-    if not (rows["match"] == Match.BOTH.value).any():
+    alignment = align(*dumps, matching)
+    if not (alignment.rows["match"] == Match.BOTH.value).any():
         raise CompareError(
             f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
         )
-    return rows
+    return alignment
 
 
 def _is_empty_call() -> pl.Expr:

@@ -58,7 +58,7 @@ def test_one_that_cannot_be_imported_is_named_and_left_out(registry, caplog):
 
 def test_a_misspelt_hook_is_an_error(registry, caplog):
     registry.add(Plugin("typo", None, "somewhere"), lambda: SimpleNamespace(msprobe_register_procesors=list))
-    assert "is left out: there is no hook 'msprobe_register_procesors'; known: msprobe_register_commands" in caplog.text
+    assert "is left out: there is no hook 'msprobe_register_procesors'; known: msprobe_register_api_maps" in caplog.text
     assert registry.plugins[0].problem is not None
 
 

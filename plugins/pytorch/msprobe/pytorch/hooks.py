@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msprobe_core.hookspecs import Framework, hookimpl
+from msprobe_core.hookspecs import ApiMap, Framework, hookimpl
 
 __version__ = "0.1.0"
 
@@ -15,3 +15,9 @@ def msprobe_register_frameworks() -> Sequence[Framework]:
     from msprobe.pytorch._framework import PyTorchFramework
 
     return [PyTorchFramework()]
+
+
+@hookimpl
+def msprobe_register_api_maps() -> Sequence[ApiMap]:
+    """Offer PyTorch's names, which are the canonical ones."""
+    return [ApiMap(name="pytorch")]

@@ -1,0 +1,381 @@
+"""The calls of a dump in execution order, and which call of one dump is which of another.
+
+A call is a forward entry with the backward entry that belongs to it, or a backward entry alone where no forward was
+recorded. What tells calls apart, from strict to loose: name, nesting, shapes and arguments; the same without the
+arguments; without the shapes; with the shapes, where the enclosing modules are not ones that both sides have; without.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare import limits
+from msprobe_core.compare.naming import Names
+from msprobe_core.compare.sequence import Pair, align_sequences, settle
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase
+from msprobe_core.store.frame import RowKind
+
+_SHAPED = 1
+"""Which of the identities of a call is that of its name, nesting and shapes."""
+
+_ALL_SHAPED = (0, 1, 3)
+"""Which of them know the shapes."""
+
+NO_CALL = -1
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one dump, in execution order; lists have one element per call.
+
+    Attributes:
+        entries: One row per entry, with ``entry``, ``phase``, ``stem``, ``index`` and ``call``, the position of the
+            call; null where it is none.
+        leads: The entry that stands for the call, forward if there is one.
+        stems: Name without number, with the class of a module.
+        indices: Number of the call, as text.
+        texts: Canonical name.
+        shapes: Equal where all places of the call hold the same kinds and shapes.
+        arguments: Equal where, besides, all arguments that are no tensors are the same.
+        are_backward: Whether no forward was recorded.
+        are_recomputed: Whether a forward ran inside a backward pass, as far as the dump tells.
+        parents: Position of the enclosing call, or `NO_CALL`.
+        chains: Equal where the calls around it have the same names; 0 where the nesting is not known.
+        owners: Canonical name of the enclosing module; empty where there is none, or it is not known.
+        values: What there is to compare of a call's values, by lead; made when it is asked for.
+    """
+
+    entries: pl.DataFrame
+    leads: list[str]
+    stems: list[str]
+    indices: list[str]
+    texts: list[str]
+    shapes: list[int]
+    arguments: list[int]
+    are_backward: list[bool]
+    are_recomputed: list[bool]
+    parents: list[int]
+    chains: list[int]
+    owners: list[str]
+    dump: Dump
+
+    def __len__(self) -> int:
+        return len(self.leads)
+
+    @cached_property
+    def values(self) -> Mapping[str, Sequence[float | None]]:
+        """Norms of tensors and values of numbers by lead entry, in the order of the rows."""
+        rows = self.dump.frame.filter(pl.col("kind") != RowKind.NONE.value)
+        listed = rows.group_by("entry", maintain_order=True).agg("norm")
+        return dict(zip(listed["entry"], listed["norm"].to_list(), strict=True))
+
+
+def list_entries(dump: Dump) -> pl.DataFrame:
+    """Return one row per entry, in execution order, with what tells calls apart."""
+    place = pl.col("key").str.strip_prefix(pl.col("entry"))
+    kinds = {dtype: limits.kind_of(dtype) for dtype in dump.frame["dtype"].unique()}
+    kind_of_dtype = pl.col("dtype").replace_strict(kinds, default=None, return_dtype=pl.String)
+    shape = pl.struct("role", place.alias("place"), "kind", "shape", dtype_kind=kind_of_dtype)
+    entry = pl.col("entry")
+    numbered = pl.when(entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")).then(entry + ".0").otherwise(entry)
+    is_module = entry.str.contains(_MODULE)
+    is_recomputed = pl.col("is_recomputed").first() if "is_recomputed" in dump.frame.columns else pl.lit(False)
+    return (
+        dump.frame.with_columns(shape_hash=shape.hash(), argument_hash=pl.struct(place, "text").hash())
+        .group_by("entry", maintain_order=True)
+        .agg(
+            pl.col("phase").first(),
+            is_recomputed=is_recomputed,
+            shapes=pl.col("shape_hash").bitwise_xor(),
+            arguments=pl.col("argument_hash").bitwise_xor(),
+        )
+        .with_row_index("row")
+        .with_columns(
+            numbered.alias("numbered"),
+            pl.when(is_module)
+            .then(numbered.str.extract(names.MODULE_CALL, 1))
+            .otherwise(entry.str.extract(names.API_CALL, 1))
+            .alias("stem"),
+            pl.when(is_module)
+            .then(numbered.str.extract(names.MODULE_CALL, 2))
+            .otherwise(entry.str.extract(names.API_CALL, 2))
+            .alias("index"),
+        )
+    )
+
+
+_MODULE = rf"^({'|'.join(sorted(names.MODULE_PREFIXES))})\."
+
+
+def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozenset[str], *, with_scopes: bool) -> Calls:
+    """Return the calls of a dump.
+
+    Args:
+        dump: For the nesting.
+        entries: Of `list_entries`.
+        side: Gives the canonical names.
+        crowded: Paths under which there is more than one class of modules.
+        with_scopes: Whether a name depends on the module around the call.
+    """
+    is_forward = pl.col("phase") == Phase.FORWARD.value
+    own = entries.filter(pl.col("stem").is_not_null() & (is_forward | (pl.col("phase") == Phase.BACKWARD.value)))
+    forward = own.filter(is_forward)
+    lone = own.filter(~is_forward).join(forward, on=["stem", "index"], how="anti", maintain_order="left")
+    leads = pl.concat([forward, lone]).sort("row").with_row_index("call")
+    entries = entries.join(
+        leads.select("stem", "index", "call"), on=["stem", "index"], how="left", maintain_order="left"
+    ).with_columns(
+        # Gradients of parameters are numbered by themselves.
+        call=pl.when(pl.col("phase") != Phase.PARAMETERS_GRAD.value).then(pl.col("call").cast(pl.Int64))
+    )
+    nesting = _Nesting(dump.parents, side, crowded)
+    names_of_leads: list[str] = leads["entry"].to_list()
+    stems: list[str] = leads["stem"].to_list()
+    enclosing = [dump.parents.get(entry) for entry in names_of_leads]
+    scopes = [nesting.scope(parent) for parent in enclosing] if with_scopes else [""] * len(stems)
+    calls_of = dict(zip(names_of_leads, range(len(names_of_leads)), strict=True))
+    return Calls(
+        entries=entries,
+        leads=names_of_leads,
+        stems=stems,
+        indices=leads["index"].to_list(),
+        texts=[nesting.text(stem, scope) for stem, scope in zip(stems, scopes, strict=True)],
+        shapes=leads["shapes"].to_list(),
+        arguments=leads["arguments"].to_list(),
+        are_backward=(leads["phase"] == Phase.BACKWARD.value).to_list(),
+        are_recomputed=leads["is_recomputed"].fill_null(False).to_list(),
+        parents=[calls_of.get(parent or "", NO_CALL) for parent in enclosing],
+        chains=[nesting.chain(parent) for parent in enclosing] if dump.parents else [0] * len(stems),
+        owners=[nesting.owner(parent) for parent in enclosing],
+        dump=dump,
+    )
+
+
+class _Nesting:
+    """Canonical names of calls, and of what encloses them; each is looked up once."""
+
+    def __init__(self, parents: Mapping[str, str | None], side: Names, crowded: frozenset[str]) -> None:
+        self._parents = parents
+        self._side = side
+        self._crowded = crowded
+        self._texts: dict[tuple[str, str], str] = {}
+        self._owners: dict[str, str] = {}
+        self._chains: dict[str, int] = {}
+
+    def text(self, stem: str, scope: str = "") -> str:
+        known = self._texts.get((stem, scope))
+        if known is None:
+            known = self._texts[stem, scope] = canonical_text(self._side, stem, scope, self._crowded)
+        return known
+
+    def owner(self, entry: str | None) -> str:
+        if entry is None:
+            return ""
+        known = self._owners.get(entry)
+        if known is None:
+            stem = names.stem_of(entry)
+            known = self._owners[entry] = entry if stem is None else self.text(stem)
+        return known
+
+    def scope(self, entry: str | None) -> str:
+        stem = None if entry is None else names.stem_of(entry)
+        return names.split_module(stem)[1] if stem is not None and names.is_module(stem) else ""
+
+    def chain(self, entry: str | None) -> int:
+        """Return a number that stands for ``entry`` and everything around it; never 0."""
+        path: list[str] = []
+        seen: set[str] = set()
+        while entry is not None and entry not in self._chains and entry not in seen:
+            path.append(entry)
+            seen.add(entry)
+            entry = self._parents.get(entry)
+        number = self._chains.get(entry or "", 1)
+        for inner in reversed(path):
+            # Under other tools a call that is recomputed lies within a backward.
+            number = hash((number, self.owner(inner), names.is_backward(inner))) or 1
+            self._chains[inner] = number
+        return number
+
+
+def canonical_text(side: Names, stem: str, scope: str, crowded: frozenset[str]) -> str:
+    """Return the name by which a call is known on either side."""
+    if not names.is_module(stem):
+        return side.api_of(stem, scope)
+    path = side.path_of(stem)
+    return f"Module.{path}.{side.type_of(stem)}" if path in crowded else f"Module.{path}"
+
+
+# --- which is which -----------------------------------------------------------------------------------------------
+
+
+class Matcher:
+    """Finds out which call of the target is which of the golden dump; pairs are positions, ascending in the target."""
+
+    def __init__(self, target: Calls, golden: Calls, *, with_scopes: bool) -> None:
+        """Prepare two sides; ``with_scopes``: the canonical names say already where a call is."""
+        self._target = target
+        self._golden = golden
+        self._identities = _identities(target, golden, with_scopes=with_scopes)
+
+    def in_sequence(self, *, is_fuzzy: bool) -> list[Pair]:
+        """Return the pairs by place in the sequence; ``is_fuzzy``: then by name and shapes, in whatever order."""
+        own, other = self._identities
+        if is_fuzzy:
+            own, other = ([kind for i, kind in enumerate(side) if i in _ALL_SHAPED] for side in self._identities)
+        pairs = align_sequences(own, other)
+        pairs = settle(pairs, own[_SHAPED], other[_SHAPED], _Distance(self._target, self._golden))
+        left = _Left(self._target, self._golden, self._identities, pairs)
+        left.pair_moved_modules()
+        left.pair_swapped()
+        if is_fuzzy:
+            left.pair_in_any_order()
+            left.pair_in_sequence()
+        return sorted(left.partners.items())
+
+    def by_number(self) -> list[Pair]:
+        """Return the pairs that have the same name and number."""
+        positions = {key: j for j, key in enumerate(zip(self._golden.texts, self._golden.indices, strict=True))}
+        keys = enumerate(zip(self._target.texts, self._target.indices, strict=True))
+        return [(i, positions[key]) for i, key in keys if key in positions]
+
+    def num_alike(self, pairs: Sequence[Pair]) -> int:
+        """Return how many pairs have the same nesting and shapes."""
+        own, other = (side[_SHAPED] for side in self._identities)
+        return sum(own[i] == other[j] for i, j in pairs)
+
+
+def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the identities of each side's calls, the strictest first."""
+    knows_nesting = any(target.chains) and any(golden.chains) and not with_scopes
+    shared = {owner for owner in set(target.owners) & set(golden.owners) if owner}
+    found: list[list[list[int]]] = []
+    for side in (target, golden):
+        bases = [*map(hash, zip(side.texts, side.are_backward, side.are_recomputed, strict=True))]
+        chains = side.chains if knows_nesting else [0] * len(side)
+        owners = [hash(owner) if owner in shared else 0 for owner in side.owners]
+        kinds: list[tuple[list[int], ...]] = [
+            (bases, chains, side.shapes, side.arguments),
+            (bases, chains, side.shapes),
+            (bases, chains),
+        ]
+        if knows_nesting:
+            kinds += [(bases, owners, side.shapes), (bases, owners)]
+        found.append([[*map(hash, zip(*kind, strict=True))] for kind in kinds])
+    return found[0], found[1]
+
+
+class _Distance:
+    """How much the values of two calls differ."""
+
+    def __init__(self, target: Calls, golden: Calls) -> None:
+        self._target = target
+        self._golden = golden
+
+    def __call__(self, i: int, j: int) -> float:
+        """Return the sum of the relative differences of their norms, each at most 1."""
+        own = self._target.values.get(self._target.leads[i], ())
+        other = self._golden.values.get(self._golden.leads[j], ())
+        return sum(_difference(a, b) for a, b in zip(own, other, strict=False))
+
+
+def _difference(a: float | None, b: float | None) -> float:
+    if a is None or b is None or a == b:
+        return float((a is None) != (b is None))
+    ratio = abs(a - b) / max(abs(a), abs(b))
+    return min(ratio, 1.0) if ratio == ratio else 1.0  # else it is no number
+
+
+class _Left:
+    """Pairs what the sequences have left on both sides because it runs in another order."""
+
+    def __init__(
+        self,
+        target: Calls,
+        golden: Calls,
+        identities: tuple[list[list[int]], list[list[int]]],
+        pairs: Sequence[Pair],
+    ) -> None:
+        self.partners = dict(pairs)
+        self._taken = set(self.partners.values())
+        self._target = target
+        self._golden = golden
+        self._identities = identities
+
+    def _add(self, i: int, j: int) -> None:
+        self.partners[i] = j
+        self._taken.add(j)
+
+    def _calls(self) -> tuple[list[int], list[int]]:
+        own = [i for i in range(len(self._target)) if i not in self.partners]
+        return own, [j for j in range(len(self._golden)) if j not in self._taken]
+
+    def pair_moved_modules(self) -> None:
+        """Pair modules of one name and number, and the calls inside of them in their order."""
+        left, other_left = self._calls()
+        if not left or not other_left:
+            return
+        target, golden = self._target, self._golden
+        modules = {(golden.texts[j], golden.indices[j]): j for j in other_left if names.is_module(golden.stems[j])}
+        inside, other_inside = _by_parent(target, left), _by_parent(golden, other_left)
+        found: deque[Pair] = deque()
+        for i in left:
+            j = modules.get((target.texts[i], target.indices[i])) if names.is_module(target.stems[i]) else None
+            if j is not None:
+                self._add(i, j)
+                found.append((i, j))
+        while found:
+            i, j = found.popleft()
+            own = [k for k in inside.get(i, ()) if k not in self.partners]
+            other = [k for k in other_inside.get(j, ()) if k not in self._taken]
+            self._pair_in_sequence(own, other)
+
+    def pair_in_sequence(self) -> None:
+        """Pair what is left by its place in the sequence of what is left."""
+        self._pair_in_sequence(*self._calls())
+
+    def _pair_in_sequence(self, own: Sequence[int], other: Sequence[int]) -> None:
+        kinds = [[kind[k] for k in own] for kind in self._identities[0]]
+        other_kinds = [[kind[k] for k in other] for kind in self._identities[1]]
+        for k, m in align_sequences(kinds, other_kinds):
+            self._add(own[k], other[m])
+
+    def pair_swapped(self) -> None:
+        """Pair calls of one name and number that are alike, and whose enclosing calls are a pair."""
+        left, other_left = self._calls()
+        target, golden = self._target, self._golden
+        numbered = {(golden.texts[j], golden.indices[j]): j for j in other_left}
+        own, other = (side[_SHAPED] for side in self._identities)
+        for i in left:
+            j = numbered.get((target.texts[i], target.indices[i]))
+            if j is not None and own[i] == other[j]:
+                parent = target.parents[i]
+                if (NO_CALL if parent == NO_CALL else self.partners.get(parent)) == golden.parents[j]:
+                    self._add(i, j)
+
+    def pair_in_any_order(self) -> None:
+        """Pair the first of a name and shapes with the first of the same, and so on."""
+        left, other_left = self._calls()
+        waiting: dict[tuple[str, bool, int], deque[int]] = {}
+        for j in other_left:
+            waiting.setdefault(_name_and_shapes(self._golden, j), deque()).append(j)
+        for i in left:
+            if queue := waiting.get(_name_and_shapes(self._target, i)):
+                self._add(i, queue.popleft())
+
+
+def _by_parent(side: Calls, calls: Sequence[int]) -> dict[int, list[int]]:
+    inside: dict[int, list[int]] = {}
+    for call in calls:
+        inside.setdefault(side.parents[call], []).append(call)
+    return inside
+
+
+def _name_and_shapes(side: Calls, call: int) -> tuple[str, bool, int]:
+    return side.texts[call], side.are_backward[call], side.shapes[call]

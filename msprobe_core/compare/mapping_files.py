@@ -1,0 +1,249 @@
+"""Read the files of names that users write for ``msprobe compare``.
+
+Each file is YAML. A name on the left is the target's, one on the right the golden's; ``ms_…`` and ``pt_…`` in a file of
+APIs are what users of ``mindstudio-probe`` have in their files, and stand for target and golden of any framework.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from msprobe_core import names
+from msprobe_core.compare.mapping import ApiRule, Matching, Rule
+from msprobe_core.errors import ConfigError
+
+MAX_BYTES = 16 << 20
+"""Largest file of names that is read."""
+
+OptionalFile = str | os.PathLike[str] | bool | None
+"""A file; ``True`` or empty text for an option that was given without one; ``None`` or ``False`` for one not given."""
+
+
+def read_matching(
+    *,
+    is_fuzzy: bool = False,
+    data_mapping: str | os.PathLike[str] | None = None,
+    cell_mapping: OptionalFile = None,
+    api_mapping: OptionalFile = None,
+    layer_mapping: OptionalFile = None,
+) -> Matching:
+    """Return what the options of ``msprobe compare`` ask for.
+
+    Args:
+        is_fuzzy: ``-fm``.
+        data_mapping: The file of ``-dm``, row names.
+        cell_mapping: That of ``-cm``; without one, modules are paired by their paths whatever their prefix is.
+        api_mapping: That of ``-am``; without one, names are translated by the maps of the plugins.
+        layer_mapping: That of ``-lm``; without one, layers are paired by their paths.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds something else; with its name and the line.
+    """
+    return Matching(
+        is_fuzzy=is_fuzzy,
+        rows=() if data_mapping is None else _rows_in(Path(data_mapping)),
+        cells=None if _is_unasked(cell_mapping) else _cells_in(_file_of(cell_mapping)),
+        apis=None if _is_unasked(api_mapping) else _apis_in(_file_of(api_mapping)),
+        layers=None if _is_unasked(layer_mapping) else _layers_in(_file_of(layer_mapping)),
+    )
+
+
+def _is_unasked(option: OptionalFile) -> bool:
+    return option is None or option is False
+
+
+def _file_of(option: OptionalFile) -> Path | None:
+    return None if option is None or isinstance(option, bool) or not os.fspath(option) else Path(option)
+
+
+# --- the four kinds of file ---------------------------------------------------------------------------------------
+
+_ROW = re.compile(r"\.(input|kwargs|output|parameters|parameters_grad|debug)(\.|$)")
+_ROWS_LOOK = (
+    "row names as the table has them, for example 'Functional.relu.1.forward.input.0: Torch.relu.0.forward.input.0'"
+)
+_CELLS_LOOK = "modules as path and class, for example 'fc1.Dense: fc1.Linear'"
+_APIS_LOOK = (
+    "APIs as prefix and name, for example 'Functional.dense: Functional.linear', or a list of objects with ms_api, "
+    "pt_api and, if they differ, ms_args, pt_args, ms_output, pt_output"
+)
+_LAYERS_LOOK = "classes of layers, each with its children, for example 'Attention: {core: core_attention}'"
+
+
+def _rows_in(path: Path) -> Sequence[Rule]:
+    rules = _flat_rules(path, _read(path, _ROWS_LOOK), _ROWS_LOOK)
+    for rule in rules:
+        for name in (rule.target, rule.golden):
+            if not _ROW.search(name):
+                raise ConfigError(f"{rule.where}: {name!r} is no row; expected are {_ROWS_LOOK}")
+    return rules
+
+
+def _cells_in(path: Path | None) -> Sequence[Rule]:
+    return () if path is None else _flat_rules(path, _read(path, _CELLS_LOOK), _CELLS_LOOK)
+
+
+def _layers_in(path: Path | None) -> Mapping[str, Sequence[Rule]]:
+    if path is None:
+        return {}
+    root = _as_mapping(path, _read(path, _LAYERS_LOOK), _LAYERS_LOOK)
+    return {name.value: _flat_rules(path, children, _LAYERS_LOOK) for name, children in _members(path, root)}
+
+
+def _apis_in(path: Path | None) -> Sequence[ApiRule]:
+    if path is None:
+        return ()
+    root = _read(path, _APIS_LOOK)
+    if isinstance(root, yaml.SequenceNode):
+        rules = [_api_rule(path, node, None) for node in root.value]
+    else:
+        members = _members(path, _as_mapping(path, root, _APIS_LOOK))
+        if any(key.value in _TARGET_API for key, _ in members):
+            rules = [_api_rule(path, root, None)]
+        else:
+            rules = [_named_api_rule(path, key, value) for key, value in members]
+    seen: dict[str, ApiRule] = {}
+    for rule in rules:
+        if rule.target in seen:
+            raise ConfigError(f"{rule.where}: {rule.target!r} stands there already, at {seen[rule.target].where}")
+        seen[rule.target] = rule
+    return rules
+
+
+_TARGET_API, _GOLDEN_API = ("ms_api", "target_api"), ("pt_api", "golden_api")
+_TARGET_ARGS, _GOLDEN_ARGS = ("ms_args", "target_args"), ("pt_args", "golden_args")
+_TARGET_OUTPUT = ("ms_output", "ms_outputs", "target_output")
+_GOLDEN_OUTPUT = ("pt_output", "pt_outputs", "golden_output")
+_API_FIELDS = (*_TARGET_API, *_GOLDEN_API, *_TARGET_ARGS, *_GOLDEN_ARGS, *_TARGET_OUTPUT, *_GOLDEN_OUTPUT)
+
+
+def _named_api_rule(path: Path, key: yaml.ScalarNode, value: yaml.Node) -> ApiRule:
+    if isinstance(value, yaml.MappingNode):
+        return _api_rule(path, value, key)
+    rule = ApiRule(key.value, _as_text(path, value, _APIS_LOOK), _where(path, key))
+    return _checked(rule)
+
+
+def _api_rule(path: Path, node: yaml.Node, name: yaml.ScalarNode | None) -> ApiRule:
+    """Return the rule that an object stands for; ``name``: the target's API, where it stands before the object."""
+    fields = {key.value: (key, value) for key, value in _members(path, _as_mapping(path, node, _APIS_LOOK))}
+    for field_name, (key, _) in fields.items():
+        if field_name not in _API_FIELDS:
+            raise ConfigError(f"{_where(path, key)}: there is no {field_name!r}; known are {', '.join(_API_FIELDS)}")
+
+    def text(keys: Sequence[str]) -> str:
+        for key in keys:
+            if key in fields:
+                return _as_text(path, fields[key][1], _APIS_LOOK)
+        raise ConfigError(f"{_where(path, node)}: lacks {keys[0]!r}; expected are {_APIS_LOOK}")
+
+    def places(own: Sequence[str], other: Sequence[str]) -> Mapping[str, str] | None:
+        lists = [[_as_texts(path, fields[key][1]) for key in keys if key in fields] for keys in (own, other)]
+        if not any(lists):
+            return None
+        if not all(lists) or len(lists[0][0]) != len(lists[1][0]):
+            raise ConfigError(
+                f"{_where(path, node)}: {own[0]!r} and {other[0]!r} are paired in order, so both are needed, with as "
+                "many elements"
+            )
+        for keys, (listed, *_) in zip((own, other), lists, strict=True):
+            if len(set(listed)) != len(listed):
+                raise ConfigError(f"{_where(path, node)}: {keys[0]!r} has an element twice")
+        return dict(zip(lists[0][0], lists[1][0], strict=True))
+
+    rule = ApiRule(
+        target=text(_TARGET_API) if name is None else name.value,
+        golden=text(_GOLDEN_API),
+        where=_where(path, node if name is None else name),
+        arguments=places(_TARGET_ARGS, _GOLDEN_ARGS),
+        outputs=places(_TARGET_OUTPUT, _GOLDEN_OUTPUT),
+    )
+    return _checked(rule)
+
+
+def _checked(rule: ApiRule) -> ApiRule:
+    for name in (rule.target, rule.golden):
+        if "." not in name or name.rpartition(".")[2].isdigit() or names.stem_of(name) is not None:
+            raise ConfigError(f"{rule.where}: {name!r} is no API; expected are {_APIS_LOOK}, without the call's number")
+    return rule
+
+
+# --- YAML with lines ----------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, look: str) -> yaml.Node:
+    """Return the content of a file as YAML's nodes, which know their lines."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is no file of names")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
+    try:
+        node = cast("yaml.Node | None", cast("Any", yaml).compose(text, Loader=yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{place}: is not YAML ({error.problem}); expected are {look}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not YAML ({error}); expected are {look}") from error
+    if node is None:
+        raise ConfigError(f"{path}: is empty; expected are {look}")
+    return node
+
+
+def _where(path: Path, node: yaml.Node) -> str:
+    return f"{path}, line {node.start_mark.line + 1}"
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return "text" if node.value else "empty"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "an object"
+
+
+def _as_mapping(path: Path, node: yaml.Node, look: str) -> yaml.MappingNode:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{_where(path, node)}: is {_kind(node)}; expected are {look}")
+    return node
+
+
+def _members(path: Path, node: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Return keys and values; a key that stands there twice is an error, which YAML itself passes over."""
+    lines: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or not key.value:
+            raise ConfigError(f"{_where(path, key)}: a name is expected before the colon")
+        if key.value in lines:
+            raise ConfigError(f"{_where(path, key)}: {key.value!r} stands there already, in line {lines[key.value]}")
+        lines[key.value] = key.start_mark.line + 1
+    return node.value
+
+
+def _flat_rules(path: Path, node: yaml.Node, look: str) -> list[Rule]:
+    members = _members(path, _as_mapping(path, node, look))
+    return [Rule(key.value, _as_text(path, value, look), _where(path, key)) for key, value in members]
+
+
+def _as_text(path: Path, node: yaml.Node, look: str) -> str:
+    if not isinstance(node, yaml.ScalarNode) or not node.value:
+        raise ConfigError(
+            f"{_where(path, node)}: a name is expected behind the colon, and it is {_kind(node)}; expected are {look}"
+        )
+    return node.value
+
+
+def _as_texts(path: Path, node: yaml.Node) -> list[str]:
+    if not isinstance(node, yaml.SequenceNode):
+        raise ConfigError(
+            f"{_where(path, node)}: a list is expected, of positions and keywords, for example [0, 1, mask]"
+        )
+    return [_as_text(path, item, "positions and keywords") for item in node.value]
