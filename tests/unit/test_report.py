@@ -8,7 +8,7 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.report import write_report
+from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 NAN, INF = float("nan"), float("inf")
@@ -25,10 +25,11 @@ METRICS = ["Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth E
 
 @pytest.fixture
 def report(tmp_path):
-    def report(target, golden, *, xlsx=False, stacks=None, **header):
+    def report(target, golden, *, xlsx=False, layout=TableLayout.C, stacks=None, **header):
         one = write_dump(tmp_path / "target", target, stacks=stacks, **header)
         other = write_dump(tmp_path / "golden", golden, **header)
-        files = write_report(compare_dumps(one, other), tmp_path / "out", xlsx=xlsx)
+        options = TableOptions(stamp="20261121000000", form=TableForm("xlsx" if xlsx else "csv"), layout=layout)
+        files = write_report(compare_dumps(one, other), tmp_path / "out", options)
         return files.tables[0][0], json.loads(files.summary.read_text())
 
     return report
@@ -173,28 +174,34 @@ def test_the_stack_stands_on_the_first_row_of_each_call(report):
     assert rows[f"{ENTRY}.output.0"]["NPU_Stack_Info"] == "N/A"
 
 
-def test_spreadsheet(report):
+@pytest.mark.parametrize("layout", [TableLayout.C, TableLayout.OURS], ids=["c", "ours"])
+def test_spreadsheet(report, layout):
     data = {
         ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(TWICE)),
         "Torch.abs.0.forward": api(output=None),
     }
-    path, _ = report(data, {ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(X))}, xlsx=True)
+    golden = {ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(X))}
+    path, _ = report(data, golden, xlsx=True, layout=layout)
     assert path.suffix == ".xlsx"
     sheet = openpyxl.load_workbook(path).active
-    assert [cell.value for cell in sheet[1]] == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
+    headers = [cell.value for cell in sheet[1]]
     assert sheet.freeze_panes == "B2"
     assert sheet.auto_filter.ref == f"A1:{sheet.cell(1, len(sheet[1])).column_letter}{sheet.max_row}"
-    rows = {
-        row[0].value: dict(zip((c.value for c in sheet[1]), row, strict=True)) for row in sheet.iter_rows(min_row=2)
-    }
+    rows = {row[0].value: dict(zip(headers, row, strict=True)) for row in sheet.iter_rows(min_row=2)}
     good, text, bad = (rows[f"{ENTRY}.{row}"] for row in ("input.0", "input.1", "output.0"))
-    assert bad["NormRelativeErr"].value == pytest.approx(1.0)
-    assert bad["NormRelativeErr"].number_format == "0.0000%"
-    assert (bad["Max diff"].value, bad["NPU max"].value) == (4.0, 8.0)
-    assert bad["Result"].fill.start_color.rgb.endswith("FFC7CE")
-    assert good["Result"].fill.fill_type is None
-    assert rows["Torch.abs.0.forward.output.0"]["Result"].fill.start_color.rgb.endswith("D9D9D9")
-    assert text["NPU max"].data_type == "s"
+    if layout is TableLayout.C:
+        assert headers == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
+        assert bad["NormRelativeErr"].value == "100.0%"  # text, as scripts that read such tables expect
+        names = {"diff": "Max diff", "max": "NPU max", "verdict": "Result", "text": "NPU max"}
+    else:
+        assert bad["norm_rel_diff"].value == pytest.approx(1.0)
+        assert bad["norm_rel_diff"].number_format == "0.0000%"
+        names = {"diff": "max_diff", "max": "target_max", "verdict": "verdict", "text": "target_value"}
+    assert (bad[names["diff"]].value, bad[names["max"]].value) == (4.0, 8.0)
+    assert bad[names["verdict"]].fill.start_color.rgb.endswith("FFC7CE")
+    assert good[names["verdict"]].fill.fill_type is None
+    assert rows["Torch.abs.0.forward.output.0"][names["verdict"]].fill.start_color.rgb.endswith("D9D9D9")
+    assert (text[names["text"]].data_type, text[names["text"]].value) == ("s", "'=1+1")
     assert not any(cell.data_type == "f" for row in sheet.iter_rows() for cell in row)
 
 
@@ -244,19 +251,6 @@ def test_result_files_are_for_the_owner_only(report):
     data = {ENTRY: api(output=tensor(X))}
     path, _ = report(data, data)
     assert all(file.stat().st_mode & 0o077 == 0 for file in (path, path.parent, path.parent / "summary.json"))
-
-
-def test_a_table_longer_than_a_sheet_goes_on_in_the_next(report, monkeypatch):
-    from msprobe_core.report import files
-
-    monkeypatch.setattr(files, "_MAX_SHEET_ROWS", 4)
-    data = {f"Torch.abs.{i}.forward": api(output=tensor(X)) for i in range(7)}
-    path, _ = report(data, data, xlsx=True)
-    sheets = openpyxl.load_workbook(path).worksheets
-    assert [sheet.title for sheet in sheets] == ["compare", "compare 2", "compare 3"]
-    assert [sheet.max_row for sheet in sheets] == [4, 4, 2]
-    names = [sheet.cell(row, 1).value for sheet in sheets for row in range(2, sheet.max_row + 1)]
-    assert names == [f"Torch.abs.{i}.forward.output.0" for i in range(7)]
 
 
 def test_odd_text_in_a_spreadsheet(report):

@@ -1,0 +1,74 @@
+"""Put a table on a sheet: the rows coloured by their verdict, the worst of them where there are too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import BinaryIO
+
+import polars as pl
+
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.report.sheet import PERCENT, Sheet, SheetColumn, SheetPart, write_book
+from msprobe_core.report.table import Table
+
+VERDICT_COLOURS = {
+    Verdict.ERROR.value: "FFC7CE",
+    Verdict.WARNING.value: "FFEB9C",
+    Verdict.UNMATCHED.value: "D9D9D9",
+}
+"""Fill of a row by its verdict, as RGB in hexadecimal."""
+
+_SEVERITY = (Verdict.ERROR.value, Verdict.UNMATCHED.value, Verdict.WARNING.value, Verdict.PASS.value)
+"""What is worse comes first."""
+
+
+def shortened(table: Table, max_sheet_rows: int, rest: str) -> tuple[Table, str]:
+    """Return the worst rows of a table that is longer than a sheet, and a note that says so.
+
+    Args:
+        table: All rows.
+        max_sheet_rows: How many rows a sheet may have, the header included.
+        rest: Name of the file that has all.
+    """
+    shown = replace(table, rows=_worst(table.rows, max_sheet_rows - 1))
+    note = (
+        f"Of {table.rows.height:,} rows, the sheet 'compare' has the {shown.rows.height:,} worst, in the order in "
+        f"which they were executed: errors before all others, by how far they are over their limits. All rows are in "
+        f"{rest}."
+    )
+    return shown, note
+
+
+def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> None:
+    """Write a table as a spreadsheet.
+
+    Args:
+        table: What to write.
+        file: Where.
+        note: Stands on a second sheet.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    columns = [SheetColumn(c.header, c.width.value, PERCENT if c.is_percent else "") for c in table.columns]
+    sheets = [Sheet("compare", columns, table.rows.height, _parts(table), list(VERDICT_COLOURS.values()))]
+    if note is not None:
+        sheets.append(Sheet("note", [SheetColumn("note", 120)], 1, [SheetPart(pl.DataFrame({"note": [note]}))]))
+    write_book(file, sheets)
+
+
+def _worst(rows: pl.DataFrame, number: int) -> pl.DataFrame:
+    severity = pl.col("verdict").replace_strict(_SEVERITY, range(len(_SEVERITY)), return_dtype=pl.Int8)
+    # What fails for another reason than its error, such as NaN, has none, and comes before all that have one.
+    excess = pl.col("judged_error") / pl.col("limit")
+    places = rows.select(severity=severity, excess=excess).with_row_index("place")
+    worst = places.sort("severity", "excess", "place", descending=[False, True, False], nulls_last=False).head(number)
+    return rows[worst.sort("place")["place"]]
+
+
+def _parts(table: Table) -> Iterator[SheetPart]:
+    for rows, cells in zip(table.slices(), table.cells(), strict=True):
+        numbers = rows.select(c.number.alias(c.header) for c in table.columns if c.number is not None)
+        fills = rows.select(pl.col("verdict").replace_strict(VERDICT_COLOURS, default=None, return_dtype=pl.String))
+        yield SheetPart(cells, {series.name: series for series in numbers.iter_columns()}, fills.to_series())
