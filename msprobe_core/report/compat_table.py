@@ -1,8 +1,8 @@
 """The tables of the established tool, for scripts that read them: those of mstt 8.x and of ``mindstudio-probe`` 26.x.
 
 Headers, their order and the texts of special cells are theirs; so are verdicts and messages, which
-`msprobe_core.report.compat_verdict` gives. Every cell has a text. Spreadsheets get numbers as numbers; relative errors of
-statistics are text with a percent sign there too. A row that only the golden side has is shown, which they do not do.
+`msprobe_core.report.compat_verdict` gives. Every cell has a text. Spreadsheets get numbers as numbers; relative errors
+of statistics are text with a percent sign there too. A row that only the golden side has is shown; they leave it out.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 ENTRY = "Functional.linear.0.forward"
 STACK = "File model.py, line 3, in forward, \n y = f(x)"
 
-OURS = ["target_name", "golden_name", "verdict", "error", "limit", "precision", "reason", "target_dtype", "golden_dtype",
-        "target_shape", "golden_shape", "target_requires_grad", "golden_requires_grad"]  # fmt: skip
+OURS = ["target_name", "golden_name", "verdict", "error", "limit", "precision", "reason", "target_dtype",
+        "golden_dtype", "target_shape", "golden_shape", "target_requires_grad", "golden_requires_grad"]  # fmt: skip
 DIFFERENCES = ["max_diff", "min_diff", "mean_diff", "norm_diff", "max_rel_diff", "min_rel_diff", "mean_rel_diff",
                "norm_rel_diff"]  # fmt: skip
 METRICS = ["cosine_similarity", "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001",
