@@ -129,18 +129,6 @@ def write_summary(
     return ReportFiles(tables, write_summary_file(result, tables, directory))
 
 
-def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
-    """Return what there is to say about the tables of a unit: that one of them does not have all rows.
-
-    Args:
-        unit: The unit.
-        tables: Its tables, as `write_tables` returned them.
-    """
-    if len(tables) < 2:
-        return []
-    return [f"{unit.num_rows:,} rows are more than a sheet holds: {tables[0].name} has the worst, {tables[1].name} all"]
-
-
 def _holds_saved_values(unit: UnitResult) -> bool:
     return bool((unit.rows["phase"] == Phase.DEBUG.value).all())
 

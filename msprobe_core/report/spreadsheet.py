@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import BinaryIO
 
+import numpy as np
 import polars as pl
 
 from msprobe_core.compare.verdict import Verdict
@@ -31,9 +32,9 @@ def shortened(table: Table, max_sheet_rows: int, rest: str) -> tuple[Table, str]
         max_sheet_rows: How many rows a sheet may have, the header included.
         rest: Name of the file that has all.
     """
-    shown = replace(table, rows=_worst(table.rows, max_sheet_rows - 1))
+    shown = replace(table, is_shown=_are_worst(table.rows, max_sheet_rows - 1))
     note = (
-        f"Of {table.rows.height:,} rows, the sheet 'compare' has the {shown.rows.height:,} worst, in the order in "
+        f"Of {table.rows.height:,} rows, the sheet 'compare' has the {shown.num_rows:,} worst, in the order in "
         f"which they were executed: errors before all others, by how far they are over their limits. All rows are in "
         f"{rest}."
     )
@@ -52,19 +53,22 @@ def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> 
         OSError: it cannot be written.
     """
     columns = [SheetColumn(c.header, c.width.value, PERCENT if c.is_percent else "") for c in table.columns]
-    sheets = [Sheet("compare", columns, table.rows.height, _parts(table), list(VERDICT_COLOURS.values()))]
+    sheets = [Sheet("compare", columns, table.num_rows, _parts(table), list(VERDICT_COLOURS.values()))]
     if note is not None:
         sheets.append(Sheet("note", [SheetColumn("note", 120)], 1, [SheetPart(pl.DataFrame({"note": [note]}))]))
     write_book(file, sheets)
 
 
-def _worst(rows: pl.DataFrame, number: int) -> pl.DataFrame:
+def _are_worst(rows: pl.DataFrame, number: int) -> pl.Series:
+    """Return for each row whether it is one of the ``number`` worst."""
     severity = pl.col("verdict").replace_strict(_SEVERITY, range(len(_SEVERITY)), return_dtype=pl.Int8)
     # What fails for another reason than its error, such as NaN, has none, and comes before all that have one.
     excess = pl.col("judged_error") / pl.col("limit")
     places = rows.select(severity=severity, excess=excess).with_row_index("place")
     worst = places.sort("severity", "excess", "place", descending=[False, True, False], nulls_last=False).head(number)
-    return rows[worst.sort("place")["place"]]
+    is_worst = np.zeros(rows.height, dtype=np.bool_)
+    is_worst[worst["place"].to_numpy()] = True
+    return pl.Series(is_worst)
 
 
 def _parts(table: Table) -> Iterator[SheetPart]:

@@ -35,6 +35,18 @@ def write_summary_file(
     return path
 
 
+def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
+    """Return what there is to say about the tables of a unit: that one of them does not have all rows.
+
+    Args:
+        unit: The unit.
+        tables: Its tables, as `msprobe_core.report.files.write_tables` returned them.
+    """
+    if len(tables) < 2:
+        return []
+    return [f"{unit.num_rows:,} rows are more than a sheet holds: {tables[0].name} has the worst, {tables[1].name} all"]
+
+
 def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
     return {
         "agrees": result.agrees,
@@ -59,7 +71,7 @@ def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
         "first_fault": None if unit.first_fault is None else _fault_summary(unit.first_fault),
         "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),
         "first_lone_call": None if unit.lone_call is None else _fault_summary(unit.lone_call),
-        "notes": list(unit.notes),
+        "notes": [*unit.notes, *table_notes(unit, tables)],
         "tables": [str(path) for path in tables],
     }
 

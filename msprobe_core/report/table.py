@@ -61,15 +61,23 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, and the rows that they are computed from."""
+    """Columns, and the rows that they are computed from.
+
+    Attributes:
+        columns: From left to right.
+        rows: Those of the result.
+        is_shown: Which rows are in the table; ``None`` for all. Not taken out beforehand, as a copy of so many rows
+            takes more memory than all else.
+    """
 
     columns: Sequence[Column]
     rows: pl.DataFrame
+    is_shown: pl.Series | None = None
 
     @property
-    def headers(self) -> list[str]:
-        """The first line."""
-        return [column.header for column in self.columns]
+    def num_rows(self) -> int:
+        """How many rows the table has."""
+        return self.rows.height if self.is_shown is None else int(self.is_shown.sum())
 
     def cells(self) -> Iterator[pl.DataFrame]:
         """Yield what the cells hold, some rows at a time, with the headers as names."""
@@ -77,9 +85,10 @@ class Table:
             yield part.select(column.value.alias(column.header) for column in self.columns)
 
     def slices(self) -> Iterator[pl.DataFrame]:
-        """Yield the rows, some at a time; at least once, so that an empty table has its columns."""
+        """Yield the rows that cells are made of, likewise; at least once, so that an empty table has its columns."""
         for start in range(0, max(self.rows.height, 1), _SLICE_ROWS):
-            yield self.rows.slice(start, _SLICE_ROWS)
+            part = self.rows.slice(start, _SLICE_ROWS)
+            yield part if self.is_shown is None else part.filter(self.is_shown.slice(start, _SLICE_ROWS))
 
 
 def with_stacks(result: UnitResult, text_of: Callable[[Sequence[str]], str]) -> pl.DataFrame:

@@ -14,6 +14,7 @@ from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
+from msprobe_core.report.summary import table_notes
 from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
@@ -43,6 +44,9 @@ def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, con
     else:
         for path in paths:
             console.print(Text(f"Table:   {path}"), soft_wrap=True)
+    notes = [note for unit, own in zip(result.units, files.tables, strict=True) for note in table_notes(unit, own)]
+    for note in notes[:_MAX_FINDINGS]:
+        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
     console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
     console.print(_verdict_line(result), soft_wrap=True)
 

@@ -1,6 +1,8 @@
 """The layouts of tables: our numbers and reasons, the columns of mstt 8.x, names of files, Parquet."""
 
 import csv
+import io
+import json
 import math
 
 import numpy as np
@@ -8,10 +10,12 @@ import openpyxl
 import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
+from rich.console import Console
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
 from msprobe_core.report.layouts import table_of
+from msprobe_core.report.terminal import print_summary
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 ENTRY = "Functional.linear.0.forward"
@@ -232,3 +236,20 @@ def test_a_sheet_that_is_too_short_has_the_worst_rows_and_says_so(report):
              ["compare"].iter_rows(min_row=2)]  # fmt: skip
     assert shown == ["Torch.abs.3.forward.output.0", "Torch.abs.4.forward.output.0"]  # NaN is beyond any limit
     assert len(report(target, golden, form=TableForm.XLSX, rows=8)) == 1
+
+
+def test_a_sheet_that_is_too_short_is_said_on_the_terminal_and_in_the_summary(compared, tmp_path):
+    data = {f"Torch.abs.{i}.forward": api(output=tensor(X)) for i in range(3)}
+    options = TableOptions(stamp="20261121000000", form=TableForm.XLSX, max_sheet_rows=3)
+    result = compared(data, data)
+    files = write_report(result, tmp_path / "out", options)
+    note = (
+        "3 rows are more than a sheet holds: compare_result_20261121000000.xlsx has the worst, "
+        "compare_result_20261121000000.csv all"
+    )
+    text = io.StringIO()
+    print_summary(result, files, Console(file=text, width=200))
+    assert f"Note: {note}\n" in text.getvalue()
+    (unit,) = json.loads(files.summary.read_text())["units"]
+    assert unit["notes"] == [note]
+    assert unit["tables"] == [str(path) for path in files.tables[0]]
