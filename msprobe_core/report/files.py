@@ -16,7 +16,7 @@ from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
 from msprobe_core.report.summary import write_summary_file
 from msprobe_core.report.table import TableLayout
 from msprobe_core.report.text_table import write_csv, write_parquet
-from msprobe_core.report.whole import whole_file
+from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
 
 
@@ -99,7 +99,7 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Se
     forms = (TableForm.XLSX, TableForm.CSV) if is_too_long else (options.form,)
     kind = "debug_compare_result" if _holds_saved_values(unit) else "compare_result"
     stem = "_".join([kind, *([name] if unit.rank is not None else []), options.stamp])
-    paths = _unused(directory, stem, forms)
+    paths = unused_paths(directory, stem, [form.value for form in forms])
     for form, path in zip(forms, paths, strict=True):
         with whole_file(path) as file:
             if form is TableForm.XLSX:
@@ -131,14 +131,3 @@ def write_summary(
 
 def _holds_saved_values(unit: UnitResult) -> bool:
     return bool((unit.rows["phase"] == Phase.DEBUG.value).all())
-
-
-def _unused(directory: Path, stem: str, forms: Sequence[TableForm]) -> list[Path]:
-    """Return paths that are not taken: two comparisons may end within one second."""
-    number = 1
-    while True:
-        mark = f"_{number}" if number > 1 else ""
-        paths = [directory / f"{stem}{mark}.{form.value}" for form in forms]
-        if not any(path.exists() for path in paths):
-            return paths
-        number += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -33,3 +33,20 @@ def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def unused_paths(directory: Path, stem: str, suffixes: Sequence[str]) -> list[Path]:
+    """Return paths of one stem that are not taken: two commands may end within one second.
+
+    Args:
+        directory: Where.
+        stem: What their names begin with.
+        suffixes: What each ends in, without the dot.
+    """
+    number = 1
+    while True:
+        mark = f"_{number}" if number > 1 else ""
+        paths = [directory / f"{stem}{mark}.{suffix}" for suffix in suffixes]
+        if not any(path.exists() for path in paths):
+            return paths
+        number += 1
