@@ -133,19 +133,21 @@ def test_a_sheet_that_may_be_short_is_passed_over_for_the_csv_file_beside_it(res
     assert merge_results(directory, tmp_path / "out", MergeRequest(("linear.0.forward",))).num_rows == 3
 
 
+RANK0, RANK1 = (f"compare_result_rank{rank}_20261121000000.csv" for rank in (0, 1))
+
+
 @pytest.mark.parametrize(
     ("break_it", "expected"),
     [
-        (lambda d: (d / "compare_result_rank1_20261121000000.csv").unlink(), "holds 1 result of a rank; give the dir"),
+        (lambda d: (d / RANK1).unlink(), "holds 1 result of a rank; give the directory"),
         (lambda d: [path.unlink() for path in d.iterdir()], "holds no results of a rank; give the directory"),
-        (lambda d: (d / "compare_result_rank1_20261121000000.csv").rename(d / "compare_result_rank0_20261121000001.csv"),
+        (lambda d: (d / RANK1).rename(d / "compare_result_rank0_20261121000001.csv"),
          r"holds 2 results of rank 0, compare_result_rank0_20261121000000\.csv and .*000001\.csv; leave one"),
-        (lambda d: (d / "compare_result_rank0_20261121000000.csv").write_text("a,b\n1,2\n"),
-         r"rank0_20261121000000\.csv: is no result of a comparison: it has neither"),
-        (lambda d: (d / "compare_result_rank0_20261121000000.csv").write_bytes(b""), r"is no table that can be read"),
-        (lambda d: (d / "compare_result_rank0_20261121000000.csv").write_bytes(bytes(range(256))), "is no (table|result)"),
-        (lambda d: (d / "compare_result_rank0_20261121000000.csv").rename(d / "compare_result_rank0_20261121000000.xlsx"),
-         r"rank0_20261121000000\.xlsx: is no table that can be read \(BadZipFile"),
+        (lambda d: (d / RANK0).write_text("a,b\n1,2\n"), r"000000\.csv: is no result of a comparison: it has neither"),
+        (lambda d: (d / RANK0).write_bytes(b""), r"is no table that can be read"),
+        (lambda d: (d / RANK0).write_bytes(bytes(range(256))), "is no (table|result)"),
+        (lambda d: (d / RANK0).rename((d / RANK0).with_suffix(".xlsx")),
+         r"000000\.xlsx: is no table that can be read \(BadZipFile"),
     ],
     ids=["one", "none", "twice", "other table", "empty", "garbage", "no spreadsheet"],
 )  # fmt: skip
@@ -166,7 +168,7 @@ def test_results_of_two_modes_cannot_be_merged(results, tmp_path):
     directory = results()
     path = directory / "compare_result_rank1_20261121000000.csv"
     pl.read_csv(path, infer_schema=False).rename({"Max diff": "Cosine"}).write_csv(path)
-    with pytest.raises(CompareError, match="is of the mode statistics and compare_result_rank1_.* of the mode tensor"):
+    with pytest.raises(CompareError, match=r"is of the mode statistics and compare_result_rank1_.* of the mode tensor"):
         merge_results(directory, tmp_path / "out", MergeRequest(("linear.0.forward",)))
 
 
