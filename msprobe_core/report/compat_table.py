@@ -13,12 +13,23 @@ from dataclasses import replace
 import polars as pl
 
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
 from msprobe_core.compare.verdict import DEVICE_TEXT
 from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
-from msprobe_core.report.table import STACK_COLUMN, Column, Table, TableLayout, Width, with_stacks
+from msprobe_core.report.table import (
+    BY_VERDICT,
+    METRIC_PREFIX,
+    STACK_COLUMN,
+    Colours,
+    Column,
+    Table,
+    TableLayout,
+    Width,
+    with_stacks,
+)
 from msprobe_core.store.frame import RowKind
 
 NO_FILE = "-1"
@@ -36,41 +47,44 @@ _METRICS = {
 }
 
 
-def compat_table(result: UnitResult, layout: TableLayout, *, has_stacks: bool) -> Table:
+def compat_table(result: UnitResult, layout: TableLayout, *, has_stacks: bool, has_highlights: bool = False) -> Table:
     """Return the table of one result.
 
     Args:
         result: What to show.
         layout: ``A`` or ``C``.
         has_stacks: Whether there is a column of call stacks; without stacks there is none in any case.
+        has_highlights: Whether spreadsheets are coloured by the rules of 8.x instead of our verdict.
     """
-    rows = add_verdicts(result.rows, layout)
-    columns = _columns(result.mode, layout)
+    rows = add_verdicts(result, layout, has_highlights=has_highlights)
+    columns = _columns(result, layout)
     if has_stacks and result.stacks:
         rows = rows.hstack([with_stacks(result, lambda frames: str(list(frames)))[STACK_COLUMN]])
         place = len(columns) - (result.mode is Mode.TENSOR)  # the names of files come last
         columns.insert(place, Column("NPU_Stack_Info", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME))
-    return Table([_filled(column) for column in columns], rows)
+    colours = Colours(COLOUR, FILLS) if COLOUR in rows.columns else BY_VERDICT
+    return Table([_filled(column) for column in columns], rows, colours)
 
 
 def _filled(column: Column) -> Column:
     return replace(column, value=column.value.cast(pl.String).fill_null(NOT_AVAILABLE))
 
 
-def _columns(mode: Mode, layout: TableLayout) -> list[Column]:
+def _columns(result: UnitResult, layout: TableLayout) -> list[Column]:
     basics = [
         *_names(),
         *_both_sides("Dtype", "dtype"),
         *_both_sides("Tensor Shape", "shape"),
         *_requires_grad(),
     ]
-    tail = [_consistent_grad(), *_verdicts(mode, layout)]
-    if mode is Mode.STRUCTURE:
+    tail = [_consistent_grad(), *_verdicts(result.mode, layout)]
+    if result.mode is Mode.STRUCTURE:
         return [*basics, *tail]
-    if mode is Mode.CHECKSUM:
+    if result.mode is Mode.CHECKSUM:
         return [*basics, *_checksums(), *tail]
-    if mode is Mode.TENSOR:
-        return [*basics, *_tensor_metrics(layout), *_statistics(), *tail, Column("Data_name", _file_names())]
+    if result.mode is Mode.TENSOR:
+        metrics = [*_tensor_metrics(layout), *_custom_metrics(result.rows.schema)]
+        return [*basics, *metrics, *_statistics(), *tail, Column("Data_name", _file_names())]
     return [*basics, *_differences(), *_relative_errors(), *_statistics(), *tail]
 
 
@@ -110,13 +124,9 @@ def _consistent_grad() -> Column:
 
 
 def _message_list(messages: pl.Expr) -> pl.Expr:
-    """Return the messages as the text of a JSON list."""
-    escaped = messages.list.eval(pl.element().str.replace_many(list(_JSON_ESCAPES), list(_JSON_ESCAPES.values())))
-    listed = pl.format('["{}"]', escaped.list.join('", "'))
+    """Return the messages, which are none but the established tool's own, as the text of a JSON list."""
+    listed = pl.format('["{}"]', messages.list.join('", "'))
     return pl.when(messages.list.len() > 0).then(listed).otherwise(pl.lit("[]"))
-
-
-_JSON_ESCAPES = {'"': '\\"', "\\": "\\\\"} | {chr(code): f"\\u{code:04x}" for code in range(32)}
 
 
 def _checksums() -> list[Column]:
@@ -232,6 +242,16 @@ def _tensor_metrics(layout: TableLayout) -> list[Column]:
         is_lone = pl.col("match") != Match.BOTH.value
         text = pl.when(is_lone).then(pl.lit(UNSUPPORTED)).otherwise(_number_text(number, pl.col("status"), nan))
         columns.append(Column(header, text, number))
+    return columns
+
+
+def _custom_metrics(schema: pl.Schema) -> list[Column]:
+    columns: list[Column] = []
+    for name, kind in schema.items():
+        if name.startswith(METRIC_PREFIX):
+            header, cell = name.removeprefix(METRIC_PREFIX), pl.col(name)
+            text = cell if kind == pl.String else _number_text(cell, pl.lit(UNSUPPORTED), NOT_A_NUMBER)
+            columns.append(Column(header, text.fill_null(UNSUPPORTED), None if kind == pl.String else cell))
     return columns
 
 

@@ -1,40 +1,39 @@
-"""Verdicts and messages in the words of the established tool.
-
-One place decides where they come from: `_JUDGES`.
-"""
+"""Verdicts and colours in the words of the established tool, as columns of the rows that its tables are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 import polars as pl
 
+from msprobe_core.compare import compat
+from msprobe_core.compare.highlight import COLOUR, MAX_ROWS, add_highlights
+from msprobe_core.compare.highlight import MESSAGES as COLOUR_MESSAGES
+from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.report.table import TableLayout
 
 COMPAT_RESULT = "compat_result"
 COMPAT_MESSAGES = "compat_messages"
 
-Judge: TypeAlias = Callable[[pl.DataFrame], pl.DataFrame]
-"""Gives ``result``, text, and ``messages``, a list of texts, for judged rows."""
 
-
-def add_verdicts(rows: pl.DataFrame, layout: TableLayout) -> pl.DataFrame:
-    """Return ``rows`` with ``compat_result`` and ``compat_messages``.
+def add_verdicts(result: UnitResult, layout: TableLayout, *, has_highlights: bool) -> pl.DataFrame:
+    """Return the rows with ``compat_result`` and ``compat_messages``, and ``colour`` if they are highlighted.
 
     Args:
-        rows: Judged rows.
+        result: Has the judged rows.
         layout: Whose words.
+        has_highlights: Whether suspicious rows are coloured by the rules of 8.x, which then also have messages. They
+            have none for checksums, nor for tables that are longer than `MAX_ROWS`.
     """
-    judged = _JUDGES[layout](rows)
-    return rows.with_columns(
-        judged["result"].alias(COMPAT_RESULT),
-        judged["messages"].alias(COMPAT_MESSAGES),
+    judge = compat.compat_a if layout is TableLayout.A else compat.compat_c
+    by_checksum = result.mode is Mode.CHECKSUM
+    judged = judge(result.rows, by_checksum=by_checksum)
+    rows = result.rows.with_columns(
+        judged[compat.RESULT].alias(COMPAT_RESULT),
+        judged[compat.MESSAGES].alias(COMPAT_MESSAGES),
     )
-
-
-def _in_our_words(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.select(result="verdict", messages="messages")
-
-
-_JUDGES: dict[TableLayout, Judge] = {TableLayout.A: _in_our_words, TableLayout.C: _in_our_words}
+    if not has_highlights or by_checksum or rows.height > MAX_ROWS:
+        return rows
+    coloured = add_highlights(result.rows)
+    return rows.with_columns(
+        coloured[COLOUR],
+        pl.concat_list(COMPAT_MESSAGES, pl.lit(coloured[COLOUR_MESSAGES])).alias(COMPAT_MESSAGES),
+    )

@@ -8,8 +8,11 @@ from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-from msprobe_core.compare.result import ComparisonResult, UnitResult, UnitSummary
+from msprobe_core.compare.advice import advise
+from msprobe_core.compare.compat import RESULT, compat_a
+from msprobe_core.compare.result import ComparisonResult, Mode, UnitResult, UnitSummary
 from msprobe_core.model import Phase
+from msprobe_core.report.guard import printable
 from msprobe_core.report.layouts import table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
@@ -46,6 +49,9 @@ class TableOptions:
         layout: Which columns, and what their cells look like.
         has_stacks: Whether there is a column of call stacks, where they are known; ``None`` for what the layout has by
             itself.
+        has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict, with the
+            reasons among its messages.
+        has_advice: Whether a text file of advice is written beside the table, as 8.x does.
         max_sheet_rows: How many rows a sheet may have, the header included; the worst of a longer table are shown.
     """
 
@@ -53,6 +59,8 @@ class TableOptions:
     form: TableForm = TableForm.CSV
     layout: TableLayout = TableLayout.OURS
     has_stacks: bool | None = None
+    has_highlights: bool = False
+    has_advice: bool = False
     max_sheet_rows: int = MAX_SHEET_ROWS
 
 
@@ -94,12 +102,12 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Se
     step, _, name = unit.label.rpartition("/")
     directory = directory / step
     make_directory(directory)
-    table = table_of(unit, options.layout, has_stacks=options.has_stacks)
+    table = table_of(unit, options.layout, has_stacks=options.has_stacks, has_highlights=options.has_highlights)
     is_too_long = options.form is TableForm.XLSX and table.rows.height >= options.max_sheet_rows
     forms = (TableForm.XLSX, TableForm.CSV) if is_too_long else (options.form,)
     kind = "debug_compare_result" if _holds_saved_values(unit) else "compare_result"
-    stem = "_".join([kind, *([name] if unit.rank is not None else []), options.stamp])
-    paths = unused_paths(directory, stem, [form.value for form in forms])
+    marks = [*([name] if unit.rank is not None else []), options.stamp]
+    paths = unused_paths(directory, "_".join([kind, *marks]), [form.value for form in forms])
     for form, path in zip(forms, paths, strict=True):
         with whole_file(path) as file:
             if form is TableForm.XLSX:
@@ -109,7 +117,16 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Se
                 write_parquet(table, file)
             else:
                 write_csv(table, file)
+    if options.has_advice:
+        _write_advice(unit, directory, "_".join(["advisor", *marks]))
     return paths
+
+
+def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:
+    results = compat_a(unit.rows, by_checksum=unit.mode is Mode.CHECKSUM)[RESULT]
+    (path,) = unused_paths(directory, stem, ["txt"])
+    with whole_file(path) as file:
+        file.write("".join(f"{printable(line)}\n" for line in advise(unit.rows, results).lines()).encode())
 
 
 def write_summary(

@@ -1,4 +1,4 @@
-"""Make texts of dumps safe to open in a spreadsheet: nothing in them is run, and none breaks the file.
+"""Make texts of dumps safe to show, above all in a spreadsheet: nothing in them is run, and none breaks the file.
 
 Names and arguments in a dump are what a program made them; a dump may come from anybody.
 """
@@ -25,6 +25,11 @@ _WOULD_RUN = rf"^[\s\p{{Cf}}]*[{_FORMULA_SIGNS}]|^[\t\r\n]"
 _SIGNED_NUMBER = r"^[+-](\d+(\.\d*)?([eE][+-]?\d+)?%?|inf)$"
 
 _RISKY = f"{_NO_CHARACTER}|{_WOULD_RUN}"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` in one line, without characters that would command a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def guarded(cells: pl.DataFrame) -> pl.DataFrame:

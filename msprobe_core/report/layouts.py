@@ -8,7 +8,13 @@ from msprobe_core.report.own_table import own_table
 from msprobe_core.report.table import Table, TableLayout
 
 
-def table_of(result: UnitResult, layout: TableLayout = TableLayout.OURS, *, has_stacks: bool | None = None) -> Table:
+def table_of(
+    result: UnitResult,
+    layout: TableLayout = TableLayout.OURS,
+    *,
+    has_stacks: bool | None = None,
+    has_highlights: bool = False,
+) -> Table:
     """Return the table of one result.
 
     Args:
@@ -16,9 +22,11 @@ def table_of(result: UnitResult, layout: TableLayout = TableLayout.OURS, *, has_
         layout: Which columns, and what their cells look like.
         has_stacks: Whether there is a column of call stacks, where they are known; ``None`` for what the layout has by
             itself: all but ``A`` have one.
+        has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict.
     """
     if has_stacks is None:
         has_stacks = layout is not TableLayout.A
     if layout is TableLayout.OURS:
         return own_table(result, has_stacks=has_stacks)
-    return compat_table(result, layout, has_stacks=has_stacks)
+    has_highlights = has_highlights and layout is TableLayout.A
+    return compat_table(result, layout, has_stacks=has_stacks, has_highlights=has_highlights)

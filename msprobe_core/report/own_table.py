@@ -16,7 +16,7 @@ from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.tensors import TensorMetrics
-from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
+from msprobe_core.report.table import METRIC_PREFIX, STACK_COLUMN, Column, Table, Width, with_stacks
 from msprobe_core.store.frame import RowKind
 
 _SIDES = ("target", "golden")
@@ -31,7 +31,9 @@ _TENSOR_HEADERS = {
 }
 """What tables call the metrics of tensors; one that is not here is called as it is."""
 
-_NO_MEASURES = frozenset({"error", "status", "problem"})
+_COUNTS = ("num_nan", "num_inf")
+
+_NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]})
 """What belongs to the metrics of tensors and is shown in other ways."""
 
 _OF_MODE = {
@@ -54,7 +56,7 @@ def own_table(result: UnitResult, *, has_stacks: bool) -> Table:
     present = set(result.rows.columns)
     shown = [
         column
-        for name, column in _columns()
+        for name, column in _columns(result.rows.columns)
         if name is None or (name in present and (name in always or _has_any(result.rows, name)))
     ]
     rows = result.rows
@@ -68,16 +70,16 @@ def _has_any(rows: pl.DataFrame, name: str) -> bool:
     return rows[name].null_count() < rows.height
 
 
-def _columns() -> Iterator[tuple[str | None, Column]]:
+def _columns(of_rows: Sequence[str]) -> Iterator[tuple[str | None, Column]]:
     """Yield all columns that there can be, each with the column of the rows that it needs."""
     yield from _verdicts()
     yield from _pairwise("dtype", "dtype")
     yield from _pairwise("shape", "shape")
     yield from _pairwise("requires_grad", "requires_grad", Width.NARROW)
-    yield from _measures()
+    yield from _measures(of_rows)
     for side in _SIDES:
         is_tensor = pl.col(f"kind_{side}") == RowKind.TENSOR.value
-        for name in (*STATISTICS, "num_nan", "num_inf"):
+        for name in (*STATISTICS, *_COUNTS):
             column = f"{name}_{side}"
             yield column, Column(f"{side}_{name}", pl.when(is_tensor).then(pl.col(column)))
     yield from _pairwise("value", "text")
@@ -104,11 +106,14 @@ def _pairwise(header: str, name: str, width: Width = Width.NUMBER) -> Iterator[t
         yield f"{name}_{side}", Column(f"{side}_{header}", pl.col(f"{name}_{side}"), width=width)
 
 
-def _measures() -> Iterator[tuple[str, Column]]:
+def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
     """Yield what is known of each pair; a metric that `TensorMetrics` gains appears by itself."""
     for field in msgspec.structs.fields(TensorMetrics):
         if field.name not in _NO_MEASURES:
             yield field.name, Column(_TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
+    for name in of_rows:
+        if name.startswith(METRIC_PREFIX):
+            yield name, Column(name.removeprefix(METRIC_PREFIX), pl.col(name))
     yield SKETCH_ERROR, Column("estimated_rel_error", pl.col(SKETCH_ERROR))
     # Those of arguments that are numbers would say the same four times; both values are shown.
     is_tensor = pl.col("kind_target") == RowKind.TENSOR.value

@@ -13,13 +13,6 @@ from msprobe_core.compare.verdict import Verdict
 from msprobe_core.report.sheet import PERCENT, Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.report.table import Table
 
-VERDICT_COLOURS = {
-    Verdict.ERROR.value: "FFC7CE",
-    Verdict.WARNING.value: "FFEB9C",
-    Verdict.UNMATCHED.value: "D9D9D9",
-}
-"""Fill of a row by its verdict, as RGB in hexadecimal."""
-
 _SEVERITY = (Verdict.ERROR.value, Verdict.UNMATCHED.value, Verdict.WARNING.value, Verdict.PASS.value)
 """What is worse comes first."""
 
@@ -53,7 +46,7 @@ def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> 
         OSError: it cannot be written.
     """
     columns = [SheetColumn(c.header, c.width.value, PERCENT if c.is_percent else "") for c in table.columns]
-    sheets = [Sheet("compare", columns, table.num_rows, _parts(table), list(VERDICT_COLOURS.values()))]
+    sheets = [Sheet("compare", columns, table.num_rows, _parts(table), list(table.colours.fills.values()))]
     if note is not None:
         sheets.append(Sheet("note", [SheetColumn("note", 120)], 1, [SheetPart(pl.DataFrame({"note": [note]}))]))
     write_book(file, sheets)
@@ -72,7 +65,9 @@ def _are_worst(rows: pl.DataFrame, number: int) -> pl.Series:
 
 
 def _parts(table: Table) -> Iterator[SheetPart]:
+    fill = pl.col(table.colours.column).replace_strict(table.colours.fills, default=None, return_dtype=pl.String)
     for rows, cells in zip(table.slices(), table.cells(), strict=True):
         numbers = rows.select(c.number.alias(c.header) for c in table.columns if c.number is not None)
-        fills = rows.select(pl.col("verdict").replace_strict(VERDICT_COLOURS, default=None, return_dtype=pl.String))
-        yield SheetPart(cells, {series.name: series for series in numbers.iter_columns()}, fills.to_series())
+        yield SheetPart(
+            cells, {column.name: column for column in numbers.iter_columns()}, rows.select(fill).to_series()
+        )

@@ -10,8 +10,12 @@ import polars as pl
 
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.result import UnitResult
+from msprobe_core.compare.verdict import Verdict
 
 STACK_COLUMN = "stack_info"
+
+METRIC_PREFIX = "metric:"
+"""What the columns of the rows begin with that hold the metrics of plugins; the rest is the column's header."""
 
 _SLICE_ROWS = 8_192
 """How many rows are put into text at a time, so that a table of any length takes the same memory to write."""
@@ -60,18 +64,43 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Colours:
+    """How a spreadsheet colours rows.
+
+    Attributes:
+        column: Of the rows, by which they are coloured.
+        fills: Colour by what stands there, as RGB in hexadecimal; what is not here is not coloured.
+    """
+
+    column: str
+    fills: Mapping[str, str]
+
+
+BY_VERDICT = Colours(
+    "verdict",
+    {
+        Verdict.ERROR.value: "FFC7CE",
+        Verdict.WARNING.value: "FFEB9C",
+        Verdict.UNMATCHED.value: "D9D9D9",
+    },
+)
+
+
+@dataclass(frozen=True)
 class Table:
     """Columns, and the rows that they are computed from.
 
     Attributes:
         columns: From left to right.
         rows: Those of the result.
+        colours: Of the rows, in a spreadsheet.
         is_shown: Which rows are in the table; ``None`` for all. Not taken out beforehand, as a copy of so many rows
             takes more memory than all else.
     """
 
     columns: Sequence[Column]
     rows: pl.DataFrame
+    colours: Colours = BY_VERDICT
     is_shown: pl.Series | None = None
 
     @property

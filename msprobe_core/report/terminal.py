@@ -14,6 +14,7 @@ from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
+from msprobe_core.report.guard import printable
 from msprobe_core.report.summary import table_notes
 from msprobe_core.store.stack_text import frames_of_user
 
@@ -133,7 +134,7 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text(f"  inside {fault.parent}")
     yield Text(f"  {_reason(fault)}")
     for row, message in fault.findings[:_MAX_FINDINGS]:
-        yield Text(f"  {row}  {_printable(message)}")
+        yield Text(f"  {row}  {printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
     frames = frames_of_user(fault.stack)[:_MAX_FRAMES]
@@ -141,11 +142,6 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text("  called from")
         for frame in frames:
             yield Text(f"    {' '.join(frame.split())}")
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` in one line, without characters that would command the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _reason(fault: Fault) -> str:

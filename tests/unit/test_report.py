@@ -56,7 +56,10 @@ def test_statistics_table(report):
     assert other["MaxRelativeErr"] == "100.0%"
     assert other["NormRelativeErr"] == "100.0%"
     assert other["Result"] == "error"
-    assert json.loads(other["Err_message"]) == ["error: the relative error 1.0 is over the limit 0.001."]
+    assert json.loads(other["Err_message"]) == [
+        "error: The NormRelativeErr of output is greater than 0.5.",
+        "warning: The norm relative error of output is 10 times that of input.",
+    ]
     assert (other["NPU Requires_grad"], other["Requires_grad Consistent"]) == ("True", "True")
 
 
@@ -102,7 +105,7 @@ def test_cells_of_what_is_no_tensor_or_is_missing(report):
     assert number["Result"] == "error"
     assert [text[h] for h in ("NPU max", "Bench l2norm", "Max diff")] == ["a", "b", "Diff"]
     extra, lacking = rows["Torch.abs.0.forward.output.0"], rows["Torch.exp.0.forward.output.0"]
-    assert [extra[h] for h in ("Bench Name", "Bench max", "Max diff", "Result")] == ["N/A", "N/A", "N/A", "unmatched"]
+    assert [extra[h] for h in ("Bench Name", "Bench max", "Max diff", "Result")] == ["N/A", "N/A", "N/A", "pass"]
     assert extra["Requires_grad Consistent"] == "False"
     assert [lacking[h] for h in ("NPU Name", "NPU max", "Bench Name")] == ["N/A", "N/A", "Torch.exp.0.forward.output.0"]
 
@@ -157,10 +160,11 @@ def test_tensor_table(report, tmp_path):
 
 def test_a_missing_tensor_file_is_an_error_of_its_row(report):
     data = {ENTRY: api(tensor(X), output=tensor(X, data_name="gone.pt"))}
-    path, _ = report(data, data, task="tensor")
-    (row,) = [row for name, row in read_csv(path)[1].items() if name == "gone"]
-    assert row["Result"] == "error"
-    assert "cannot be read" in row["Err_message"]
+    path, _ = report(data, data, layout=TableLayout.OURS, task="tensor")
+    with path.open(newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["target_name"] == "gone"]
+    assert row["verdict"] == "error"
+    assert "cannot be read" in row["reason"]
 
 
 def test_the_stack_stands_on_the_first_row_of_each_call(report):
@@ -261,12 +265,15 @@ def test_odd_text_in_a_spreadsheet(report):
     assert "a\ufffd[0m" in [cell.value for cell in rows[f"{ENTRY}.input.1"]]
 
 
-def test_messages_are_json_whatever_they_quote(report):
-    texts = 'a"b\\\n\x1f\x07', "c"
+def test_reasons_say_what_they_quote(report):
+    texts = 'a"b\\\n,\x1f\x07', "c"
     sides = [{ENTRY: api({"type": "str", "value": text}, output=tensor(X))} for text in texts]
-    _, rows = read_csv(report(*sides)[0])
-    [message] = json.loads(rows[f"{ENTRY}.input.0"]["Err_message"])
-    assert message == f"error: the arguments differ, {texts[0]} and c."
+    path, _ = report(*sides, layout=TableLayout.OURS)
+    with path.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    shown = 'a"b\\\n,\ufffd\ufffd'  # characters that a file cannot have are replaced
+    assert row["reason"] == f"error: the arguments differ, {shown} and c."
+    assert row["target_value"] == shown
 
 
 def test_cells_of_devices_and_booleans_that_differ(report):

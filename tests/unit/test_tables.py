@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import openpyxl
@@ -18,6 +19,7 @@ from msprobe_core.report.layouts import table_of
 from msprobe_core.report.terminal import print_summary
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
+THRICE = [[3.0, -6.0], [9.0, 12.0]]
 ENTRY = "Functional.linear.0.forward"
 STACK = "File model.py, line 3, in forward, \n y = f(x)"
 
@@ -42,11 +44,10 @@ def compared(tmp_path):
 
 @pytest.fixture
 def report(compared, tmp_path):
-    def report(target, golden, *, layout=TableLayout.OURS, form=TableForm.CSV, has_stacks=None, rows=1 << 20, **dump):
-        options = TableOptions(
-            stamp="20261121000000", form=form, layout=layout, has_stacks=has_stacks, max_sheet_rows=rows
-        )
-        return write_report(compared(target, golden, **dump), tmp_path / "out", options).tables[0]
+    def report(target, golden, *, layout=TableLayout.OURS, form=TableForm.CSV, rows=1 << 20, **kwargs):
+        how = {name: kwargs.pop(name) for name in ("has_stacks", "has_highlights") if name in kwargs}
+        options = TableOptions(stamp="20261121000000", form=form, layout=layout, max_sheet_rows=rows, **how)
+        return write_report(compared(target, golden, **kwargs), tmp_path / "out", options).tables[0]
 
     return report
 
@@ -102,6 +103,23 @@ def test_numbers_of_tensors(compared, tmp_path):
     assert [output[name] for name in METRICS] == [1.0, 5.477225575051661, 4.0, 1.0, 0.0, 0.0]
     assert output["target_file"] == f"{ENTRY}.output.0.npy"
     assert cells.row(1, named=True)["cosine_similarity"] is None
+
+
+def test_metrics_of_plugins_stand_behind_the_six(compared, tmp_path):
+    sides = files_of(tmp_path / "target", 2.0), files_of(tmp_path / "golden", 1.0)
+    unit = compared(*sides, task="tensor").units[0]
+    rows = unit.rows.with_columns(
+        pl.Series("metric:Manhattan", [0.0, None, 10.0]), pl.Series("metric:Word", ["same", None, "=other"])
+    )
+    unit = replace(unit, rows=rows)
+    (ours,) = table_of(unit).cells()
+    assert ours["Manhattan"].to_list() == [0.0, None, 10.0]
+    for layout in (TableLayout.A, TableLayout.C):
+        (cells,) = table_of(unit, layout).cells()
+        place = cells.columns.index("Five Thousandths Err Ratio")
+        assert cells.columns[place + 1 : place + 4] == ["Manhattan", "Word", "NPU max"]
+        assert cells["Manhattan"].to_list() == ["0.0", "unsupported", "10.0"]
+        assert cells["Word"].to_list() == ["same", "unsupported", "=other"]
 
 
 def test_checksums_stand_beside_what_statistics_there_are(report):
@@ -176,12 +194,62 @@ def test_columns_of_mstt_8(report, tmp_path):
 
 
 def test_messages_of_mstt_8_stand_one_below_the_other(report):
-    target = {ENTRY: api(output=tensor(TWICE, dtype="torch.float16"))}
+    target = {ENTRY: api(output=tensor(THRICE, Max="NaN"))}
     golden = {ENTRY: api(output=tensor(X, requires_grad=False))}
-    (message,) = pl.read_csv(report(target, golden, layout=TableLayout.A)[0])["Err_message"]
-    assert [line.split(":")[0] for line in message.splitlines()] == ["error", "warning", "note"]
+    (path,) = report(target, golden, layout=TableLayout.A, form=TableForm.XLSX)
+    assert cells_of(path)["Result"].value == "Warning"
+    assert cells_of(path)["Err_message"].value == "Need double check api accuracy."
+    assert cells_of(path)["Result"].fill.start_color.rgb.endswith("FFC7CE")  # by our verdict
+    (path,) = report(target, golden, layout=TableLayout.A, form=TableForm.XLSX, has_highlights=True)
+    assert cells_of(path)["Err_message"].value.split("\n") == [
+        "Need double check api accuracy.",
+        "maximum or minimum is nan, -inf, or inf",
+        "requires_grad is inconsistent",
+    ]
+    assert cells_of(path)["Result"].fill.start_color.rgb == "FFFF0000"
     data = {ENTRY: api(output=tensor(X))}
-    assert pl.read_csv(report(data, data, layout=TableLayout.A)[0], infer_schema=False)["Err_message"].to_list() == [""]
+    table = pl.read_csv(report(data, data, layout=TableLayout.A, has_highlights=True)[0], infer_schema=False)
+    assert table["Err_message"].to_list() == table["Result"].to_list() == [""]
+
+
+def cells_of(path):
+    sheet = openpyxl.load_workbook(path).active
+    return dict(zip((cell.value for cell in sheet[1]), sheet[2], strict=True))
+
+
+@pytest.mark.parametrize("layout", [TableLayout.OURS, TableLayout.C])
+def test_highlights_are_those_of_mstt_8_only(report, layout):
+    data = [{ENTRY: api(output=tensor(X, Max=value))} for value in ("NaN", 4.0)]
+    (path,) = report(*data, layout=layout, form=TableForm.XLSX, has_highlights=True)
+    column = cells_of(path)["verdict" if layout is TableLayout.OURS else "Result"]
+    assert column.fill.start_color.rgb.endswith("FFC7CE")
+
+
+def test_verdicts_of_both_generations_and_ours(report):
+    target = {ENTRY: api(tensor(X), output=tensor(THRICE)), "Torch.abs.0.forward": api(output=tensor(X))}
+    golden = {ENTRY: api(tensor(X), output=tensor(X))}
+    found = {
+        layout: pl.read_csv(report(target, golden, layout=layout)[0], infer_schema=False)[header].to_list()
+        for layout, header in ((TableLayout.OURS, "verdict"), (TableLayout.A, "Result"), (TableLayout.C, "Result"))
+    }
+    assert found[TableLayout.OURS] == ["pass", "error", "unmatched"]
+    assert found[TableLayout.A] == ["", "Warning", ""]
+    assert found[TableLayout.C] == ["pass", "error", "pass"]
+    target, golden = ({ENTRY: api(output=tensor(X, md5=md5))} for md5 in ("0000000b", "0000000c"))
+    for layout, expected in ((TableLayout.A, "Different"), (TableLayout.C, "error")):
+        table = pl.read_csv(report(target, golden, layout=layout)[0], infer_schema=False)
+        assert table["Result"].to_list() == [expected]
+
+
+def test_advice_stands_beside_the_table(compared, tmp_path):
+    sides = [{"Functional.a\nb\x1b.0.forward": api(tensor(X), output=tensor(value))} for value in (THRICE, X)]
+    options = TableOptions(stamp="20261121000000", layout=TableLayout.A, has_advice=True)
+    write_report(compared(*sides), tmp_path / "out", options)
+    path = tmp_path / "out" / "advisor_20261121000000.txt"
+    assert path.stat().st_mode & 0o077 == 0
+    line, node, advice = path.read_text().splitlines()
+    assert (line, node) == ("Line: 3", r"Suspect Nodes: Functional.a\nb\x1b.0.forward.output.0")
+    assert advice.startswith("Expert Advice: The output of a forward differs.")
 
 
 def test_saved_values_have_a_name_of_their_own(tmp_path):
