@@ -9,11 +9,12 @@ import click
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.control import control
 from msprobe_core.cli.estimate import estimate
+from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.hookspecs import hookimpl
 
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``compare``, ``control``, ``estimate`` and ``plugins``."""
-    return [compare, control, estimate, plugins]
+    """Offer ``compare``, ``control``, ``estimate``, ``merge_result`` and ``plugins``."""
+    return [compare, control, estimate, merge_result, plugins]

@@ -86,7 +86,7 @@ def compare(
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.compare import Chosen, CompareOptions
     from msprobe_core.model import ExecutorOptions
-    from msprobe_core.report import TableOptions, time_stamp
+    from msprobe_core.report import TableForm, TableOptions, time_stamp
     from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
 
@@ -102,7 +102,9 @@ def compare(
                 Path(request.npu_path),
                 Path(request.bench_path),
                 output_path,
-                tables=TableOptions(stamp=time_stamp(), xlsx=xlsx or input_path is not None),
+                tables=TableOptions(
+                    stamp=time_stamp(), form=TableForm.XLSX if xlsx or input_path is not None else TableForm.CSV
+                ),
                 options=CompareOptions(stack_path=request.stack_file, limits=_limits(limits_file, limits)),
                 chosen=Chosen(_numbers(steps, "--steps"), _numbers(ranks, "--ranks")),
                 run=run,

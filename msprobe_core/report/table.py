@@ -1,285 +1,145 @@
-"""The result table: headers and cell texts that users' scripts know, and the numbers behind them.
-
-Headers, their order and the texts of special cells follow the tables of ``mindstudio-probe`` 26.x. Every cell has a
-text; a numeric cell has its number too, which spreadsheets get instead.
-"""
+"""A table of results: its columns, whatever the layout, over rows that it shares with the result."""
 
 from __future__ import annotations
 
-import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import polars as pl
 
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.metrics import STATISTICS
-from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.compare.sketches import SKETCH_ERROR
-from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
-from msprobe_core.compare.verdict import DEVICE_TEXT, Verdict
-from msprobe_core.store.frame import RowKind
+from msprobe_core.compare.result import UnitResult
+from msprobe_core.compare.verdict import Verdict
 
-NO_FILE = "-1"
+STACK_COLUMN = "stack_info"
 
-_SIDES = (("target", "NPU"), ("golden", "Bench"))
-_SHORT = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
-_RELATIVE = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
-_METRICS = {
-    "cosine": "Cosine",
-    "euclidean": "EucDist",
-    "largest_abs": "MaxAbsErr",
-    "largest_rel": "MaxRelativeErr",
-    "within_1e3": "One Thousandth Err Ratio",
-    "within_5e3": "Five Thousandths Err Ratio",
-}
+METRIC_PREFIX = "metric:"
+"""What the columns of the rows begin with that hold the metrics of plugins; the rest is the column's header."""
+
+_SLICE_ROWS = 8_192
+"""How many rows are put into text at a time, so that a table of any length takes the same memory to write."""
+
+
+class TableLayout(str, Enum):
+    """Which columns a table has, and what its cells look like.
+
+    Attributes:
+        OURS: Numbers as numbers, target and golden, every measure there is.
+        A: That of mstt 8.x, for scripts that read it.
+        C: That of ``mindstudio-probe`` 26.x, likewise.
+    """
+
+    OURS = "ours"
+    A = "a"
+    C = "c"
+
+
+class Width(float, Enum):
+    """How wide a column is in a spreadsheet, in characters."""
+
+    NARROW = 10.0
+    NUMBER = 16.0
+    NAME = 48.0
+    SENTENCE = 60.0
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table.
+    """One column of a table.
 
     Attributes:
         header: What its first cell says.
-        text: The text of each cell.
-        number: The number behind it; ``None`` for a column that has no numbers, null for a cell that has none.
-        is_percent: Whether the number is a ratio that is shown in percent.
+        value: What its cells hold: texts, numbers or truth values.
+        number: The numbers behind texts, which spreadsheets get instead; null for a cell that has none.
+        is_percent: Whether spreadsheets show the number, a ratio, in percent.
+        width: In a spreadsheet.
     """
 
     header: str
-    text: pl.Expr
+    value: pl.Expr
     number: pl.Expr | None = None
     is_percent: bool = False
+    width: Width = Width.NUMBER
 
 
-def columns_of(result: UnitResult) -> list[Column]:
-    """Return the columns for one result, in order."""
-    basics = [
-        *_names(),
-        *_both_sides("Dtype", "dtype"),
-        *_both_sides("Tensor Shape", "shape"),
-        *_requires_grad(),
-    ]
-    tail = [_consistent_grad(), Column("Result", pl.col("verdict")), Column("Err_message", _message_list())]
-    if result.stacks:
-        tail.append(Column("NPU_Stack_Info", pl.col("stack_info")))
-    if result.mode is Mode.STRUCTURE:
-        return [*basics, *tail]
-    if result.mode is Mode.CHECKSUM:
-        return [*basics, *_checksums(), *tail]
-    estimates = _estimates() if SKETCH_ERROR in result.rows.columns else []
-    if result.mode is Mode.TENSOR:
-        return [*basics, *_tensor_metrics(), *estimates, *_statistics(), *tail, Column("Data_name", _file_names())]
-    return [*basics, *_differences(), *_relative_errors(), *estimates, *_statistics(), *tail]
+@dataclass(frozen=True)
+class Colours:
+    """How a spreadsheet colours rows.
+
+    Attributes:
+        column: Of the rows, by which they are coloured.
+        fills: Colour by what stands there, as RGB in hexadecimal; what is not here is not coloured.
+    """
+
+    column: str
+    fills: Mapping[str, str]
 
 
-def texts_of(result: UnitResult) -> pl.DataFrame:
-    """Return the table with every cell as text, and the headers as column names."""
-    rows = with_stacks(result)
-    return rows.select(
-        column.text.cast(pl.String).fill_null(NOT_AVAILABLE).alias(column.header) for column in columns_of(result)
-    )
+BY_VERDICT = Colours(
+    "verdict",
+    {
+        Verdict.ERROR.value: "FFC7CE",
+        Verdict.WARNING.value: "FFEB9C",
+        Verdict.UNMATCHED.value: "D9D9D9",
+    },
+)
 
 
-def with_stacks(result: UnitResult) -> pl.DataFrame:
-    """Return the rows with a column ``stack_info``: the stack as list text on the first row of each entry."""
-    stacks = pl.DataFrame(
-        {
-            "entry": list(result.stacks),
-            "stack_info": [str(list(frames)) for frames in result.stacks.values()],
-        },
-        schema={"entry": pl.String, "stack_info": pl.String},
-    )
-    is_first = pl.int_range(pl.len()).over("entry") == 0
-    has_target = pl.col("match") != Match.GOLDEN.value
-    return result.rows.join(stacks, on="entry", how="left", maintain_order="left").with_columns(
-        stack_info=pl.when(is_first & has_target).then(pl.col("stack_info"))
-    )
+@dataclass(frozen=True)
+class Table:
+    """Columns, and the rows that they are computed from.
+
+    Attributes:
+        columns: From left to right.
+        rows: Those of the result.
+        colours: Of the rows, in a spreadsheet.
+        is_shown: Which rows are in the table; ``None`` for all. Not taken out beforehand, as a copy of so many rows
+            takes more memory than all else.
+    """
+
+    columns: Sequence[Column]
+    rows: pl.DataFrame
+    colours: Colours = BY_VERDICT
+    is_shown: pl.Series | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the table has."""
+        return self.rows.height if self.is_shown is None else int(self.is_shown.sum())
+
+    def cells(self) -> Iterator[pl.DataFrame]:
+        """Yield what the cells hold, some rows at a time, with the headers as names."""
+        for part in self.slices():
+            yield part.select(column.value.alias(column.header) for column in self.columns)
+
+    def slices(self) -> Iterator[pl.DataFrame]:
+        """Yield the rows that cells are made of, likewise; at least once, so that an empty table has its columns."""
+        for start in range(0, max(self.rows.height, 1), _SLICE_ROWS):
+            part = self.rows.slice(start, _SLICE_ROWS)
+            yield part if self.is_shown is None else part.filter(self.is_shown.slice(start, _SLICE_ROWS))
 
 
-def _names() -> list[Column]:
-    return [Column(f"{title} Name", pl.col(f"name_{side}")) for side, title in _SIDES]
+def with_stacks(result: UnitResult, text_of: Callable[[Sequence[str]], str]) -> pl.DataFrame:
+    """Return the rows with a column ``stack_info``: the target's stack on the first row of each entry, else null.
+
+    Args:
+        result: Has the rows and the stacks.
+        text_of: Makes the text of a stack.
+    """
+    is_first = (pl.int_range(pl.len()).over("entry") == 0) & (pl.col("match") != Match.GOLDEN.value)
+    texts = _texts_of(result.stacks, text_of)
+    entries = result.rows.select(pl.when(is_first).then(pl.col("entry")))["entry"].to_list()
+    found = [None if entry is None else texts.get(entry) for entry in entries]
+    # Many calls share one stack of several kilobytes: each text is held once.
+    kind = pl.Enum(list(dict.fromkeys(text for text in found if text is not None)))
+    return result.rows.with_columns(pl.Series(STACK_COLUMN, found, dtype=kind))
 
 
-def _both_sides(what: str, column: str) -> list[Column]:
-    return [Column(f"{title} {what}", pl.col(f"{column}_{side}")) for side, title in _SIDES]
-
-
-def _requires_grad() -> list[Column]:
-    return [Column(f"{title} Requires_grad", _bool_text(pl.col(f"requires_grad_{side}"))) for side, title in _SIDES]
-
-
-def _bool_text(value: pl.Expr) -> pl.Expr:
-    return pl.when(value).then(pl.lit("True")).when(~value).then(pl.lit("False"))
-
-
-def _consistent_grad() -> Column:
-    same = (pl.col("match") == Match.BOTH.value) & pl.col("requires_grad_target").eq_missing(
-        pl.col("requires_grad_golden")
-    )
-    return Column("Requires_grad Consistent", _bool_text(same))
-
-
-def _message_list() -> pl.Expr:
-    """Return the messages as the text of a JSON list."""
-    escaped = pl.col("messages").list.eval(
-        pl.element().str.replace_many(list(_JSON_ESCAPES), list(_JSON_ESCAPES.values()))
-    )
-    listed = pl.format('["{}"]', escaped.list.join('", "'))
-    return pl.when(pl.col("messages").list.len() > 0).then(listed).otherwise(pl.lit("[]"))
-
-
-_JSON_ESCAPES = {'"': '\\"', "\\": "\\\\"} | {chr(code): f"\\u{code:04x}" for code in range(32)}
-
-
-def _checksums() -> list[Column]:
-    titles = {"target": "NPU MD5", "golden": "BENCH MD5"}
-    return [Column(titles[side], _checksum(side)) for side, _ in _SIDES]
-
-
-def _checksum(side: str) -> pl.Expr:
-    """Return the checksum of a tensor, zeros if it has none; of anything else, that of its text."""
-    of_text = pl.col(f"text_{side}").map_batches(_crc32_of_texts, return_dtype=pl.String)
-    kind = pl.col(f"kind_{side}")
-    return (
-        pl.when(kind == RowKind.TENSOR.value)
-        .then(pl.col(f"checksum_{side}").fill_null("00000000"))
-        .when(kind == RowKind.SCALAR.value)
-        .then(of_text)
-    )
-
-
-def _crc32_of_texts(texts: pl.Series) -> pl.Series:
-    distinct = texts.drop_nulls().unique().to_list()
-    checksums = [f"{zlib.crc32(text.encode()):08x}" for text in distinct]
-    return texts.to_frame("text").select(pl.col("text").replace(distinct, checksums)).to_series()
-
-
-def _statistics() -> list[Column]:
-    columns: list[Column] = []
-    for side, title in _SIDES:
-        for name in STATISTICS:
-            number = pl.col(f"{name}_{side}")
-            is_text = (pl.col(f"kind_{side}") == RowKind.SCALAR.value) | (pl.col(f"kind_{side}") == RowKind.NONE.value)
-            text = (
-                pl.when(pl.col(f"kind_{side}").is_null())
-                .then(pl.lit(NOT_AVAILABLE))
-                .when(is_text)
-                .then(pl.col(f"text_{side}").fill_null("None"))
-                .otherwise(_value_text(number, pl.col(f"dtype_{side}")).fill_null("None"))
-            )
-            columns.append(Column(f"{title} {_SHORT[name].lower()}", text, number))
-    return columns
-
-
-def _value_text(number: pl.Expr, dtype: pl.Expr) -> pl.Expr:
-    is_whole = dtype.str.to_lowercase().str.contains("int") & (number == number.round())
-    as_bool = pl.when(number == 1).then(pl.lit("True")).otherwise(pl.lit("False"))
-    return (
-        pl.when(number.is_nan())
-        .then(pl.lit(NOT_A_NUMBER))
-        .when(number.is_infinite())
-        .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
-        .when(is_whole)
-        .then(pl.coalesce(number.cast(pl.Int64, strict=False).cast(pl.String), number.cast(pl.String)))
-        .when(dtype.str.to_lowercase().str.contains("bool") & number.is_in([0.0, 1.0]))
-        .then(as_bool)
-        .otherwise(number.cast(pl.String))
-    )
-
-
-def _differences() -> list[Column]:
-    return [
-        Column(f"{_SHORT[name]} diff", _difference_text(name, pl.col(f"{name}_diff"), ""), pl.col(f"{name}_diff"))
-        for name in STATISTICS
-    ]
-
-
-def _relative_errors() -> list[Column]:
-    columns: list[Column] = []
-    for name in STATISTICS:
-        ratio = pl.col(f"{name}_rel")
-        columns.append(
-            Column(
-                f"{_RELATIVE[name]}RelativeErr",
-                _difference_text(name, ratio * 100, "%"),
-                ratio,
-                is_percent=True,
-            )
-        )
-    return columns
-
-
-def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
-    """Return the text of a difference: ``0`` where both sides are the same, also where both are None or one text."""
-    same_text = pl.col("text_target") == pl.col("text_golden")
-    both_none = (pl.col("kind_target") == RowKind.NONE.value) & (pl.col("kind_golden") == RowKind.NONE.value)
-    both_missing = pl.col(f"{name}_target").is_null() & pl.col(f"{name}_golden").is_null()
-    is_tensor_pair = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
-    is_pair = pl.col("match") == Match.BOTH.value
-    sides = ("target", "golden")
-    both_devices = pl.all_horizontal(*[pl.col(f"text_{side}").str.contains(DEVICE_TEXT) for side in sides])
-    is_bool = pl.any_horizontal(*[pl.col(f"type_{side}") == "bool" for side in sides])
-    return (
-        pl.when(~is_pair)
-        .then(pl.lit(NOT_AVAILABLE))
-        .when(same_text | both_none | (is_tensor_pair & both_missing))
-        .then(pl.lit("0"))
-        .when(both_devices)
-        .then(pl.lit(NOT_AVAILABLE))
-        .when(number.is_null() | is_bool)
-        .then(pl.lit("Diff"))
-        .when(number.is_nan())
-        .then(pl.lit(NOT_A_NUMBER))
-        .when(number.is_infinite())
-        .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
-        .when(number == 0)
-        .then(pl.lit("0"))
-        .otherwise(number.cast(pl.String) + unit)
-    )
-
-
-def _estimates() -> list[Column]:
-    """Return the column that only dumps with sketches have; no other tool has one like it."""
-    error = pl.col(SKETCH_ERROR)
-    return [Column("EstimatedRelativeErr", _number_text(error, pl.lit(NOT_AVAILABLE)), error)]
-
-
-def _tensor_metrics() -> list[Column]:
-    columns: list[Column] = []
-    for name, header in _METRICS.items():
-        number = pl.col(name)
-        is_lone = pl.col("match") != Match.BOTH.value
-        text = pl.when(is_lone).then(pl.lit(UNSUPPORTED)).otherwise(_number_text(number, pl.col("status")))
-        columns.append(Column(header, text, number))
-    return columns
-
-
-def _number_text(number: pl.Expr, missing: pl.Expr) -> pl.Expr:
-    return (
-        pl.when(number.is_null())
-        .then(missing)
-        .when(number.is_nan())
-        .then(pl.lit(NOT_A_NUMBER))
-        .when(number.is_infinite())
-        .then(pl.lit("inf"))
-        .otherwise(number.cast(pl.String))
-    )
-
-
-def _file_names() -> pl.Expr:
-    sides = [
-        pl.coalesce(
-            f"file_name_{side}",
-            pl.when(pl.col(f"kind_{side}").is_null()).then(pl.lit(NOT_AVAILABLE)).otherwise(pl.lit(NO_FILE)),
-        )
-        for side, _ in _SIDES
-    ]
-    return pl.format("['{}', '{}']", *sides)
-
-
-VERDICT_COLOURS = {
-    Verdict.ERROR.value: "FFC7CE",
-    Verdict.WARNING.value: "FFEB9C",
-    Verdict.UNMATCHED.value: "D9D9D9",
-}
-"""Fill of a row by its verdict, as RGB in hexadecimal."""
+def _texts_of(stacks: Mapping[str, Sequence[str]], text_of: Callable[[Sequence[str]], str]) -> dict[str, str]:
+    """Return the text of each entry's stack, made once for the entries that share one."""
+    texts: dict[int, str] = {}
+    for frames in stacks.values():
+        if id(frames) not in texts:
+            texts[id(frames)] = text_of(frames)
+    return {entry: texts[id(frames)] for entry, frames in stacks.items()}

@@ -14,6 +14,8 @@ from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
+from msprobe_core.report.guard import printable
+from msprobe_core.report.summary import table_notes
 from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
@@ -43,6 +45,9 @@ def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, con
     else:
         for path in paths:
             console.print(Text(f"Table:   {path}"), soft_wrap=True)
+    notes = [note for unit, own in zip(result.units, files.tables, strict=True) for note in table_notes(unit, own)]
+    for note in notes[:_MAX_FINDINGS]:
+        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
     console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
     console.print(_verdict_line(result), soft_wrap=True)
 
@@ -129,7 +134,7 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text(f"  inside {fault.parent}")
     yield Text(f"  {_reason(fault)}")
     for row, message in fault.findings[:_MAX_FINDINGS]:
-        yield Text(f"  {row}  {_printable(message)}")
+        yield Text(f"  {row}  {printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
     frames = frames_of_user(fault.stack)[:_MAX_FRAMES]
@@ -137,11 +142,6 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
         yield Text("  called from")
         for frame in frames:
             yield Text(f"    {' '.join(frame.split())}")
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` in one line, without characters that would command the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _reason(fault: Fault) -> str:

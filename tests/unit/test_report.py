@@ -8,7 +8,7 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.report import write_report
+from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 NAN, INF = float("nan"), float("inf")
@@ -25,10 +25,11 @@ METRICS = ["Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth E
 
 @pytest.fixture
 def report(tmp_path):
-    def report(target, golden, *, xlsx=False, stacks=None, **header):
+    def report(target, golden, *, xlsx=False, layout=TableLayout.C, stacks=None, **header):
         one = write_dump(tmp_path / "target", target, stacks=stacks, **header)
         other = write_dump(tmp_path / "golden", golden, **header)
-        files = write_report(compare_dumps(one, other), tmp_path / "out", xlsx=xlsx)
+        options = TableOptions(stamp="20261121000000", form=TableForm("xlsx" if xlsx else "csv"), layout=layout)
+        files = write_report(compare_dumps(one, other), tmp_path / "out", options)
         return files.tables[0][0], json.loads(files.summary.read_text())
 
     return report
@@ -55,7 +56,10 @@ def test_statistics_table(report):
     assert other["MaxRelativeErr"] == "100.0%"
     assert other["NormRelativeErr"] == "100.0%"
     assert other["Result"] == "error"
-    assert json.loads(other["Err_message"]) == ["error: the relative error 1.0 is over the limit 0.001."]
+    assert json.loads(other["Err_message"]) == [
+        "error: The NormRelativeErr of output is greater than 0.5.",
+        "warning: The norm relative error of output is 10 times that of input.",
+    ]
     assert (other["NPU Requires_grad"], other["Requires_grad Consistent"]) == ("True", "True")
 
 
@@ -101,7 +105,7 @@ def test_cells_of_what_is_no_tensor_or_is_missing(report):
     assert number["Result"] == "error"
     assert [text[h] for h in ("NPU max", "Bench l2norm", "Max diff")] == ["a", "b", "Diff"]
     extra, lacking = rows["Torch.abs.0.forward.output.0"], rows["Torch.exp.0.forward.output.0"]
-    assert [extra[h] for h in ("Bench Name", "Bench max", "Max diff", "Result")] == ["N/A", "N/A", "N/A", "unmatched"]
+    assert [extra[h] for h in ("Bench Name", "Bench max", "Max diff", "Result")] == ["N/A", "N/A", "N/A", "pass"]
     assert extra["Requires_grad Consistent"] == "False"
     assert [lacking[h] for h in ("NPU Name", "NPU max", "Bench Name")] == ["N/A", "N/A", "Torch.exp.0.forward.output.0"]
 
@@ -156,10 +160,11 @@ def test_tensor_table(report, tmp_path):
 
 def test_a_missing_tensor_file_is_an_error_of_its_row(report):
     data = {ENTRY: api(tensor(X), output=tensor(X, data_name="gone.pt"))}
-    path, _ = report(data, data, task="tensor")
-    (row,) = [row for name, row in read_csv(path)[1].items() if name == "gone"]
-    assert row["Result"] == "error"
-    assert "cannot be read" in row["Err_message"]
+    path, _ = report(data, data, layout=TableLayout.OURS, task="tensor")
+    with path.open(newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if row["target_name"] == "gone"]
+    assert row["verdict"] == "error"
+    assert "cannot be read" in row["reason"]
 
 
 def test_the_stack_stands_on_the_first_row_of_each_call(report):
@@ -173,28 +178,34 @@ def test_the_stack_stands_on_the_first_row_of_each_call(report):
     assert rows[f"{ENTRY}.output.0"]["NPU_Stack_Info"] == "N/A"
 
 
-def test_spreadsheet(report):
+@pytest.mark.parametrize("layout", [TableLayout.C, TableLayout.OURS], ids=["c", "ours"])
+def test_spreadsheet(report, layout):
     data = {
         ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(TWICE)),
         "Torch.abs.0.forward": api(output=None),
     }
-    path, _ = report(data, {ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(X))}, xlsx=True)
+    golden = {ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(X))}
+    path, _ = report(data, golden, xlsx=True, layout=layout)
     assert path.suffix == ".xlsx"
     sheet = openpyxl.load_workbook(path).active
-    assert [cell.value for cell in sheet[1]] == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
+    headers = [cell.value for cell in sheet[1]]
     assert sheet.freeze_panes == "B2"
     assert sheet.auto_filter.ref == f"A1:{sheet.cell(1, len(sheet[1])).column_letter}{sheet.max_row}"
-    rows = {
-        row[0].value: dict(zip((c.value for c in sheet[1]), row, strict=True)) for row in sheet.iter_rows(min_row=2)
-    }
+    rows = {row[0].value: dict(zip(headers, row, strict=True)) for row in sheet.iter_rows(min_row=2)}
     good, text, bad = (rows[f"{ENTRY}.{row}"] for row in ("input.0", "input.1", "output.0"))
-    assert bad["NormRelativeErr"].value == pytest.approx(1.0)
-    assert bad["NormRelativeErr"].number_format == "0.0000%"
-    assert (bad["Max diff"].value, bad["NPU max"].value) == (4.0, 8.0)
-    assert bad["Result"].fill.start_color.rgb.endswith("FFC7CE")
-    assert good["Result"].fill.fill_type is None
-    assert rows["Torch.abs.0.forward.output.0"]["Result"].fill.start_color.rgb.endswith("D9D9D9")
-    assert text["NPU max"].data_type == "s"
+    if layout is TableLayout.C:
+        assert headers == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
+        assert bad["NormRelativeErr"].value == "100.0%"  # text, as scripts that read such tables expect
+        names = {"diff": "Max diff", "max": "NPU max", "verdict": "Result", "text": "NPU max"}
+    else:
+        assert bad["norm_rel_diff"].value == pytest.approx(1.0)
+        assert bad["norm_rel_diff"].number_format == "0.0000%"
+        names = {"diff": "max_diff", "max": "target_max", "verdict": "verdict", "text": "target_value"}
+    assert (bad[names["diff"]].value, bad[names["max"]].value) == (4.0, 8.0)
+    assert bad[names["verdict"]].fill.start_color.rgb.endswith("FFC7CE")
+    assert good[names["verdict"]].fill.fill_type is None
+    assert rows["Torch.abs.0.forward.output.0"][names["verdict"]].fill.start_color.rgb.endswith("D9D9D9")
+    assert (text[names["text"]].data_type, text[names["text"]].value) == ("s", "'=1+1")
     assert not any(cell.data_type == "f" for row in sheet.iter_rows() for cell in row)
 
 
@@ -246,19 +257,6 @@ def test_result_files_are_for_the_owner_only(report):
     assert all(file.stat().st_mode & 0o077 == 0 for file in (path, path.parent, path.parent / "summary.json"))
 
 
-def test_a_table_longer_than_a_sheet_goes_on_in_the_next(report, monkeypatch):
-    from msprobe_core.report import files
-
-    monkeypatch.setattr(files, "_MAX_SHEET_ROWS", 4)
-    data = {f"Torch.abs.{i}.forward": api(output=tensor(X)) for i in range(7)}
-    path, _ = report(data, data, xlsx=True)
-    sheets = openpyxl.load_workbook(path).worksheets
-    assert [sheet.title for sheet in sheets] == ["compare", "compare 2", "compare 3"]
-    assert [sheet.max_row for sheet in sheets] == [4, 4, 2]
-    names = [sheet.cell(row, 1).value for sheet in sheets for row in range(2, sheet.max_row + 1)]
-    assert names == [f"Torch.abs.{i}.forward.output.0" for i in range(7)]
-
-
 def test_odd_text_in_a_spreadsheet(report):
     data = {ENTRY: api({"type": "str", "value": "#N/A"}, {"type": "str", "value": "a\x1b[0m"}, output=tensor(X))}
     path, _ = report(data, data, xlsx=True)
@@ -267,12 +265,15 @@ def test_odd_text_in_a_spreadsheet(report):
     assert "a\ufffd[0m" in [cell.value for cell in rows[f"{ENTRY}.input.1"]]
 
 
-def test_messages_are_json_whatever_they_quote(report):
-    texts = 'a"b\\\n\x1f\x07', "c"
+def test_reasons_say_what_they_quote(report):
+    texts = 'a"b\\\n,\x1f\x07', "c"
     sides = [{ENTRY: api({"type": "str", "value": text}, output=tensor(X))} for text in texts]
-    _, rows = read_csv(report(*sides)[0])
-    [message] = json.loads(rows[f"{ENTRY}.input.0"]["Err_message"])
-    assert message == f"error: the arguments differ, {texts[0]} and c."
+    path, _ = report(*sides, layout=TableLayout.OURS)
+    with path.open(newline="") as file:
+        row = next(csv.DictReader(file))
+    shown = 'a"b\\\n,\ufffd\ufffd'  # characters that a file cannot have are replaced
+    assert row["reason"] == f"error: the arguments differ, {shown} and c."
+    assert row["target_value"] == shown
 
 
 def test_cells_of_devices_and_booleans_that_differ(report):

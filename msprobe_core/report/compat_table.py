@@ -1,0 +1,278 @@
+"""The tables of the established tool, for scripts that read them: those of mstt 8.x and of ``mindstudio-probe`` 26.x.
+
+Headers, their order and the texts of special cells are theirs; so are verdicts and messages, which
+`msprobe_core.report.compat_verdict` gives. Every cell has a text. Spreadsheets get numbers as numbers; relative errors
+of statistics are text with a percent sign there too. A row that only the golden side has is shown; they leave it out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import polars as pl
+
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.highlight import COLOUR, FILLS
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
+from msprobe_core.compare.verdict import DEVICE_TEXT
+from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
+from msprobe_core.report.table import (
+    BY_VERDICT,
+    METRIC_PREFIX,
+    STACK_COLUMN,
+    Colours,
+    Column,
+    Table,
+    TableLayout,
+    Width,
+    with_stacks,
+)
+from msprobe_core.store.frame import RowKind
+
+NO_FILE = "-1"
+
+_SIDES = (("target", "NPU"), ("golden", "Bench"))
+_SHORT = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
+_RELATIVE = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
+_METRICS = {
+    "cosine": "Cosine",
+    "euclidean": "EucDist",
+    "largest_abs": "MaxAbsErr",
+    "largest_rel": "MaxRelativeErr",
+    "within_1e3": "One Thousandth Err Ratio",
+    "within_5e3": "Five Thousandths Err Ratio",
+}
+
+
+def compat_table(result: UnitResult, layout: TableLayout, *, has_stacks: bool, has_highlights: bool = False) -> Table:
+    """Return the table of one result.
+
+    Args:
+        result: What to show.
+        layout: ``A`` or ``C``.
+        has_stacks: Whether there is a column of call stacks; without stacks there is none in any case.
+        has_highlights: Whether spreadsheets are coloured by the rules of 8.x instead of our verdict.
+    """
+    rows = add_verdicts(result, layout, has_highlights=has_highlights)
+    columns = _columns(result, layout)
+    if has_stacks and result.stacks:
+        rows = rows.hstack([with_stacks(result, lambda frames: str(list(frames)))[STACK_COLUMN]])
+        place = len(columns) - (result.mode is Mode.TENSOR)  # the names of files come last
+        columns.insert(place, Column("NPU_Stack_Info", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME))
+    colours = Colours(COLOUR, FILLS) if COLOUR in rows.columns else BY_VERDICT
+    return Table([_filled(column) for column in columns], rows, colours)
+
+
+def _filled(column: Column) -> Column:
+    return replace(column, value=column.value.cast(pl.String).fill_null(NOT_AVAILABLE))
+
+
+def _columns(result: UnitResult, layout: TableLayout) -> list[Column]:
+    basics = [
+        *_names(),
+        *_both_sides("Dtype", "dtype"),
+        *_both_sides("Tensor Shape", "shape"),
+        *_requires_grad(),
+    ]
+    tail = [_consistent_grad(), *_verdicts(result.mode, layout)]
+    if result.mode is Mode.STRUCTURE:
+        return [*basics, *tail]
+    if result.mode is Mode.CHECKSUM:
+        return [*basics, *_checksums(), *tail]
+    if result.mode is Mode.TENSOR:
+        metrics = [*_tensor_metrics(layout), *_custom_metrics(result.rows.schema)]
+        return [*basics, *metrics, *_statistics(), *tail, Column("Data_name", _file_names())]
+    return [*basics, *_differences(), *_relative_errors(), *_statistics(), *tail]
+
+
+def _verdicts(mode: Mode, layout: TableLayout) -> list[Column]:
+    result, messages = pl.col(COMPAT_RESULT), pl.col(COMPAT_MESSAGES)
+    if layout is TableLayout.C:
+        return [Column("Result", result), Column("Err_message", _message_list(messages), width=Width.SENTENCE)]
+    free_text = Column("Err_message", messages.list.join("\n"), width=Width.SENTENCE)
+    if mode is Mode.CHECKSUM:
+        return [Column("Result", result)]
+    if mode is Mode.TENSOR:
+        return [Column("Accuracy Reached or Not", result), free_text]
+    return [Column("Result", result), free_text]
+
+
+def _names() -> list[Column]:
+    return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in _SIDES]
+
+
+def _both_sides(what: str, column: str) -> list[Column]:
+    return [Column(f"{title} {what}", pl.col(f"{column}_{side}")) for side, title in _SIDES]
+
+
+def _requires_grad() -> list[Column]:
+    return [Column(f"{title} Requires_grad", _bool_text(pl.col(f"requires_grad_{side}"))) for side, title in _SIDES]
+
+
+def _bool_text(value: pl.Expr) -> pl.Expr:
+    return pl.when(value).then(pl.lit("True")).when(~value).then(pl.lit("False"))
+
+
+def _consistent_grad() -> Column:
+    same = (pl.col("match") == Match.BOTH.value) & pl.col("requires_grad_target").eq_missing(
+        pl.col("requires_grad_golden")
+    )
+    return Column("Requires_grad Consistent", _bool_text(same))
+
+
+def _message_list(messages: pl.Expr) -> pl.Expr:
+    """Return the messages, which are none but the established tool's own, as the text of a JSON list."""
+    listed = pl.format('["{}"]', messages.list.join('", "'))
+    return pl.when(messages.list.len() > 0).then(listed).otherwise(pl.lit("[]"))
+
+
+def _checksums() -> list[Column]:
+    titles = {"target": "NPU MD5", "golden": "BENCH MD5"}
+    return [Column(titles[side], _checksum(side)) for side, _ in _SIDES]
+
+
+def _checksum(side: str) -> pl.Expr:
+    """Return the checksum of a tensor, zeros if it has none; of anything else, that of its text."""
+    of_text = pl.col(f"text_{side}").map_batches(_crc32_of_texts, return_dtype=pl.String)
+    kind = pl.col(f"kind_{side}")
+    return (
+        pl.when(kind == RowKind.TENSOR.value)
+        .then(pl.col(f"checksum_{side}").fill_null("00000000"))
+        .when(kind == RowKind.SCALAR.value)
+        .then(of_text)
+    )
+
+
+def _crc32_of_texts(texts: pl.Series) -> pl.Series:
+    distinct = texts.drop_nulls().unique().to_list()
+    checksums = [f"{zlib.crc32(text.encode()):08x}" for text in distinct]
+    return texts.to_frame("text").select(pl.col("text").replace(distinct, checksums)).to_series()
+
+
+def _statistics() -> list[Column]:
+    columns: list[Column] = []
+    for side, title in _SIDES:
+        for name in STATISTICS:
+            number = pl.col(f"{name}_{side}")
+            is_text = (pl.col(f"kind_{side}") == RowKind.SCALAR.value) | (pl.col(f"kind_{side}") == RowKind.NONE.value)
+            text = (
+                pl.when(pl.col(f"kind_{side}").is_null())
+                .then(pl.lit(NOT_AVAILABLE))
+                .when(is_text)
+                .then(pl.col(f"text_{side}").fill_null("None"))
+                .otherwise(_value_text(number, pl.col(f"dtype_{side}")).fill_null("None"))
+            )
+            columns.append(Column(f"{title} {_SHORT[name].lower()}", text, number))
+    return columns
+
+
+def _value_text(number: pl.Expr, dtype: pl.Expr) -> pl.Expr:
+    is_whole = dtype.str.to_lowercase().str.contains("int") & (number == number.round())
+    as_bool = pl.when(number == 1).then(pl.lit("True")).otherwise(pl.lit("False"))
+    return (
+        pl.when(number.is_nan())
+        .then(pl.lit(NOT_A_NUMBER))
+        .when(number.is_infinite())
+        .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
+        .when(is_whole)
+        .then(pl.coalesce(number.cast(pl.Int64, strict=False).cast(pl.String), number.cast(pl.String)))
+        .when(dtype.str.to_lowercase().str.contains("bool") & number.is_in([0.0, 1.0]))
+        .then(as_bool)
+        .otherwise(number.cast(pl.String))
+    )
+
+
+def _differences() -> list[Column]:
+    return [
+        Column(f"{_SHORT[name]} diff", _difference_text(name, pl.col(f"{name}_diff"), ""), pl.col(f"{name}_diff"))
+        for name in STATISTICS
+    ]
+
+
+def _relative_errors() -> list[Column]:
+    columns: list[Column] = []
+    for name in STATISTICS:
+        ratio = pl.col(f"{name}_rel")
+        columns.append(
+            Column(
+                f"{_RELATIVE[name]}RelativeErr",
+                _difference_text(name, ratio * 100, "%"),
+            )
+        )
+    return columns
+
+
+def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
+    """Return the text of a difference: ``0`` where both sides are the same, also where both are None or one text."""
+    same_text = pl.col("text_target") == pl.col("text_golden")
+    both_none = (pl.col("kind_target") == RowKind.NONE.value) & (pl.col("kind_golden") == RowKind.NONE.value)
+    both_missing = pl.col(f"{name}_target").is_null() & pl.col(f"{name}_golden").is_null()
+    is_tensor_pair = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
+    is_pair = pl.col("match") == Match.BOTH.value
+    sides = ("target", "golden")
+    both_devices = pl.all_horizontal(*[pl.col(f"text_{side}").str.contains(DEVICE_TEXT) for side in sides])
+    is_bool = pl.any_horizontal(*[pl.col(f"type_{side}") == "bool" for side in sides])
+    return (
+        pl.when(~is_pair)
+        .then(pl.lit(NOT_AVAILABLE))
+        .when(same_text | both_none | (is_tensor_pair & both_missing))
+        .then(pl.lit("0"))
+        .when(both_devices)
+        .then(pl.lit(NOT_AVAILABLE))
+        .when(number.is_null() | is_bool)
+        .then(pl.lit("Diff"))
+        .when(number.is_nan())
+        .then(pl.lit(NOT_A_NUMBER))
+        .when(number.is_infinite())
+        .then(pl.when(number > 0).then(pl.lit("inf")).otherwise(pl.lit("-inf")))
+        .when(number == 0)
+        .then(pl.lit("0"))
+        .otherwise(number.cast(pl.String) + unit)
+    )
+
+
+def _tensor_metrics(layout: TableLayout) -> list[Column]:
+    nan = NOT_AVAILABLE if layout is TableLayout.A else NOT_A_NUMBER
+    columns: list[Column] = []
+    for name, header in _METRICS.items():
+        number = pl.col(name)
+        is_lone = pl.col("match") != Match.BOTH.value
+        text = pl.when(is_lone).then(pl.lit(UNSUPPORTED)).otherwise(_number_text(number, pl.col("status"), nan))
+        columns.append(Column(header, text, number))
+    return columns
+
+
+def _custom_metrics(schema: pl.Schema) -> list[Column]:
+    columns: list[Column] = []
+    for name, kind in schema.items():
+        if name.startswith(METRIC_PREFIX):
+            header, cell = name.removeprefix(METRIC_PREFIX), pl.col(name)
+            text = cell if kind == pl.String else _number_text(cell, pl.lit(UNSUPPORTED), NOT_A_NUMBER)
+            columns.append(Column(header, text.fill_null(UNSUPPORTED), None if kind == pl.String else cell))
+    return columns
+
+
+def _number_text(number: pl.Expr, missing: pl.Expr, nan: str) -> pl.Expr:
+    return (
+        pl.when(number.is_null())
+        .then(missing)
+        .when(number.is_nan())
+        .then(pl.lit(nan))
+        .when(number.is_infinite())
+        .then(pl.lit("inf"))
+        .otherwise(number.cast(pl.String))
+    )
+
+
+def _file_names() -> pl.Expr:
+    sides = [
+        pl.coalesce(
+            f"file_name_{side}",
+            pl.when(pl.col(f"kind_{side}").is_null()).then(pl.lit(NOT_AVAILABLE)).otherwise(pl.lit(NO_FILE)),
+        )
+        for side, _ in _SIDES
+    ]
+    return pl.format("['{}', '{}']", *sides)

@@ -1,0 +1,39 @@
+"""Verdicts and colours in the words of the established tool, as columns of the rows that its tables are made of."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from msprobe_core.compare import compat
+from msprobe_core.compare.highlight import COLOUR, MAX_ROWS, add_highlights
+from msprobe_core.compare.highlight import MESSAGES as COLOUR_MESSAGES
+from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.report.table import TableLayout
+
+COMPAT_RESULT = "compat_result"
+COMPAT_MESSAGES = "compat_messages"
+
+
+def add_verdicts(result: UnitResult, layout: TableLayout, *, has_highlights: bool) -> pl.DataFrame:
+    """Return the rows with ``compat_result`` and ``compat_messages``, and ``colour`` if they are highlighted.
+
+    Args:
+        result: Has the judged rows.
+        layout: Whose words.
+        has_highlights: Whether suspicious rows are coloured by the rules of 8.x, which then also have messages. They
+            have none for checksums, nor for tables that are longer than `MAX_ROWS`.
+    """
+    judge = compat.compat_a if layout is TableLayout.A else compat.compat_c
+    by_checksum = result.mode is Mode.CHECKSUM
+    judged = judge(result.rows, by_checksum=by_checksum)
+    rows = result.rows.with_columns(
+        judged[compat.RESULT].alias(COMPAT_RESULT),
+        judged[compat.MESSAGES].alias(COMPAT_MESSAGES),
+    )
+    if not has_highlights or by_checksum or rows.height > MAX_ROWS:
+        return rows
+    coloured = add_highlights(result.rows)
+    return rows.with_columns(
+        coloured[COLOUR],
+        pl.concat_list(COMPAT_MESSAGES, pl.lit(coloured[COLOUR_MESSAGES])).alias(COMPAT_MESSAGES),
+    )

@@ -1,0 +1,71 @@
+"""Make texts of dumps safe to show, above all in a spreadsheet: nothing in them is run, and none breaks the file.
+
+Names and arguments in a dump are what a program made them; a dump may come from anybody.
+"""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+MAX_CELL_UNITS = 32_767
+"""How much text a cell of a spreadsheet holds, in UTF-16 code units. What is longer goes on in other cells when a
+csv file is opened, and there it may begin a formula. Source: Microsoft, *Excel specifications and limits*."""
+
+_NO_CHARACTER = "[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]"
+"""What the format of spreadsheets, XML 1.0, has no place for (section 2.2), and terminals may obey."""
+
+_FORMULA_SIGNS = re.escape("=+-@") + "".join(map(chr, (0xFF1D, 0xFF0B, 0xFF0D, 0xFF20, 0xFE66, 0xFE62, 0xFE63, 0xFE6B)))
+"""What begins a formula; wide and small forms of the signs do in spreadsheets set to East Asian languages."""
+
+_WOULD_RUN = rf"^[\s\p{{Cf}}]*[{_FORMULA_SIGNS}]|^[\t\r\n]"
+"""Source: OWASP, *CSV Injection*; with blanks and invisible characters before the sign, which importers may strip."""
+
+_SIGNED_NUMBER = r"^[+-](\d+(\.\d*)?([eE][+-]?\d+)?%?|inf)$"
+
+_RISKY = f"{_NO_CHARACTER}|{_WOULD_RUN}"
+
+
+def printable(text: str) -> str:
+    """Return ``text`` in one line, without characters that would command a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def guarded(cells: pl.DataFrame) -> pl.DataFrame:
+    """Return ``cells`` with texts that are safe; columns of other types stay as they are.
+
+    A text that would be run is quoted with an apostrophe; a number with a sign is no such text. Characters that cannot
+    be in a file become U+FFFD. A text that no cell can hold is cut, and ends in an ellipsis.
+    """
+    risky = [name for name, kind in cells.schema.items() if kind == pl.String and _is_risky(cells[name])]
+    quoted = cells.with_columns(_quoted(name) for name in risky)
+    return quoted.with_columns(_shortened(quoted[name]) for name in risky if _is_long(quoted[name]).any())
+
+
+def _is_risky(texts: pl.Series) -> bool:
+    # Looked at first, because there is hardly ever anything to do.
+    return bool((texts.str.contains(_RISKY) | _is_long(texts)).any())
+
+
+def _is_long(texts: pl.Series) -> pl.Series:
+    return texts.str.len_bytes() > MAX_CELL_UNITS
+
+
+def _quoted(name: str) -> pl.Expr:
+    text = pl.col(name).str.replace_all(_NO_CHARACTER, "\ufffd")
+    would_run = text.str.contains(_WOULD_RUN) & ~text.str.contains(_SIGNED_NUMBER)
+    return pl.when(would_run).then("'" + text).otherwise(text).alias(name)
+
+
+def _shortened(texts: pl.Series) -> pl.Series:
+    return pl.Series(texts.name, [None if text is None else _cut(text) for text in texts], dtype=pl.String)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_CELL_UNITS // 2:
+        return text
+    units = text.encode("utf-16-le")
+    if len(units) <= 2 * MAX_CELL_UNITS:
+        return text
+    return units[: 2 * (MAX_CELL_UNITS - 1)].decode("utf-16-le", "ignore") + "…"

@@ -1,0 +1,32 @@
+"""Which table a layout is."""
+
+from __future__ import annotations
+
+from msprobe_core.compare.result import UnitResult
+from msprobe_core.report.compat_table import compat_table
+from msprobe_core.report.own_table import own_table
+from msprobe_core.report.table import Table, TableLayout
+
+
+def table_of(
+    result: UnitResult,
+    layout: TableLayout = TableLayout.OURS,
+    *,
+    has_stacks: bool | None = None,
+    has_highlights: bool = False,
+) -> Table:
+    """Return the table of one result.
+
+    Args:
+        result: What to show.
+        layout: Which columns, and what their cells look like.
+        has_stacks: Whether there is a column of call stacks, where they are known; ``None`` for what the layout has by
+            itself: all but ``A`` have one.
+        has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict.
+    """
+    if has_stacks is None:
+        has_stacks = layout is not TableLayout.A
+    if layout is TableLayout.OURS:
+        return own_table(result, has_stacks=has_stacks)
+    has_highlights = has_highlights and layout is TableLayout.A
+    return compat_table(result, layout, has_stacks=has_stacks, has_highlights=has_highlights)

@@ -1,0 +1,286 @@
+"""Lay the results of several ranks side by side: ``msprobe merge_result``.
+
+One sheet for each index, such as ``MaxAbsErr``: a row for each value of the chosen APIs, in execution order, and a
+column for each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+import yaml
+
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.result import Mode
+from msprobe_core.errors import CompareError, ConfigError
+from msprobe_core.report.files import time_stamp
+from msprobe_core.report.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
+from msprobe_core.report.sheet import MAX_SHEET_ROWS, Sheet, SheetColumn, SheetPart, write_book
+from msprobe_core.report.table import Width
+from msprobe_core.report.whole import unused_paths, whole_file
+from msprobe_core.store.layout import make_directory
+
+_INDICES: Mapping[Mode, Mapping[str, str]] = {
+    Mode.STATISTICS: {
+        "Max diff": "max_diff",
+        "Min diff": "min_diff",
+        "Mean diff": "mean_diff",
+        "L2norm diff": "norm_diff",
+        "MaxRelativeErr": "max_rel_diff",
+        "MinRelativeErr": "min_rel_diff",
+        "MeanRelativeErr": "mean_rel_diff",
+        "NormRelativeErr": "norm_rel_diff",
+    },
+    Mode.TENSOR: {
+        "Cosine": "cosine_similarity",
+        "EucDist": "euclidean_distance",
+        "MaxAbsErr": "max_abs_error",
+        "MaxRelativeErr": "max_rel_error",
+        "One Thousandth Err Ratio": "share_within_0.001",
+        "Five Thousandths Err Ratio": "share_within_0.005",
+    },
+}
+"""The indices of a mode, in the order of their sheets: as the established tool calls them, and as we do."""
+
+_CONSISTENT_GRAD = "Requires_grad Consistent"
+"""Also an index of theirs."""
+
+_NO_NUMBER = ("N/A", "unsupported", "Nan", "NaN")
+"""Cells that say nothing; the values of both sides take their place."""
+
+_NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
+_MAX_TITLE = 31
+"""Characters of a sheet's name. Source: Microsoft, *Excel specifications and limits*."""
+
+
+class MergeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to merge.
+
+    Attributes:
+        api: Parts of the names of rows, each followed by a dot there: ``Functional.gelu.1.forward``.
+        compare_index: Columns of the tables; all indices of the mode if there are none.
+    """
+
+    api: tuple[str, ...]
+    compare_index: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What came of a merge.
+
+    Attributes:
+        path: The spreadsheet.
+        ranks: Whose results are in it.
+        num_rows: Of each sheet.
+        indices: What the sheets are of.
+        unknown: Parts of names that no row has.
+    """
+
+    path: Path
+    ranks: Sequence[int]
+    num_rows: int
+    indices: Sequence[str]
+    unknown: Sequence[str]
+
+
+def read_request(path: Path) -> MergeRequest:
+    """Read a yaml file with ``api`` and, if wanted, ``compare_index``.
+
+    Raises:
+        ConfigError: it cannot be read, or says something else.
+    """
+    example = "it needs a list 'api', for example api: [Functional.gelu.1.forward]"
+    try:
+        content: Any = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds {type(content).__name__}; {example}")
+    try:
+        request = msgspec.convert(content, MergeRequest)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}; known fields are 'api' and 'compare_index', lists of text") from error
+    for name, texts in (("api", request.api), ("compare_index", request.compare_index)):
+        if texts is not None and not all(text.strip() for text in texts):
+            raise ConfigError(f"{path}: '{name}' has an empty text")
+    if not request.api:
+        raise ConfigError(f"{path}: 'api' is empty; {example}")
+    return request
+
+
+def merge_results(directory: Path, output: Path, request: MergeRequest) -> Merged:
+    """Merge the tables of the ranks in a directory into one spreadsheet.
+
+    Args:
+        directory: Holds ``compare_result_rank{n}_{time}``, as csv or xlsx, of any layout.
+        output: For the spreadsheet; created if it is missing.
+        request: Which rows and which columns.
+
+    Raises:
+        CompareError: there are not two tables, one cannot be read, or they have nothing of what is asked for.
+        ConfigError: an index is not one of their columns.
+        StoreError: the spreadsheet cannot be written.
+    """
+    files = rank_files(directory)
+    if len(files) < 2:
+        raise CompareError(
+            f"{directory}: holds {len(files) or 'no'} result{'s' * (len(files) != 1)} of a rank; give the directory of "
+            "a comparison of two ranks or more, which holds compare_result_rank0_20250101120000.csv or .xlsx, and so on"
+        )
+    tables = [read_table(file, lambda name: _is_of(name, request.api)) for file in files]
+    indices = _indices(tables, request)
+    order = _in_order(tables)
+    _check_rows(tables, request, len(order))
+    make_directory(output)
+    (path,) = unused_paths(output, f"multi_ranks_compare_merge_{time_stamp()}", ["xlsx"])
+    with whole_file(path) as file:
+        write_book(file, [_sheet(index, tables, order) for index in indices])
+    unknown = [api for api in request.api if not any(f"{api}." in name for name, _ in order)]
+    return Merged(path, [table.file.rank for table in tables], len(order), indices, unknown)
+
+
+def _is_of(name: pl.Expr, apis: Sequence[str]) -> pl.Expr:
+    return pl.any_horizontal(*[name.str.contains(f"{api}.", literal=True) for api in apis])
+
+
+def _check_rows(tables: Sequence[ResultTable], request: MergeRequest, number: int) -> None:
+    place = tables[0].file.path.parent
+    if number >= MAX_SHEET_ROWS:
+        raise CompareError(f"{place}: {number:,} rows are more than a sheet can hold; name fewer APIs in 'api'")
+    if not number:
+        raise CompareError(
+            f"{place}: no row of any rank is of {', '.join(request.api)}; 'api' has parts of the names in the tables, "
+            "up to a dot, for example Functional.gelu.1.forward"
+        )
+
+
+def _indices(tables: Sequence[ResultTable], request: MergeRequest) -> Sequence[str]:
+    """Return the headers of what is merged, in the words of the tables, or of the established tool if they differ."""
+    first = tables[0]
+    for table in tables:
+        if table.mode is not first.mode:
+            raise CompareError(
+                f"{first.file.path.name} is of the mode {first.mode.value} and {table.file.path.name} of the mode "
+                f"{table.mode.value}; only results of one mode can be merged"
+            )
+    if first.mode is Mode.CHECKSUM:
+        raise CompareError(
+            f"{first.file.path}: is of the mode md5, whose tables have no numbers to merge; compare dumps with "
+            "statistics or tensors"
+        )
+    if request.compare_index:
+        return [_spelled(index, tables) for index in dict.fromkeys(request.compare_index)]
+    by_their_words = any(table.wording is Wording.COMPAT for table in tables)
+    known = _INDICES[first.mode]
+    if not by_their_words:
+        return list(known.values())
+    return [*known, *([_CONSISTENT_GRAD] if all(_CONSISTENT_GRAD in table.headers for table in tables) else [])]
+
+
+def _spelled(index: str, tables: Sequence[ResultTable]) -> str:
+    """Return an index as it is written; it may be any column of the tables, in the words of either layout."""
+    if not any(_column(index, table) for table in tables):
+        known = [header for header in tables[0].headers if header not in NAMES[tables[0].wording]]
+        raise ConfigError(f"'compare_index' has {index!r}, which no table has; their columns are {', '.join(known)}")
+    return index
+
+
+def _column(index: str, table: ResultTable) -> str | None:
+    """Return the table's column for an index; ``None`` if it has none."""
+    if index in table.headers:
+        return index
+    theirs_to_ours = _INDICES[table.mode]
+    ours_to_theirs = {ours: theirs for theirs, ours in theirs_to_ours.items()}
+    other = theirs_to_ours.get(index) or ours_to_theirs.get(index)
+    return other if other in table.headers else None
+
+
+_Key = tuple[str, int]
+"""Name of a row, and which of those of that name it is, from 0."""
+
+
+def _in_order(tables: Iterable[ResultTable]) -> list[_Key]:
+    """Return the rows that any rank has, in execution order; one that others lack follows the row it follows there."""
+    order: list[_Key] = []
+    known: set[_Key] = set()
+    for table in tables:
+        followers: dict[_Key | None, list[_Key]] = {}
+        last: _Key | None = None
+        for key in _keys(table):
+            if key in known:
+                last = key
+            else:
+                followers.setdefault(last, []).append(key)
+        known.update(key for group in followers.values() for key in group)
+        order = followers.get(None, []) + [row for key in order for row in (key, *followers.get(key, ()))]
+    return order
+
+
+def _keys(table: ResultTable) -> list[_Key]:
+    numbers: dict[str, int] = {}
+    keys: list[_Key] = []
+    for name in table.rows[ROW_NAME].to_list():
+        keys.append((name, numbers.get(name, 0)))
+        numbers[name] = keys[-1][1] + 1
+    return keys
+
+
+def _sheet(index: str, tables: Sequence[ResultTable], order: Sequence[_Key]) -> Sheet:
+    title = NAMES[Wording.COMPAT if any(t.wording is Wording.COMPAT for t in tables) else Wording.OURS][0]
+    ranks = [f"rank{table.file.rank}" for table in tables]
+    columns = [SheetColumn(title, Width.NAME.value), *[SheetColumn(rank, Width.NAME.value / 2) for rank in ranks]]
+    cells = [dict(zip(_keys(table), _cells(index, table), strict=True)) for table in tables]
+    texts = pl.DataFrame(
+        [
+            pl.Series(title, [name for name, _ in order], dtype=pl.String),
+            *[
+                pl.Series(rank, [own.get(key) for key in order], dtype=pl.String)
+                for rank, own in zip(ranks, cells, strict=True)
+            ],
+        ]
+    )
+    numbers = texts.select(
+        pl.when(pl.col(rank).str.contains(_NUMBER)).then(pl.col(rank)).cast(pl.Float64, strict=False) for rank in ranks
+    )
+    part = SheetPart(texts, {series.name: series for series in numbers.iter_columns()})
+    return Sheet(_title(index), columns, len(order), [part])
+
+
+def _title(index: str) -> str:
+    """Return the name of an index's sheet, without what such names must not have."""
+    return "".join("_" if c in "[]:*?/\\" else c for c in index)[:_MAX_TITLE]
+
+
+def _cells(index: str, table: ResultTable) -> list[str | None]:
+    """Return a column; where it says nothing, the values of both sides."""
+    column = _column(index, table)
+    if column is None:
+        return [None] * table.rows.height
+    indices = _INDICES[table.mode]
+    is_index = column in indices or column in indices.values()
+    return table.rows.select(_with_values(column, table) if is_index else column).to_series().to_list()
+
+
+def _with_values(column: str, table: ResultTable) -> pl.Expr:
+    """Return an index; the values of both sides where it says nothing, with the statistic that it is of."""
+    statistic = next((name for name in STATISTICS if column.lower().removeprefix("l2").startswith(name)), "max")
+    if table.wording is Wording.OURS:
+        titles = {side: (f"{side}_{statistic}", f"{side}_value") for side in ("target", "golden")}
+    else:
+        shown = "l2norm" if statistic == "norm" else statistic
+        titles = {side: (f"{side} {shown}",) for side in ("NPU", "Bench")}
+    values = [
+        pl.coalesce(*[pl.col(header) for header in headers if header in table.headers], pl.lit("N/A"))
+        for headers in titles.values()
+    ]
+    index = pl.col(column)
+    text = pl.format("{}:{{}}  {}:{{}}".format(*titles), *values)
+    return pl.when(index.is_null() | index.is_in(_NO_NUMBER)).then(text).otherwise(index).alias(column)

@@ -1,0 +1,128 @@
+"""Our own table: numbers as numbers, the verdict and its reason beside the name, and every measure there is.
+
+What a row lacks is an empty cell. The headers are the same in every mode; a column that no row has anything in is left
+out, but for those that a mode is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.limits import Precision
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.compare.tensors import TensorMetrics
+from msprobe_core.report.table import METRIC_PREFIX, STACK_COLUMN, Column, Table, Width, with_stacks
+from msprobe_core.store.frame import RowKind
+
+_SIDES = ("target", "golden")
+
+_TENSOR_HEADERS = {
+    "cosine": "cosine_similarity",
+    "euclidean": "euclidean_distance",
+    "largest_abs": "max_abs_error",
+    "largest_rel": "max_rel_error",
+    "within_1e3": "share_within_0.001",
+    "within_5e3": "share_within_0.005",
+}
+"""What tables call the metrics of tensors; one that is not here is called as it is."""
+
+_COUNTS = ("num_nan", "num_inf")
+
+_NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]})
+"""What belongs to the metrics of tensors and is shown in other ways."""
+
+_OF_MODE = {
+    Mode.TENSOR: set(_TENSOR_HEADERS),
+    Mode.STATISTICS: {f"{name}_{what}" for name in STATISTICS for what in ("diff", "rel")},
+    Mode.CHECKSUM: {f"checksum_{side}" for side in _SIDES},
+    Mode.STRUCTURE: set(),
+}
+"""Columns of the result's rows that tables of a mode always have."""
+
+
+def own_table(result: UnitResult, *, has_stacks: bool) -> Table:
+    """Return the table of one result.
+
+    Args:
+        result: What to show.
+        has_stacks: Whether there is a column of call stacks; without stacks there is none in any case.
+    """
+    always = _OF_MODE[result.mode]
+    present = set(result.rows.columns)
+    shown = [
+        column
+        for name, column in _columns(result.rows.columns)
+        if name is None or (name in present and (name in always or _has_any(result.rows, name)))
+    ]
+    rows = result.rows
+    if has_stacks and result.stacks:
+        rows = with_stacks(result, _stack_text)
+        shown.append(Column("stack", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME))
+    return Table(shown, rows)
+
+
+def _has_any(rows: pl.DataFrame, name: str) -> bool:
+    return rows[name].null_count() < rows.height
+
+
+def _columns(of_rows: Sequence[str]) -> Iterator[tuple[str | None, Column]]:
+    """Yield all columns that there can be, each with the column of the rows that it needs."""
+    yield from _verdicts()
+    yield from _pairwise("dtype", "dtype")
+    yield from _pairwise("shape", "shape")
+    yield from _pairwise("requires_grad", "requires_grad", Width.NARROW)
+    yield from _measures(of_rows)
+    for side in _SIDES:
+        is_tensor = pl.col(f"kind_{side}") == RowKind.TENSOR.value
+        for name in (*STATISTICS, *_COUNTS):
+            column = f"{name}_{side}"
+            yield column, Column(f"{side}_{name}", pl.when(is_tensor).then(pl.col(column)))
+    yield from _pairwise("value", "text")
+    yield from _pairwise("checksum", "checksum")
+    yield from _pairwise("file", "file_name")
+
+
+def _verdicts() -> Iterator[tuple[str | None, Column]]:
+    for side in _SIDES:
+        yield None, Column(f"{side}_name", pl.col(f"name_{side}"), width=Width.NAME)
+    yield None, Column("verdict", pl.col("verdict"), width=Width.NARROW)
+    yield None, Column("error", pl.col("judged_error"))
+    is_judged = pl.col("judged_error").is_not_null()
+    yield None, Column("limit", pl.when(is_judged).then(pl.col("limit")))
+    yield "override", Column("limit_given_by", pl.col("override"), width=Width.NAME)
+    names = {int(precision): precision.name.lower() for precision in Precision}
+    precision = pl.col("precision").replace_strict(names, return_dtype=pl.String)
+    yield None, Column("precision", pl.when(is_judged).then(precision))
+    yield None, Column("reason", pl.col("messages").list.join(" "), width=Width.SENTENCE)
+
+
+def _pairwise(header: str, name: str, width: Width = Width.NUMBER) -> Iterator[tuple[str, Column]]:
+    for side in _SIDES:
+        yield f"{name}_{side}", Column(f"{side}_{header}", pl.col(f"{name}_{side}"), width=width)
+
+
+def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
+    """Yield what is known of each pair; a metric that `TensorMetrics` gains appears by itself."""
+    for field in msgspec.structs.fields(TensorMetrics):
+        if field.name not in _NO_MEASURES:
+            yield field.name, Column(_TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
+    for name in of_rows:
+        if name.startswith(METRIC_PREFIX):
+            yield name, Column(name.removeprefix(METRIC_PREFIX), pl.col(name))
+    yield SKETCH_ERROR, Column("estimated_rel_error", pl.col(SKETCH_ERROR))
+    # Those of arguments that are numbers would say the same four times; both values are shown.
+    is_tensor = pl.col("kind_target") == RowKind.TENSOR.value
+    for name in STATISTICS:
+        yield f"{name}_diff", Column(f"{name}_diff", pl.when(is_tensor).then(pl.col(f"{name}_diff")))
+    for name in STATISTICS:
+        yield f"{name}_rel", Column(f"{name}_rel_diff", pl.when(is_tensor).then(pl.col(f"{name}_rel")), is_percent=True)
+
+
+def _stack_text(frames: Sequence[str]) -> str:
+    """Return a stack in one line, the innermost call first."""
+    return " < ".join(" ".join(frame.split()) for frame in frames)

@@ -1,0 +1,169 @@
+"""Read result tables again: csv and xlsx, of any layout, ours and those of the established tool."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from msprobe_core.compare.result import Mode
+from msprobe_core.errors import CompareError
+
+MAX_BYTES = 1 << 30
+"""Largest table that is read, in bytes."""
+
+_MAX_UNPACKED_BYTES = 16 << 30
+"""Of a spreadsheet, which is a zip file."""
+
+_RANK_TABLE = re.compile(r"compare_result_rank(\d+)_(\d{14})(?:_\d+)?\.(csv|xlsx)", re.ASCII)
+
+
+class Wording(str, Enum):
+    """Whose headers a table has."""
+
+    OURS = "ours"
+    COMPAT = "compat"
+
+
+NAMES = {Wording.OURS: ("target_name", "golden_name"), Wording.COMPAT: ("NPU Name", "Bench Name")}
+"""Headers of the names of both sides."""
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A table of one rank: where it is, and when it was made."""
+
+    path: Path
+    rank: int
+    stamp: str
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of one rank, with some of its rows.
+
+    Attributes:
+        file: Where it is.
+        headers: All of them.
+        rows: Texts, with all columns; null for an empty cell.
+    """
+
+    file: RankFile
+    headers: Sequence[str]
+    rows: pl.DataFrame
+
+    @property
+    def wording(self) -> Wording:
+        """Whose headers it has."""
+        return Wording.OURS if NAMES[Wording.OURS][0] in self.headers else Wording.COMPAT
+
+    @property
+    def mode(self) -> Mode:
+        """What was compared."""
+        if {"Cosine", "cosine_similarity"} & {*self.headers}:
+            return Mode.TENSOR
+        if {"Max diff", "max_diff"} & {*self.headers}:
+            return Mode.STATISTICS
+        return Mode.CHECKSUM
+
+
+def rank_files(directory: Path) -> list[RankFile]:
+    """Return the tables of ranks in a directory, by rank.
+
+    Of a spreadsheet and a csv file of one name, the csv file is taken: the sheet may not have all rows.
+
+    Raises:
+        CompareError: the directory cannot be read, or has several results of one rank.
+    """
+    try:
+        names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    except OSError as error:
+        raise CompareError(f"{directory}: cannot be read ({error.strerror})") from error
+    found: dict[int, list[RankFile]] = {}
+    for name in names:
+        if match := _RANK_TABLE.fullmatch(name):
+            file = RankFile(directory / name, int(match[1]), match[2])
+            others = found.setdefault(file.rank, [])
+            if not any(other.path.stem == file.path.stem for other in others):  # csv sorts before xlsx
+                others.append(file)
+    for rank, files in sorted(found.items()):
+        if len(files) > 1:
+            raise CompareError(
+                f"{directory}: holds {len(files)} results of rank {rank}, {files[0].path.name} and "
+                f"{files[1].path.name}; leave one of each rank there"
+            )
+    return [found[rank][0] for rank in sorted(found)]
+
+
+def read_table(file: RankFile, is_wanted: Callable[[pl.Expr], pl.Expr]) -> ResultTable:
+    """Read the rows of a table that are wanted.
+
+    Args:
+        file: The table.
+        is_wanted: Whether a row is, by its name: the target's, or the golden one of a row that the target lacks.
+
+    Raises:
+        CompareError: it cannot be read, or is no result of a comparison.
+    """
+    path = file.path
+    rows = _read(path)
+    headers = rows.columns
+    for names in NAMES.values():
+        if names[0] in headers and names[1] in headers:
+            target, golden = (pl.col(name) for name in names)
+            name = pl.when(target.is_null() | (target == "N/A")).then(golden).otherwise(target)
+            named = rows.with_columns(name.alias(ROW_NAME))
+            return ResultTable(file, headers, named.filter(is_wanted(pl.col(ROW_NAME))))
+    raise CompareError(
+        f"{path}: is no result of a comparison: it has neither a column 'target_name' nor a column 'NPU Name'"
+    )
+
+
+ROW_NAME = "\0name"
+"""Column that `read_table` adds: the name of the row."""
+
+
+def _read(path: Path) -> pl.DataFrame:
+    try:
+        return _read_csv(path) if path.suffix == ".csv" else _read_xlsx(path)
+    except CompareError:
+        raise
+    except OSError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # the libraries raise whatever they stumble over
+        raise CompareError(f"{path}: is no table that can be read ({type(error).__name__}: {error})") from error
+
+
+def _check_size(path: Path, size: int, most: int) -> None:
+    if size > most:
+        raise CompareError(f"{path}: is larger than {most >> 30} GiB")
+
+
+def _read_csv(path: Path) -> pl.DataFrame:
+    _check_size(path, path.stat().st_size, MAX_BYTES)
+    return pl.read_csv(path, infer_schema=False)
+
+
+def _read_xlsx(path: Path) -> pl.DataFrame:
+    # Imported here: openpyxl takes longer to import than most commands take.
+    from openpyxl import load_workbook
+
+    _check_size(path, path.stat().st_size, MAX_BYTES)
+    with zipfile.ZipFile(path) as archive:
+        _check_size(path, sum(member.file_size for member in archive.infolist()), _MAX_UNPACKED_BYTES)
+    book: Any = load_workbook(path, read_only=True, data_only=True)
+    try:
+        lines: Iterator[tuple[Any, ...]] = book.worksheets[0].iter_rows(values_only=True)
+        headers = [str(header) for header in next(lines, ())]
+        if len({*headers}) < len(headers):
+            raise CompareError(f"{path}: has several columns of one name")
+        texts = [tuple(None if value is None else str(value) for value in line) for line in lines]
+        return pl.DataFrame(texts, schema=dict.fromkeys(headers, pl.String), orient="row")
+    finally:
+        book.close()

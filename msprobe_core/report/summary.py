@@ -1,0 +1,94 @@
+"""Write ``summary.json``: the whole result for programs, but for its rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe_core.compare.fault import Fault
+from msprobe_core.compare.result import ComparisonResult, UnitSummary
+from msprobe_core.report.whole import whole_file
+
+SUMMARY_FILE = "summary.json"
+
+
+def write_summary_file(
+    result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]], directory: Path
+) -> Path:
+    """Write ``summary.json``; return its path.
+
+    Args:
+        result: What it sums up.
+        tables: The tables of each unit.
+        directory: Is there.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    path = directory / SUMMARY_FILE
+    with whole_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(_summary(result, tables)), indent=2) + b"\n")
+    return path
+
+
+def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
+    """Return what there is to say about the tables of a unit: that one of them does not have all rows.
+
+    Args:
+        unit: The unit.
+        tables: Its tables, as `msprobe_core.report.files.write_tables` returned them.
+    """
+    if len(tables) < 2:
+        return []
+    return [f"{unit.num_rows:,} rows are more than a sheet holds: {tables[0].name} has the worst, {tables[1].name} all"]
+
+
+def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
+    return {
+        "agrees": result.agrees,
+        "target": str(result.target),
+        "golden": str(result.golden),
+        "missing": list(result.missing),
+        "limits": result.limits.summary(),
+        "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
+    }
+
+
+def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "label": unit.label,
+        "target": str(unit.target),
+        "golden": str(unit.golden),
+        "mode": unit.mode.value,
+        "agrees": unit.agrees,
+        "rows": {"total": unit.num_rows, **unit.counts},
+        "nodes": dict(unit.nodes),
+        "first_difference": unit.first_difference,
+        "first_fault": None if unit.first_fault is None else _fault_summary(unit.first_fault),
+        "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),
+        "first_lone_call": None if unit.lone_call is None else _fault_summary(unit.lone_call),
+        "notes": [*unit.notes, *table_notes(unit, tables)],
+        "tables": [str(path) for path in tables],
+    }
+
+
+def _fault_summary(fault: Fault) -> dict[str, Any]:
+    return {
+        "entry": fault.entry,
+        "parent": fault.parent,
+        "is_culprit": fault.is_culprit,
+        "only_on": fault.only_on,
+        "parts": list(fault.parts),
+        "input_error": _json_number(fault.input_error),
+        "output_error": _json_number(fault.output_error),
+        "findings": [{"row": row, "message": message} for row, message in fault.findings],
+        "stack": list(fault.stack),
+    }
+
+
+def _json_number(number: float | None) -> float | str | None:
+    return number if number is None or math.isfinite(number) else str(number)

@@ -1,0 +1,52 @@
+"""Files that are there as a whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from msprobe_core.errors import StoreError
+from msprobe_core.store.layout import create_file
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
+    """Give a file to write to, for its owner only, which has the name ``path`` once all of it is written.
+
+    Raises:
+        StoreError: it cannot be written; nothing of it is left then.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with create_file(part) as file:
+            yield file
+        part.replace(path)
+    except StoreError:
+        part.unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        reason = error.strerror or error
+        raise StoreError(f"{path}: cannot be written ({reason}); free space or choose another directory") from error
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def unused_paths(directory: Path, stem: str, suffixes: Sequence[str]) -> list[Path]:
+    """Return paths of one stem that are not taken: two commands may end within one second.
+
+    Args:
+        directory: Where.
+        stem: What their names begin with.
+        suffixes: What each ends in, without the dot.
+    """
+    number = 1
+    while True:
+        mark = f"_{number}" if number > 1 else ""
+        paths = [directory / f"{stem}{mark}.{suffix}" for suffix in suffixes]
+        if not any(path.exists() for path in paths):
+            return paths
+        number += 1
