@@ -36,7 +36,7 @@ _COUNTS = ("num_nan", "num_inf")
 _NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]})
 """What belongs to the metrics of tensors and is shown in other ways."""
 
-_OF_MODE = {
+_OF_MODE: dict[Mode, set[str]] = {
     Mode.TENSOR: set(_TENSOR_HEADERS),
     Mode.STATISTICS: {f"{name}_{what}" for name in STATISTICS for what in ("diff", "rel")},
     Mode.CHECKSUM: {f"checksum_{side}" for side in _SIDES},
