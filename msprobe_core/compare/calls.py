@@ -20,6 +20,7 @@ from msprobe_core.compare.naming import Names
 from msprobe_core.compare.sequence import Pair, align_sequences, settle
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase
+from msprobe_core.store.dumped import StoredDump
 from msprobe_core.store.frame import RowKind
 
 _SHAPED = 1
@@ -86,13 +87,11 @@ def list_entries(dump: Dump) -> pl.DataFrame:
     entry = pl.col("entry")
     numbered = pl.when(entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")).then(entry + ".0").otherwise(entry)
     is_module = entry.str.contains(_MODULE)
-    is_recomputed = pl.col("is_recomputed").first() if "is_recomputed" in dump.frame.columns else pl.lit(False)
     return (
         dump.frame.with_columns(shape_hash=shape.hash(), argument_hash=pl.struct(place, "text").hash())
         .group_by("entry", maintain_order=True)
         .agg(
             pl.col("phase").first(),
-            is_recomputed=is_recomputed,
             shapes=pl.col("shape_hash").bitwise_xor(),
             arguments=pl.col("argument_hash").bitwise_xor(),
         )
@@ -138,6 +137,7 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
     nesting = _Nesting(dump.parents, side, crowded)
     names_of_leads: list[str] = leads["entry"].to_list()
     stems: list[str] = leads["stem"].to_list()
+    recomputed = dump.recomputed if isinstance(dump, StoredDump) else frozenset[str]()
     enclosing = [dump.parents.get(entry) for entry in names_of_leads]
     scopes = [nesting.scope(parent) for parent in enclosing] if with_scopes else [""] * len(stems)
     calls_of = dict(zip(names_of_leads, range(len(names_of_leads)), strict=True))
@@ -150,7 +150,7 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
         shapes=leads["shapes"].to_list(),
         arguments=leads["arguments"].to_list(),
         are_backward=(leads["phase"] == Phase.BACKWARD.value).to_list(),
-        are_recomputed=leads["is_recomputed"].fill_null(False).to_list(),
+        are_recomputed=[entry in recomputed for entry in names_of_leads],
         parents=[calls_of.get(parent or "", NO_CALL) for parent in enclosing],
         chains=[nesting.chain(parent) for parent in enclosing] if dump.parents else [0] * len(stems),
         owners=[nesting.owner(parent) for parent in enclosing],

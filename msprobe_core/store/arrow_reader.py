@@ -38,6 +38,17 @@ class ArrowDump(StoredDump):
     stack_file = layout.ARROW_STACK_FILE
     construct_file = layout.ARROW_CONSTRUCT_FILE
 
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """Entries of forward calls that ran inside a backward pass."""
+        columns = {name: DUMP_COLUMNS[name] for name in ("entry", "recompute")}
+        table = _read_stream(self.path, columns, needed=("entry",)).table
+        if "recompute" not in table.schema.names:
+            return frozenset()
+        # A filter costs less than it takes to look at every row.
+        found = table.filter(table["recompute"].is_valid())
+        return frozenset(found["entry"].unique().to_pylist())
+
     def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
         return _stacks_in(self._columns_of(path, STACK_COLUMNS))
 

@@ -53,6 +53,11 @@ class StoredDump(ABC):
             self._parents = self._read_beside(self.construct_file, self._read_parents)
         return self._parents
 
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """Entries of forward calls that ran inside a backward pass, as far as the dump says; read when asked for."""
+        return frozenset()
+
     @abstractmethod
     def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
         """Read the file of stacks.

@@ -30,11 +30,35 @@ class JsonDump(StoredDump):
     stack_file = layout.STACK_FILE
     construct_file = layout.CONSTRUCT_FILE
 
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """Entries of forward calls that ran inside a backward pass; no other tool says it."""
+        content = read_content(self.path)
+        if b'"recompute"' not in content:
+            return frozenset()
+        try:
+            data = msgspec.json.decode(content, type=_Executions).data
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # what it would help to tell apart is read already
+            return frozenset()
+        return frozenset(entry for entry, call in data.items() if call.execution.recompute)
+
     def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
         return read_stacks(path)
 
     def _read_parents(self, path: Path) -> Mapping[str, str | None]:
         return read_parents(path)
+
+
+class _Execution(msgspec.Struct):
+    recompute: bool = False
+
+
+class _Executed(msgspec.Struct):
+    execution: _Execution = msgspec.field(default_factory=_Execution)
+
+
+class _Executions(msgspec.Struct):
+    data: dict[str, _Executed]
 
 
 class JsonReader:
