@@ -14,6 +14,7 @@ from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.mapping import Matching
+from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import PostProcessing
@@ -68,7 +69,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         DumpError: one of them cannot be read.
     """
     options = options or CompareOptions()
-    target, golden = read_dump(pair.target), read_dump(pair.golden)
+    target, golden = completed(read_dump(pair.target), read_dump(pair.golden))
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
