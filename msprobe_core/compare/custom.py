@@ -32,9 +32,14 @@ _TABLE = (
     "Bench Requires_grad", "Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio",
     "Five Thousandths Err Ratio", "NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min",
     "Bench mean", "Bench l2norm", "Requires_grad Consistent", "Result", "Err_message", "Accuracy Reached or Not",
-    "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr",
+    "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr", "verdict", "error", "limit", "limit_given_by", "precision",
+    "reason", "cosine_similarity", "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001",
+    "share_within_0.005", "estimated_rel_error", "max_rel_diff", "min_rel_diff", "mean_rel_diff", "norm_rel_diff",
+    "stack",
 )  # fmt: skip
-"""Titles that the tables of established tools have."""
+"""Titles of tables, in every layout, besides those that begin with a side or are called like a column of the rows."""
+
+_SIDES = ("target_", "golden_")
 
 
 class CustomMetrics:
@@ -45,7 +50,7 @@ class CustomMetrics:
 
         Args:
             metrics: As the hook returned them.
-            reserved: Names of columns besides those of the established tables.
+            reserved: Names of columns of the rows.
 
         Raises:
             PluginError: a metric's name is that of another column.
@@ -53,7 +58,8 @@ class CustomMetrics:
         self._metrics = list(metrics)
         taken = {name.casefold() for name in (*_TABLE, *reserved)}
         for metric in self._metrics:
-            if not metric.name or metric.name.casefold() in taken:
+            name = metric.name.casefold()
+            if not name or name in taken or name.startswith(_SIDES):
                 raise PluginError(
                     f"the metric {metric.name!r} has the name of a column of the table; give it another, or uninstall "
                     "its plugin"

@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.compare.custom import CustomMetrics
 from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
+from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.plugins import registry
@@ -241,6 +242,7 @@ class StoredSide:
         shape: See there.
         dtype: See there.
         numel: See there.
+        factors: What it is multiplied by before it is compared.
     """
 
     dump: Dump
@@ -248,6 +250,7 @@ class StoredSide:
     shape: str | None = None
     dtype: str | None = None
     numel: int | None = None
+    factors: Factors | None = None
 
     def open(self) -> tuple[TensorSource, str]:
         """Return the tensor, and the dtype that it had before it was stored.
@@ -255,6 +258,13 @@ class StoredSide:
         Raises:
             DumpError: it cannot be read, or is not what the record says.
         """
+        source, dtype = self._open_stored()
+        if self.factors is None:
+            return source, dtype
+        product = self.factors.apply(self.file_name, source)
+        return product, product.dtype
+
+    def _open_stored(self) -> tuple[TensorSource, str]:
         source = self.dump.open_tensor(self.file_name)
         found = str(list(source.shape))
         if self.shape is not None and found != self.shape and _squeezed(source.shape) != _squeezed(_sizes(self.shape)):
@@ -405,7 +415,11 @@ def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
 
 
 def add_tensor_metrics(
-    rows: pl.DataFrame, target: Dump, golden: Dump, progress: Progress | None = None
+    rows: pl.DataFrame,
+    target: Dump,
+    golden: Dump,
+    progress: Progress | None = None,
+    post_processing: PostProcessing | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
     """Return aligned rows with the metrics of every pair that has a tensor on both sides, and what there is to note.
 
@@ -415,17 +429,41 @@ def add_tensor_metrics(
     Raises:
         PluginError: a metric of a plugin has the name of another column.
     """
-    sides = [_stored_sides(rows, "target", target), _stored_sides(rows, "golden", golden)]
+    post_processing = post_processing or PostProcessing()
+    sides = [
+        _stored_sides(rows, "target", target, post_processing.target),
+        _stored_sides(rows, "golden", golden, post_processing.golden),
+    ]
     pairs = [(t, g) if t is not None and g is not None else None for t, g in zip(*sides, strict=True)]
     custom = CustomMetrics(registry().metrics().values(), (*rows.columns, *TensorMetrics.__struct_fields__))
     rows = _with_metrics(rows, list(compare_pairs(pairs, progress, custom)))
     names = [str(name) for (name,) in rows.select(pl.coalesce("name_target", "name_golden")).rows()]
-    return rows.hstack(custom.columns(rows.height)), custom.notes(names)
+    notes = [*custom.notes(names), *_note_products(rows, post_processing)]
+    return rows.hstack(custom.columns(rows.height)), notes
 
 
-def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump) -> list[StoredSide | None]:
+def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump, factors: Mapping[str, Factors]) -> list[StoredSide | None]:
     columns = [f"{name}_{side}" for name in ("file_name", "shape", "dtype", "numel")]
-    return [StoredSide(dump, name, *about) if name else None for name, *about in rows.select(columns).rows()]
+    return [
+        StoredSide(dump, name, shape, dtype, numel, factors.get(name)) if name else None
+        for name, shape, dtype, numel in rows.select(columns).rows()
+    ]
+
+
+def _note_products(rows: pl.DataFrame, post_processing: PostProcessing) -> list[str]:
+    """Return how many tensors were multiplied, and which of those to be are not in the dump."""
+    notes: list[str] = []
+    for side, factors in (("target", post_processing.target), ("golden", post_processing.golden)):
+        found = set(rows[f"file_name_{side}"].drop_nulls()) & factors.keys()
+        missing = sorted(factors.keys() - found)
+        if found:
+            notes.append(f"tensors of the {side} that were multiplied by a matrix first: {len(found):,}")
+        if missing:
+            notes.append(
+                f"tensors that were to be multiplied by a matrix and are not in the {side}: {len(missing):,}; the "
+                f"first is {missing[0]}"
+            )
+    return notes
 
 
 def _with_metrics(rows: pl.DataFrame, results: Sequence[TensorMetrics]) -> pl.DataFrame:

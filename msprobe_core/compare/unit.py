@@ -14,8 +14,10 @@ from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.mapping import Matching
+from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.post_processing import PostProcessing
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
@@ -45,11 +47,13 @@ class CompareOptions:
         stack_path: The target's ``stack.json`` if it is not beside the dump.
         limits: How large a difference may be.
         matching: How rows are paired beyond what is equal on both sides.
+        post_processing: What tensors are multiplied by before they are compared.
     """
 
     stack_path: Path | None = None
     limits: LimitTable = field(default_factory=conventional)
     matching: Matching = field(default_factory=Matching)
+    post_processing: PostProcessing | None = None
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -65,7 +69,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         DumpError: one of them cannot be read.
     """
     options = options or CompareOptions()
-    target, golden = read_dump(pair.target), read_dump(pair.golden)
+    target, golden = completed(read_dump(pair.target), read_dump(pair.golden))
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
@@ -73,7 +77,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows, notes = alignment.rows, [*notes, *alignment.notes]
     rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:
-        rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress)
+        rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     if mode is Mode.STRUCTURE:

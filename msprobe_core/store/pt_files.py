@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from msprobe_core.errors import DumpError
-from msprobe_core.fingerprint.crc import crc32
+from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.store.tensor_source import Storage, StoredTensor
 from msprobe_core.store.tensor_values import DTYPES
 

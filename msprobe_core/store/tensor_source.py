@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import DumpError
-from msprobe_core.fingerprint.crc import crc32
+from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.store.tensor_values import widen
 
 Array: TypeAlias = NDArray[Any]

@@ -12,7 +12,9 @@ from msprobe_core.compare.custom import CustomMetrics
 from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
-from msprobe_core.report import write_report
+from msprobe_core.report.compat_table import compat_table
+from msprobe_core.report.own_table import own_table
+from msprobe_core.report.table import TableLayout
 from msprobe_core.store.tensor_source import HeldTensor
 
 
@@ -73,21 +75,21 @@ def test_arrays_are_floats_of_the_tensors_shape(stored, expected):
     np.testing.assert_array_equal(seen[0], values)
 
 
-@pytest.mark.parametrize("name", ["Cosine", "cosine", "Result", "NPU max", "", "taken"])
+@pytest.mark.parametrize("name", ["Cosine", "cosine", "Result", "NPU max", "", "taken", "verdict", "target_x"])
 def test_names_of_other_columns_are_refused(name):
     with pytest.raises(PluginError, match="has the name of a column of the table"):
         CustomMetrics([Metric(name, fail)], reserved=["taken"])
 
 
-def test_the_titles_of_the_core_s_table_are_reserved(tmp_path):
+def test_the_titles_of_the_core_s_tables_are_reserved(tmp_path):
     path = write_dump(tmp_path, [np.ones(3, np.float32)])
-    write_report(compare_dumps(path, path), tmp_path / "out", xlsx=False)
-    [table] = (tmp_path / "out").glob("*.csv")
-    titles = table.read_text(encoding="utf-8-sig").splitlines()[0].split(",")
-    assert len(titles) > 20
+    unit = compare_dumps(path, path).units[0]
+    tables = [compat_table(unit, layout, has_stacks=True) for layout in (TableLayout.A, TableLayout.C)]
+    titles = {column.header for table in (own_table(unit, has_stacks=True), *tables) for column in table.columns}
+    assert len(titles) > 50
     for title in titles:
         with pytest.raises(PluginError):
-            CustomMetrics([Metric(title, fail)])
+            CustomMetrics([Metric(title, fail)], unit.rows.columns)
 
 
 def test_large_tensors_are_left_out_and_others_wait_for_each_other(monkeypatch):

@@ -1,0 +1,217 @@
+"""A dump of whole tensors beside one of statistics or checksums: what the other keeps is computed from the tensors.
+
+Statistics are, where the record lacks them. Checksums are only where the other dump keeps nothing else, because that
+takes reading every tensor, and statistics stand in the records.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.errors import DumpError
+from msprobe_core.fingerprint.checksums import crc32, word_text, xor_words
+from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.place import Place
+from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.model import RunHeader, Task
+from msprobe_core.store.frame import RowKind
+
+Cells: TypeAlias = Mapping[str, float | int | str | None]
+
+_CHUNK = 1 << 18
+_MAX_WORKERS = 8
+_COUNTED = (*STATISTICS, "num_nan", "num_inf")
+
+
+class CompletedDump:
+    """A dump with a column or some filled in; everything else is the dump's own."""
+
+    def __init__(self, dump: Dump, frame: pl.DataFrame, header: RunHeader, notes: Sequence[str]) -> None:
+        """Take another frame, header and further notes."""
+        self._dump = dump
+        self.frame = frame
+        self.header = header
+        self.notes: Sequence[str] = [*dump.notes, *notes]
+
+    @property
+    def path(self) -> Path:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.path
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.stacks
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.parents
+
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.open_tensor(file_name)
+
+
+def completed(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
+    """Return the two with what the one lacks and can be computed from its tensors; as they are if nothing is."""
+    return _completed(target, golden), _completed(golden, target)
+
+
+def _completed(dump: Dump, other: Dump) -> Dump:
+    if dump.header.task != Task.TENSOR.value or other.header.task in {Task.TENSOR.value, Task.STRUCTURE.value}:
+        return dump
+    if other.frame.select(_has_statistics().any()).item():
+        return _with(dump, other, _has_statistics(), _COUNTED, _statistics_of, "statistics", dump.header)
+    checksum = _checksum_of(other)
+    if checksum is None or dump.frame["checksum"].null_count() < dump.frame.height:
+        return dump
+    header = msgspec.structs.replace(dump.header, summary_mode=other.header.summary_mode)
+    return _with(dump, other, pl.col("checksum").is_not_null(), ("checksum",), checksum, "checksums", header)
+
+
+def _has_statistics() -> pl.Expr:
+    is_tensor = pl.col("kind") == RowKind.TENSOR.value
+    return is_tensor & pl.any_horizontal(pl.col(name).is_not_null() for name in STATISTICS)
+
+
+def _with(
+    dump: Dump,
+    other: Dump,
+    has: pl.Expr,
+    columns: Sequence[str],
+    compute: Callable[[TensorSource], Cells],
+    what: str,
+    header: RunHeader,
+) -> Dump:
+    """Return ``dump`` with ``columns`` of the rows that lack them and that the other dump has."""
+    wanted = dump.frame.with_row_index("row").filter(pl.col("file_name").is_not_null() & ~has.fill_null(value=False))
+    wanted = wanted.join(other.frame.filter(has), on="key", how="semi").sort("row")
+    if not wanted.height:
+        return dump
+    names = wanted["file_name"].to_list()
+    with ThreadPoolExecutor(min(_MAX_WORKERS, os.cpu_count() or 1), "msprobe-compare") as pool:
+        try:
+            found = list(pool.map(partial(_cells_of, dump, compute), names))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    notes = [f"{what} of {dump.path} that were computed from its tensors: {sum(isinstance(f, dict) for f in found):,}"]
+    failed = [(name, reason) for name, reason in zip(names, found, strict=True) if isinstance(reason, str)]
+    if failed:
+        notes.append(f"{what} that could not be: {len(failed):,}; the first is of {failed[0][0]} ({failed[0][1]})")
+    schema = {name: dump.frame.schema[name] for name in columns}
+    cells = [cells if isinstance(cells, dict) else {} for cells in found]
+    computed = pl.DataFrame([[each.get(name) for each in cells] for name in columns], schema=schema)
+    computed = computed.with_columns(row=wanted["row"])
+    frame = dump.frame.with_row_index("row").join(computed, on="row", how="left", suffix="_computed").sort("row")
+    filled = [pl.coalesce(name, f"{name}_computed").alias(name) for name in columns]
+    return CompletedDump(dump, frame.with_columns(filled).select(dump.frame.columns), header, notes)
+
+
+def _cells_of(dump: Dump, compute: Callable[[TensorSource], Cells], file_name: str) -> Cells | str:
+    try:
+        return dict(compute(dump.open_tensor(file_name)))
+    except DumpError as error:
+        return str(error)
+
+
+# --- Statistics -------------------------------------------------------------------------------------------------
+
+
+def _statistics_of(source: TensorSource) -> Cells:
+    """Return what `msprobe_core.model.Stats` says, of sums in float64; nothing for a tensor without numbers."""
+    if source.dtype == "text" or 0 in source.shape:
+        return {}
+    parts = [_part_of(values) for values in source.chunks(_CHUNK) if values.size]
+    numel = math.prod(source.shape)
+    maxima, minima, totals, norms, nans, infinities = zip(*parts, strict=True)
+    counts = {"num_nan": sum(nans), "num_inf": sum(infinities)}
+    if sum(nans):
+        return dict.fromkeys(STATISTICS, math.nan) | counts
+    return {
+        "max": max(maxima), "min": min(minima), "mean": sum(totals) / numel, "norm": math.hypot(*norms),
+    } | counts  # fmt: skip
+
+
+def _part_of(values: NDArray[Any]) -> tuple[float, float, float, float, int, int]:
+    """Return maximum, minimum, sum, norm, and how many are NaN and Inf."""
+    num_nan = int(np.count_nonzero(np.isnan(values)))
+    num_inf = int(np.count_nonzero(np.isinf(values)))
+    reals: Any = np.abs(values) if np.iscomplexobj(values) else values
+    wide: Any = reals.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(wide.max()), float(wide.min()), float(wide.sum()), float(np.linalg.norm(wide)), num_nan, num_inf
+
+
+# --- Checksums --------------------------------------------------------------------------------------------------
+
+
+def _checksum_of(other: Dump) -> Callable[[TensorSource], Cells] | None:
+    """Return what computes the checksums that a dump keeps; ``None`` if it has none, or of a kind that is not known."""
+    first = other.frame["checksum"].drop_nulls().head(1).to_list()
+    if not first:
+        return None
+    mode = other.header.summary_mode
+    if mode not in _CHECKSUMS:
+        mode = "md5" if len(first[0]) == _CRC_DIGITS else ""
+    return _CHECKSUMS.get(mode)
+
+
+_CRC_DIGITS = 8
+
+
+def _crc_of(source: TensorSource) -> Cells:
+    crc = 0
+    for values, _ in _stored_bits(source):
+        crc = crc32(values, crc)
+    return {"checksum": f"{crc:08x}"}
+
+
+def _xor_of(source: TensorSource) -> Cells:
+    word, rest = 0, np.empty(0, np.uint8)
+    for values, _ in _stored_bits(source):
+        content = np.concatenate([rest, values.view(np.uint8)])
+        whole = content.size // 8 * 8
+        word ^= xor_words(content[:whole])
+        rest = content[whole:]
+    return {"checksum": word_text(word ^ xor_words(rest))}
+
+
+def _hash_of(source: TensorSource) -> Cells:
+    parts = (hash_of(values, place=Place.of_whole(values.shape, begin)) for values, begin in _stored_bits(source))
+    return {"checksum": word_text(sum(int(part[0]) for part in parts))}
+
+
+_CHECKSUMS: dict[str, Callable[[TensorSource], Cells]] = {"md5": _crc_of, "xor": _xor_of, "hash": _hash_of}
+"""By ``summary_mode``; see `msprobe_core.hookspecs.Reducer` for what each is."""
+
+
+def _stored_bits(source: TensorSource) -> Iterator[tuple[Any, int]]:
+    """Yield the elements as they were before they were widened, each vector with the index of its first.
+
+    Raises:
+        DumpError: what they were cannot be told from their values.
+    """
+    begin = 0
+    for values in source.chunks(_CHUNK):
+        stored: Any = np.ascontiguousarray(values)
+        if source.dtype == "bfloat16":
+            stored = (stored.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        elif source.dtype != stored.dtype.name:
+            raise DumpError(f"checksums of {source.dtype} are not computed here")
+        if stored.size:
+            yield stored, begin
+        begin += stored.size
