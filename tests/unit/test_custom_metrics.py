@@ -9,10 +9,11 @@ import pytest
 
 from msprobe_core.compare import compare_dumps, custom
 from msprobe_core.compare.custom import CustomMetrics
+from msprobe_core.compare.tensors import TensorMetrics
 from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
-from msprobe_core.report import write_report
+from msprobe_core.report import TableLayout, TableOptions, write_report
 from msprobe_core.store.tensor_source import HeldTensor
 
 
@@ -81,13 +82,15 @@ def test_names_of_other_columns_are_refused(name):
 
 def test_the_titles_of_the_core_s_table_are_reserved(tmp_path):
     path = write_dump(tmp_path, [np.ones(3, np.float32)])
-    write_report(compare_dumps(path, path), tmp_path / "out", xlsx=False)
-    [table] = (tmp_path / "out").glob("*.csv")
-    titles = table.read_text(encoding="utf-8-sig").splitlines()[0].split(",")
-    assert len(titles) > 20
-    for title in titles:
-        with pytest.raises(PluginError):
-            CustomMetrics([Metric(title, fail)])
+    result = compare_dumps(path, path)
+    for layout in TableLayout:
+        options = TableOptions(stamp="20261121000000", layout=layout)
+        table = write_report(result, tmp_path / layout.value, options).tables[0][0]
+        titles = table.read_text(encoding="utf-8-sig").splitlines()[0].split(",")
+        assert len(titles) > 20
+        for title in titles:
+            with pytest.raises(PluginError):
+                CustomMetrics([Metric(title, fail)], TensorMetrics.__struct_fields__)
 
 
 def test_large_tensors_are_left_out_and_others_wait_for_each_other(monkeypatch):
