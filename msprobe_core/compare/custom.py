@@ -41,6 +41,18 @@ _TABLE = (
 
 _SIDES = ("target_", "golden_")
 
+_SIDES_OF_OURS = (
+    "name", "dtype", "shape", "requires_grad", "max", "min", "mean", "norm", "num_nan", "num_inf", "value", "checksum",
+    "file",
+)  # fmt: skip
+_OURS = (
+    "verdict", "error", "limit", "limit_given_by", "precision", "reason", "stack", "cosine_similarity",
+    "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001", "share_within_0.005",
+    "estimated_rel_error", *[f"{side}_{name}" for side in ("target", "golden") for name in _SIDES_OF_OURS],
+    *[f"{name}_{what}" for name in ("max", "min", "mean", "norm") for what in ("diff", "rel_diff")],
+)  # fmt: skip
+"""Titles that our own table has, besides the names of metrics."""
+
 
 class CustomMetrics:
     """The metrics of plugins, and what they have found; may be asked by several threads at once."""
@@ -56,7 +68,7 @@ class CustomMetrics:
             PluginError: a metric's name is that of another column.
         """
         self._metrics = list(metrics)
-        taken = {name.casefold() for name in (*_TABLE, *reserved)}
+        taken = {name.casefold() for name in (*_TABLE, *_OURS, *reserved)}
         for metric in self._metrics:
             name = metric.name.casefold()
             if not name or name in taken or name.startswith(_SIDES):

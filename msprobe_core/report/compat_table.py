@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from msprobe_core.compare import custom
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.metrics import STATISTICS
@@ -21,7 +22,6 @@ from msprobe_core.compare.verdict import DEVICE_TEXT
 from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
 from msprobe_core.report.table import (
     BY_VERDICT,
-    METRIC_PREFIX,
     STACK_COLUMN,
     Colours,
     Column,
@@ -248,8 +248,8 @@ def _tensor_metrics(layout: TableLayout) -> list[Column]:
 def _custom_metrics(schema: pl.Schema) -> list[Column]:
     columns: list[Column] = []
     for name, kind in schema.items():
-        if name.startswith(METRIC_PREFIX):
-            header, cell = name.removeprefix(METRIC_PREFIX), pl.col(name)
+        if name.startswith(custom.PREFIX):
+            header, cell = name.removeprefix(custom.PREFIX), pl.col(name)
             text = cell if kind == pl.String else _number_text(cell, pl.lit(UNSUPPORTED), NOT_A_NUMBER)
             columns.append(Column(header, text.fill_null(UNSUPPORTED), None if kind == pl.String else cell))
     return columns

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import polars as pl
 
+from msprobe_core.compare import custom
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.tensors import TensorMetrics
-from msprobe_core.report.table import METRIC_PREFIX, STACK_COLUMN, Column, Table, Width, with_stacks
+from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
 from msprobe_core.store.frame import RowKind
 
 _SIDES = ("target", "golden")
@@ -36,11 +37,13 @@ _COUNTS = ("num_nan", "num_inf")
 _NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]})
 """What belongs to the metrics of tensors and is shown in other ways."""
 
-_OF_MODE: dict[Mode, set[str]] = {
-    Mode.TENSOR: set(_TENSOR_HEADERS),
-    Mode.STATISTICS: {f"{name}_{what}" for name in STATISTICS for what in ("diff", "rel")},
-    Mode.CHECKSUM: {f"checksum_{side}" for side in _SIDES},
-    Mode.STRUCTURE: set(),
+_JUDGED = "judged_error"
+
+_OF_MODE: dict[Mode, frozenset[str]] = {
+    Mode.TENSOR: frozenset({_JUDGED, *_TENSOR_HEADERS}),
+    Mode.STATISTICS: frozenset({_JUDGED, *[f"{name}_{what}" for name in STATISTICS for what in ("diff", "rel")]}),
+    Mode.CHECKSUM: frozenset({_JUDGED, *[f"checksum_{side}" for side in _SIDES]}),
+    Mode.STRUCTURE: frozenset(),
 }
 """Columns of the result's rows that tables of a mode always have."""
 
@@ -91,13 +94,13 @@ def _verdicts() -> Iterator[tuple[str | None, Column]]:
     for side in _SIDES:
         yield None, Column(f"{side}_name", pl.col(f"name_{side}"), width=Width.NAME)
     yield None, Column("verdict", pl.col("verdict"), width=Width.NARROW)
-    yield None, Column("error", pl.col("judged_error"))
-    is_judged = pl.col("judged_error").is_not_null()
-    yield None, Column("limit", pl.when(is_judged).then(pl.col("limit")))
+    yield _JUDGED, Column("error", pl.col(_JUDGED))
+    is_judged = pl.col(_JUDGED).is_not_null()
+    yield _JUDGED, Column("limit", pl.when(is_judged).then(pl.col("limit")))
     yield "override", Column("limit_given_by", pl.col("override"), width=Width.NAME)
     names = {int(precision): precision.name.lower() for precision in Precision}
     precision = pl.col("precision").replace_strict(names, return_dtype=pl.String)
-    yield None, Column("precision", pl.when(is_judged).then(precision))
+    yield _JUDGED, Column("precision", pl.when(is_judged).then(precision))
     yield None, Column("reason", pl.col("messages").list.join(" "), width=Width.SENTENCE)
 
 
@@ -112,8 +115,8 @@ def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
         if field.name not in _NO_MEASURES:
             yield field.name, Column(_TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
     for name in of_rows:
-        if name.startswith(METRIC_PREFIX):
-            yield name, Column(name.removeprefix(METRIC_PREFIX), pl.col(name))
+        if name.startswith(custom.PREFIX):
+            yield name, Column(name.removeprefix(custom.PREFIX), pl.col(name))
     yield SKETCH_ERROR, Column("estimated_rel_error", pl.col(SKETCH_ERROR))
     # Those of arguments that are numbers would say the same four times; both values are shown.
     is_tensor = pl.col("kind_target") == RowKind.TENSOR.value

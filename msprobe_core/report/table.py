@@ -14,9 +14,6 @@ from msprobe_core.compare.verdict import Verdict
 
 STACK_COLUMN = "stack_info"
 
-METRIC_PREFIX = "metric:"
-"""What the columns of the rows begin with that hold the metrics of plugins; the rest is the column's header."""
-
 _SLICE_ROWS = 8_192
 """How many rows are put into text at a time, so that a table of any length takes the same memory to write."""
 

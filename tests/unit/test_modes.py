@@ -145,7 +145,7 @@ def test_structures_of_one_program_agree(tmp_path, capsys):
     assert "Compared 6 rows of 6 calls (structure)" in said
     (table,) = (tmp_path / "out").glob("*.csv")
     header = table.read_text().splitlines()[0]
-    assert "NPU Name,Bench Name" in header
+    assert "target_name,golden_name" in header
     assert "max" not in header
 
 

@@ -101,6 +101,12 @@ def test_numbers_of_tensors(compared, tmp_path):
     assert cells.columns[first : first + len(METRICS)] == METRICS
     output = cells.row(2, named=True)
     assert [output[name] for name in METRICS] == [1.0, 5.477225575051661, 4.0, 1.0, 0.0, 0.0]
+    assert [output[name] for name in ("num_different", "worst_index", "worst_target", "worst_golden")] == [
+        4, "(1, 1)", "8.0", "4.0",
+    ]  # fmt: skip
+    assert output["bias"] == pytest.approx(1.5 / math.sqrt(7.5))  # mean difference over root mean square
+    assert output["ulp_max"] == 2**23  # of float32, from 4 to 8
+    assert [output[f"{side}_num_nan"] for side in ("target", "golden")] == [0, 0]
     assert output["target_file"] == f"{ENTRY}.output.0.npy"
     assert cells.row(1, named=True)["cosine_similarity"] is None
 

@@ -2,7 +2,7 @@
 
 ::
 
-    from msprobe.pytorch import PrecisionDebugger, seed_all
+    from msprobe.pytorch import PrecisionDebugger, compare, compare_distributed, seed_all
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,18 @@ if TYPE_CHECKING:
     from msprobe.pytorch._random import random_save
     from msprobe.pytorch._seed import seed_all
     from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
+    from msprobe_core.report import compare, compare_distributed
 
-__all__ = ["PrecisionDebugger", "__version__", "module_dump", "module_dump_end", "random_save", "seed_all"]
+__all__ = [
+    "PrecisionDebugger",
+    "__version__",
+    "compare",
+    "compare_distributed",
+    "module_dump",
+    "module_dump_end",
+    "random_save",
+    "seed_all",
+]
 
 refuse_shadowing()
 
@@ -34,4 +44,8 @@ def __getattr__(name: str) -> Any:
         from msprobe.pytorch._random import random_save
 
         return random_save
+    if name in {"compare", "compare_distributed"}:
+        from msprobe_core import report
+
+        return getattr(report, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

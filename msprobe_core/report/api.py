@@ -1,0 +1,192 @@
+"""Compare from a script, in the words of published tutorials: `compare` and `compare_distributed` of mstt 8.x.
+
+::
+
+    from msprobe.pytorch import compare, compare_distributed
+
+    compare({"npu_json_path": "npu/dump.json", "bench_json_path": "gpu/dump.json"}, "output")
+    compare_distributed("npu_dump/step0", "gpu_dump/step0", "output")
+
+What such scripts read afterwards is what they know: a spreadsheet with the columns of 8.x, and a file of advice. What
+comes back says what was found.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from msprobe_core.compare.result import ComparisonResult, UnitSummary
+from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.errors import CompareError, ConfigError
+from msprobe_core.model import ExecutorOptions
+from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, time_stamp
+from msprobe_core.report.run import RunOptions, compare_run
+from msprobe_core.report.table import TableLayout
+
+_logger = logging.getLogger(__name__)
+
+_Path: TypeAlias = "str | os.PathLike[str]"
+
+_TARGET = ("npu_json_path", "npu_path")
+_GOLDEN = ("bench_json_path", "bench_path")
+_STACK = ("stack_json_path", "stack_path")
+_KNOWN = (*_TARGET, *_GOLDEN, *_STACK, "is_print_compare_log")
+
+
+@dataclass(frozen=True)
+class Comparison(ComparisonResult[UnitSummary]):
+    """What a comparison found, and where its tables and its summary are.
+
+    Attributes:
+        files: The paths.
+    """
+
+    files: ReportFiles = field(kw_only=True)
+
+
+def compare(
+    input_param: Mapping[str, object],
+    output_path: _Path,
+    stack_mode: bool = False,
+    auto_analyze: bool = True,
+    fuzzy_match: bool = False,
+    highlight: bool = False,
+    *,
+    executor: str = "inline",
+    workers: int | None = None,
+) -> Comparison:
+    """Compare two dumps, or two directories of steps or runs, and write a spreadsheet for each pair.
+
+    Args:
+        input_param: ``npu_json_path``, the run under test, and ``bench_json_path``, the trusted one (``npu_path`` and
+            ``bench_path`` mean the same); ``stack_json_path`` if the target's stacks are not beside its dump;
+            ``is_print_compare_log`` is accepted.
+        output_path: Directory for the results; created if it is missing.
+        stack_mode: Show where calls came from, in a column.
+        auto_analyze: Write ``advisor_{time}.txt``, which names the first suspicious row and says what to look at.
+        fuzzy_match: Pair calls also where their numbers differ.
+        highlight: Colour rows by the rules of 8.x instead of our verdict.
+        executor: Where several pairs are compared; ``processes`` needs a script with ``if __name__ == "__main__":``.
+        workers: How many pairs are compared at a time, by an executor that has a choice.
+
+    Returns: what was found; ``agrees`` and ``first_fault`` are the short of it, ``files`` says where it is.
+
+    Raises:
+        ConfigError: a setting is unknown or missing.
+        CompareError: the two cannot be compared.
+        DumpError: one of them cannot be read.
+        StoreError: a result cannot be written.
+    """
+    unknown = [str(key) for key in input_param if key not in _KNOWN]
+    if unknown:
+        raise ConfigError(f"input_param: unknown field {unknown[0]!r}; known are {', '.join(_KNOWN)}")
+    target, golden = (_required(input_param, names) for names in (_TARGET, _GOLDEN))
+    stacks = _given(input_param, _STACK)
+    if stacks is not None and not stacks.exists():
+        raise CompareError(f"{stacks}: does not exist, and input_param gives it as '{_STACK[0]}'")
+    return _compare(
+        target,
+        golden,
+        Path(output_path),
+        _tables(has_stacks=stack_mode, has_advice=auto_analyze, has_highlights=highlight),
+        _options(stacks, is_fuzzy=fuzzy_match),
+        RunOptions(executor=executor, workers=ExecutorOptions(workers=workers)),
+    )
+
+
+def compare_distributed(
+    npu_dump_dir: _Path,
+    bench_dump_dir: _Path,
+    output_path: _Path,
+    *,
+    stack_mode: bool = False,
+    auto_analyze: bool = True,
+    fuzzy_match: bool = False,
+    highlight: bool = False,
+    is_print_compare_log: bool = True,
+    executor: str = "inline",
+    workers: int | None = None,
+) -> Comparison:
+    """Compare the ranks of two steps, paired by number, and write a spreadsheet for each; or the steps of two runs.
+
+    Args:
+        npu_dump_dir: Step or run under test, such as ``dump/step0``.
+        bench_dump_dir: The trusted one, of the same kind.
+        output_path: Directory for the results; created if it is missing.
+        stack_mode: See `compare`; so are those below.
+        auto_analyze: See there.
+        fuzzy_match: See there.
+        highlight: See there.
+        is_print_compare_log: Accepted.
+        executor: See there.
+        workers: See there.
+
+    Returns: what was found; ranks that could not be compared are in ``missing``.
+
+    Raises:
+        ConfigError: a setting cannot be.
+        CompareError: there is nothing to compare.
+        StoreError: a result cannot be written.
+    """
+    del is_print_compare_log
+    return _compare(
+        Path(npu_dump_dir),
+        Path(bench_dump_dir),
+        Path(output_path),
+        _tables(has_stacks=stack_mode, has_advice=auto_analyze, has_highlights=highlight),
+        _options(None, is_fuzzy=fuzzy_match),
+        RunOptions(executor=executor, workers=ExecutorOptions(workers=workers)),
+    )
+
+
+def _compare(
+    target: Path, golden: Path, directory: Path, tables: TableOptions, options: CompareOptions, run: RunOptions
+) -> Comparison:
+    result, files = compare_run(target, golden, directory, tables=tables, options=options, run=run)
+    _logger.info("compared %s with %s: %s", target, golden, files.summary)
+    return Comparison(result.target, result.golden, result.units, result.missing, result.limits, files=files)
+
+
+def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> TableOptions:
+    return TableOptions(
+        stamp=time_stamp(),
+        form=TableForm.XLSX,
+        layout=TableLayout.A,
+        has_stacks=has_stacks,
+        has_highlights=has_highlights,
+        has_advice=has_advice,
+    )
+
+
+def _options(stacks: Path | None, *, is_fuzzy: bool) -> CompareOptions:
+    if is_fuzzy:
+        raise ConfigError("'fuzzy_match' is not available yet; leave it out")
+    # A directory of stacks is that of the dump, where they are found anyway.
+    return CompareOptions(stack_path=stacks if stacks is not None and stacks.is_file() else None)
+
+
+def _required(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path:
+    path = _given(input_param, names)
+    if path is None:
+        raise ConfigError(f"input_param: '{names[0]}' is missing; give the path of a dump.json")
+    return path
+
+
+def _given(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path | None:
+    """Return the path that stands under one of some names for the same thing; ``None`` if there is none.
+
+    Raises:
+        ConfigError: it is no path, or there are two.
+    """
+    found = {name: value for name in names if (value := input_param.get(name)) is not None and value != ""}
+    for name, value in found.items():
+        if not isinstance(value, str | os.PathLike):
+            raise ConfigError(f"input_param: {name!r} is {value!r}, and must be a path")
+    if len(found) > 1:
+        raise ConfigError(f"input_param: {' and '.join(map(repr, found))} mean the same; give one of them")
+    return next((Path(str(value)) for value in found.values()), None)
