@@ -36,11 +36,11 @@ COSINE_TEXT = "warning: The input/parameters of Cosine > 0.9, and input/paramete
 @pytest.fixture
 def judged(tmp_path):
     def judged(target, golden, *, by_checksum=False):
-        frames = [
-            read_json_dump(write_dump(tmp_path / side, data if "." in next(iter(data)) else {ENTRY: data})).frame
+        dumps = [
+            read_json_dump(write_dump(tmp_path / side, data if "." in next(iter(data)) else {ENTRY: data}))
             for side, data in (("target", target), ("golden", golden))
         ]
-        return judge(metrics.add_statistics(align(*frames)), by_checksum=by_checksum)
+        return judge(metrics.add_statistics(align(*dumps).rows), by_checksum=by_checksum)
 
     return judged
 

@@ -34,11 +34,11 @@ def judged(tmp_path):
 
     def judged(target, golden, *limits, by_checksum=False, extra=None):
         sides = [side if side and "output" in side else api(tensor(X), output=side) for side in (target, golden)]
-        frames = [
-            read_json_dump(write_dump(tmp_path / name, side if ENTRY in side else {ENTRY: side})).frame
+        dumps = [
+            read_json_dump(write_dump(tmp_path / name, side if ENTRY in side else {ENTRY: side}))
             for name, side in zip(("target", "golden"), sides, strict=True)
         ]
-        rows = add_sketch_error(metrics.add_statistics(align(*frames)))
+        rows = add_sketch_error(metrics.add_statistics(align(*dumps).rows))
         if extra is not None:
             rows = rows.with_columns(**{name: pl.lit(value) for name, value in extra.items()})
         table = conventional().with_overrides([parse_limit(*limit) for limit in limits])
@@ -163,7 +163,7 @@ def test_arguments_have_limits_too(judged):
      ("ulp<=7", "error"), ("ulp<=8 and cos>=0.99", "error")],
 )  # fmt: skip
 def test_terms_that_tensors_know(judged, limit, expected):
-    known = {"cosine": 0.95, "largest_abs": 0.3, "largest_ulp": 8}
+    known = {"cosine": 0.95, "largest_abs": 0.3, "ulp_max": 8.0}
     assert verdict(judged(tensor(scaled(1.05)), tensor(X), ("linear", limit), extra=known))[0] == expected
 
 
