@@ -1,16 +1,25 @@
-"""How many rows of healthy pairs compare flags: float32 against bfloat16, on real architectures with random weights.
+"""How compare does on healthy pairs and on planted faults, on real architectures with random weights.
 
-    python bench/healthy_pairs.py
+    python bench/healthy_pairs.py [healthy] [faults]
 
-A pair is the same model on the same data, once in float32 and once in bfloat16 (``pure``: weights and data converted;
-``autocast``: under autocast). Nothing is wrong with either, so every flagged row is a false alarm. Prints a Markdown
-table: errors of all rows, and the largest relative error of each direction.
+A healthy pair is the same model on the same data, once in float32 and once in bfloat16 (``pure``: weights and data
+converted; ``autocast``: under autocast). Nothing is wrong with either, so every flagged row is a false alarm. Prints a
+Markdown table: errors of all rows, and the largest relative error of each direction.
+
+A planted fault is in one place of the target, which is otherwise the same program as the golden run, in float32 like
+that or under autocast. Prints whether it was found, and whether the first fault is where it was planted: in the call or
+the module, or in a module around it that is no wider than its own block.
 """
 
+import itertools
+import json
 import logging
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -23,6 +32,12 @@ from msprobe_core.compare import compare_dumps
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from architectures import ARCHITECTURES, Architecture  # the models that the tests train
 
+MODES = {
+    "statistics": {"task": "statistics"},
+    "sketches": {"task": "statistics", "statistics": {"summary_mode": "sketch"}},
+    "tensors": {"task": "tensor"},
+}
+
 EIGHT_LAYERS = Architecture(
     lambda: transformers.LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=344, num_hidden_layers=8, num_attention_heads=8
@@ -32,36 +47,41 @@ EIGHT_LAYERS = Architecture(
 )
 
 
-def record(directory: str, task: str, model: torch.nn.Module, batch: dict, *, autocast: bool = False) -> Path:
+def debugger_for(directory: str, mode: str) -> PrecisionDebugger:
+    """Return a debugger that records as ``mode`` says."""
+    config = Path(f"{directory}.json")
+    config.write_text(json.dumps({"level": "mix", "dump_path": directory, **MODES[mode]}))
+    return PrecisionDebugger(str(config))
+
+
+def record(directory: str, mode: str, model: torch.nn.Module, batch: dict, *, autocast: bool = False) -> Path:
     """Record one forward and backward."""
-    debugger = PrecisionDebugger(dump_path=directory, level="mix", task=task)
+    debugger = debugger_for(directory, mode)
     with debugger.start(model):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
             loss = model(**batch).loss
         loss.backward()
     debugger.close()
     return Path(directory) / "step0"
 
 
-def main() -> None:
-    """Measure and print."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    print("| model | pair | statistics | tensors | largest error forward | backward |")
-    print("|---|---|---|---|---|---|")
+def healthy() -> None:
+    """Count what is flagged of healthy pairs."""
+    print("| model | pair | statistics | sketches | tensors | largest error forward | backward |")
+    print("|---|---|---|---|---|---|---|")
     for name, architecture in {**ARCHITECTURES, "llama, 8 layers": EIGHT_LAYERS}.items():
         batch = architecture.batch()
         halved = {k: v.bfloat16() if torch.is_tensor(v) and v.is_floating_point() else v for k, v in batch.items()}
         for pair in ("pure", "autocast"):
             cells = []
-            for task in ("statistics", "tensor"):
+            for mode in MODES:
                 with tempfile.TemporaryDirectory() as root:
-                    golden = record(f"{root}/golden", task, architecture.build().eval(), batch)
+                    golden = record(f"{root}/golden", mode, architecture.build().eval(), batch)
                     model = architecture.build().eval()
                     if pair == "pure":
-                        target = record(f"{root}/target", task, model.bfloat16(), halved)
+                        target = record(f"{root}/target", mode, model.bfloat16(), halved)
                     else:
-                        target = record(f"{root}/target", task, model, batch, autocast=True)
+                        target = record(f"{root}/target", mode, model, batch, autocast=True)
                     unit = compare_dumps(target, golden).units[0]
                 cells.append(f"{unit.counts['error']} of {unit.rows.height}")
             judged = unit.rows.filter((pl.col("limit") > 0) & pl.col("judged_error").is_finite())
@@ -69,6 +89,234 @@ def main() -> None:
                 rows = judged.filter((pl.col("phase") == "forward") == is_forward)
                 cells.append(f"{rows['judged_error'].max():.1e}")
             print(f"| {name} | {pair} | {' | '.join(cells)} |", flush=True)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault to plant.
+
+    Attributes:
+        name: What the table calls it.
+        place: In the name of the right answer, or of a call around it.
+        plant: Does it to a model.
+        model: Name of the architecture.
+        direction: Of the answer, forward or backward.
+    """
+
+    name: str
+    place: str
+    plant: Callable[[torch.nn.Module], None]
+    model: str = "llama, 4 layers"
+    direction: str = "forward"
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it shows in the step behind the first only."""
+        return self.name.startswith("optimizer")
+
+
+FOUR_LAYERS = Architecture(
+    lambda: transformers.LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=344, num_hidden_layers=4, num_attention_heads=8
+    ),
+    "LlamaForCausalLM",
+    EIGHT_LAYERS.make_batch,
+)
+GPT2 = Architecture(
+    lambda: transformers.GPT2Config(vocab_size=256, n_embd=128, n_layer=4, n_head=8, n_positions=64),
+    "GPT2LMHeadModel",
+    EIGHT_LAYERS.make_batch,
+)
+PLANTED_IN = {"llama, 4 layers": FOUR_LAYERS, "gpt2, 4 layers": GPT2}
+
+
+class _Hidden(torch.autograd.Function):
+    """Changes a value, and its gradient, in ways that no recorded call shows."""
+
+    @staticmethod
+    def forward(context, value, forward, backward):
+        context.own = backward
+        with torch._C.DisableTorchFunction():
+            return forward(value)
+
+    @staticmethod
+    def backward(context, gradient):
+        with torch._C.DisableTorchFunction():
+            return context.own(gradient), None, None
+
+
+BARE = torch._C.TensorBase
+"""Has the methods of tensors that nothing records."""
+
+
+def same(value: torch.Tensor) -> torch.Tensor:
+    """Return a value of its own."""
+    return BARE.clone(value)
+
+
+def after(module: torch.nn.Module, forward: Callable = same, backward: Callable = same) -> None:
+    """Change what ``module`` gives, inside of it."""
+    own = module.forward
+    module.forward = lambda *args, **kwargs: _Hidden.apply(own(*args, **kwargs), forward, backward)
+
+
+def scaled_by(factor: float) -> Callable:
+    return lambda value: BARE.mul(value, factor)
+
+
+def rounded(value: torch.Tensor) -> torch.Tensor:
+    return BARE.to(BARE.to(value, torch.bfloat16), value.dtype)
+
+
+def set_value(path: str, value: object) -> Callable[[torch.nn.Module], None]:
+    """Return what sets the attribute at ``path``."""
+    owner, _, name = path.rpartition(".")
+    return lambda model: setattr(model.get_submodule(owner), name, value)
+
+
+def change(path: str, do: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.nn.Module], None]:
+    """Return what changes the parameter at ``path``."""
+
+    def plant(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            parameter = model.get_parameter(path)
+            parameter.copy_(do(parameter.clone()))
+
+    return plant
+
+
+def drop_residual(model: torch.nn.Module) -> None:
+    layer = model.model.layers[2]
+    kept = {}
+    layer.post_attention_layernorm.register_forward_pre_hook(lambda _, args: kept.update(residual=args[0]))
+    own = layer.forward
+    layer.forward = lambda *a, **k: _Hidden.apply(own(*a, **k), lambda v: BARE.sub(v, kept["residual"]), same)
+
+
+def heads_swapped(weight: torch.Tensor) -> torch.Tensor:
+    """Return the rows of heads 0 and 1 in each other's place."""
+    heads = weight.reshape(8, 16, -1)
+    return heads[[1, 0, *range(2, 8)]].reshape(weight.shape)
+
+
+LAYER = "model.layers.2"
+DOWN = f"{LAYER}.mlp.down_proj"
+
+
+def reversed_along(dim: int) -> Callable:
+    return lambda value: BARE.flip(value, [dim])
+
+
+def inside(path: str, forward: Callable = same, backward: Callable = same) -> Callable[[torch.nn.Module], None]:
+    """Return what plants a change of the result of the module at ``path``."""
+    return lambda model: after(model.get_submodule(path), forward, backward)
+
+
+def one_element_off(weight: torch.Tensor) -> torch.Tensor:
+    weight[7, 7] += 5
+    return weight
+
+
+GPT2_ACT = "transformer.h.2.mlp.act"
+FAULTS = [
+    Fault("epsilon 1e-2 for 1e-6", "post_attention_layernorm",
+          set_value(f"{LAYER}.post_attention_layernorm.variance_epsilon", 1e-2)),
+    Fault("attention scale x 1.05", "layers.2.self_attn", set_value(f"{LAYER}.self_attn.scaling", 1.05 / 4)),
+    Fault("mask missing", "layers.2.self_attn", set_value(f"{LAYER}.self_attn.is_causal", False)),
+    Fault("weight x 1.01", "q_proj", change(f"{LAYER}.self_attn.q_proj.weight", lambda w: w * 1.01)),
+    Fault("weight x 2", "q_proj", change(f"{LAYER}.self_attn.q_proj.weight", lambda w: w * 2)),
+    Fault("one element of a weight", "down_proj", change(f"{DOWN}.weight", one_element_off)),
+    Fault("heads of a weight swapped", "v_proj", change(f"{LAYER}.self_attn.v_proj.weight", heads_swapped)),
+    Fault("cast to bfloat16", "mlp.down_proj", inside(DOWN, rounded)),
+    Fault("output x 1.05", "mlp.down_proj", inside(DOWN, scaled_by(1.05))),
+    Fault("output x 1.2", "mlp.down_proj", inside(DOWN, scaled_by(1.2))),
+    Fault("elements reversed", "gate_proj", inside(f"{LAYER}.mlp.gate_proj", reversed_along(-1), reversed_along(-1))),
+    Fault("sequence reversed", "mlp.down_proj", inside(DOWN, reversed_along(1), reversed_along(1))),
+    Fault("residual dropped", "layers.2.LlamaDecoderLayer", drop_residual),
+    Fault("gelu by erf for tanh", "h.2.mlp.act", set_value(GPT2_ACT, transformers.activations.GELUActivation()),
+          "gpt2, 4 layers"),
+    Fault("relu for gelu", "h.2.mlp.act", set_value(GPT2_ACT, torch.nn.ReLU()), "gpt2, 4 layers"),
+    Fault("gradient x 1.05", "mlp.down_proj", inside(DOWN, same, scaled_by(1.05)), direction="backward"),
+    Fault("gradient x 1.2", "mlp.down_proj", inside(DOWN, same, scaled_by(1.2)), direction="backward"),
+    Fault("gradient x -1", "mlp.down_proj", inside(DOWN, same, scaled_by(-1)), direction="backward"),
+    Fault("optimizer: rate x 1.2", "embed_tokens", lambda model: setattr(model, "rate", 1.2 * RATE)),
+    Fault("optimizer: one weight left out", "q_proj",
+          lambda model: setattr(model, "left_out", f"{LAYER}.self_attn.q_proj.weight")),
+]  # fmt: skip
+
+RATE = 1.0
+"""Of the step before the one that is recorded; large, as one step has to show."""
+
+
+def plant_and_record(directory: str, mode: str, fault: Fault, *, is_target: bool, autocast: bool) -> Path:
+    """Record a step of training: the first one, or behind it where the fault is in the optimizer."""
+    architecture = PLANTED_IN[fault.model]
+    model, batch = architecture.build().eval(), architecture.batch()
+    if fault.model == "gpt2, 4 layers":
+        model.transformer.h[2].mlp.act = transformers.activations.NewGELUActivation()
+    if is_target:
+        fault.plant(model)
+    if fault.is_later:
+        model(**batch).loss.backward()
+        left_out = getattr(model, "left_out", None)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name != left_out:
+                    parameter.sub_(getattr(model, "rate", RATE) * parameter.grad)
+        model.zero_grad()
+    return record(directory, mode, model, batch, autocast=autocast)
+
+
+def outcome(fault: Fault, target: Path, golden: Path) -> str:
+    """Return what compare says of a planted fault."""
+    unit = compare_dumps(target, golden).units[0]
+    if unit.first_fault is None:
+        is_mentioned = unit.first_difference is not None and fault.place in unit.first_difference
+        return "mentioned" if is_mentioned else "not seen"
+    parents = json.loads(next(target.glob("*/construct.json")).read_text())
+    own: list[str] = []
+    entry: str | None = unit.first_fault.entry
+    while entry is not None and BLOCK not in entry:
+        own.append(entry)
+        entry = parents.get(entry)
+    own += [entry] if entry is not None and fault.place in BLOCK else []
+    is_there = any(fault.place in name for name in own) and f".{fault.direction}" in unit.first_fault.entry
+    return "**named**" if is_there and unit.first_fault.is_culprit else f"at {unit.first_fault.entry}"
+
+
+BLOCK = ".layers.2.LlamaDecoderLayer"
+
+
+def faults() -> None:
+    """Count which planted faults are found, and named."""
+    columns = list(itertools.product(("float32", "autocast"), MODES))
+    print(f"| fault | {' | '.join(f'{pair}, {mode}' for pair, mode in columns)} |")
+    print(f"|---|{'---|' * len(columns)}")
+    named = dict.fromkeys(columns, 0)
+    with tempfile.TemporaryDirectory() as kept:
+        for i, fault in enumerate(FAULTS):
+            cells = []
+            for pair, mode in columns:
+                golden = Path(f"{kept}/{fault.model} {mode} {fault.is_later}")
+                if not golden.exists():
+                    plant_and_record(str(golden), mode, fault, is_target=False, autocast=False)
+                with tempfile.TemporaryDirectory() as root:
+                    is_half = pair == "autocast"
+                    target = plant_and_record(f"{root}/{i}", mode, fault, is_target=True, autocast=is_half)
+                    cells.append(outcome(fault, target, golden / "step0"))
+                named[pair, mode] += cells[-1] == "**named**"
+            print(f"| {fault.name} | {' | '.join(cells)} |", flush=True)
+    print(f"| named | {' | '.join(f'{number} of {len(FAULTS)}' for number in named.values())} |")
+
+
+def main() -> None:
+    """Measure and print."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    parts = {"healthy": healthy, "faults": faults}
+    for name in sys.argv[1:] or parts:
+        parts[name]()
+        print()
 
 
 if __name__ == "__main__":

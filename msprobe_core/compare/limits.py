@@ -113,6 +113,7 @@ class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     vanishing_roundoffs: _Size
     explained_roundoffs: _Size
     uninitialised: tuple[str, ...]
+    rectifiers: tuple[str, ...]
     parameters: Mapping[str, tuple[int, ...]]
     overrides: tuple[LimitOverride, ...] = ()
 

@@ -20,7 +20,7 @@ TERMS = ("rel", "abs", "cos", "ulp")
 
 COSINE = "cosine"
 LARGEST_ABS = "largest_abs"
-LARGEST_ULP = "largest_ulp"
+LARGEST_ULP = "ulp_max"
 
 HELPERS = ("is_ignored", "is_overridden", "conventional_limit", *(f"own_{term}" for term in TERMS),
            *(f"fails_{term}" for term in TERMS), *(f"known_{term}" for term in TERMS))  # fmt: skip

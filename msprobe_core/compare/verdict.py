@@ -30,7 +30,7 @@ from enum import Enum
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import metrics, overrides
+from msprobe_core.compare import kinks, metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
@@ -58,10 +58,13 @@ _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
 _HELPERS = (
     "row",
     "precision_golden",
+    "precision_limit",
+    "own_error",
     "is_special",
     "is_uninitialised",
     "is_vanishing",
     "rounds_to_zero",
+    *kinks.HELPERS,
     *overrides.HELPERS,
 )
 
@@ -79,7 +82,8 @@ def judge(compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTab
         limits: Those in force; the conventional ones if none are given.
     """
     table = conventional() if limits is None else limits
-    prepared = _with_source(_with_precision(_with_absent_columns(compared), table))
+    prepared = kinks.with_kinks(_with_precision(_with_absent_columns(compared), table), table)
+    prepared = _with_source(prepared)
     prepared = overrides.with_overrides(_with_judged_error(prepared, table), table).with_row_index("row")
     # Texts are made for the rows that may need one; in a healthy pair those are few.
     others = prepared.filter(~_is_plain(by_checksum=by_checksum).fill_null(False))
@@ -143,7 +147,8 @@ def _with_precision(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
             kind_of_golden=pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
         )
         .with_columns(precision=pl.when(pl.col("precision").is_not_null()).then(so_far))
-        .with_columns(limit=table.limit_of(pl.col("precision")))
+        .with_columns(precision_limit=table.limit_of(pl.col("precision")))
+        .with_columns(limit=pl.col("precision_limit"))
     )
 
 
@@ -172,6 +177,7 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
     comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
     return (
         compared.with_columns(
+            own_error=pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
             is_special=metrics.has_nan_mismatch() | metrics.has_inf_mismatch(),
             is_uninitialised=_is_uninitialised(table),
             is_vanishing=_vanishes(table),
@@ -179,7 +185,7 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
         )
         .with_columns(is_exempt=pl.any_horizontal(grounds).fill_null(False))
         .with_columns(
-            judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("error", SKETCH_LOW))
+            judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("own_error", SKETCH_LOW))
         )
     )
 
@@ -188,7 +194,7 @@ def _is_plain(*, by_checksum: bool) -> pl.Expr:
     """Whether a row passes and there is nothing to say of it, as of nearly all rows of a healthy pair."""
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
     same_grad = ~(pl.col("requires_grad_target") != pl.col("requires_grad_golden")).fill_null(False)
-    is_within = pl.max_horizontal("error", SKETCH_LOW) <= pl.col("limit")
+    is_within = pl.max_horizontal("error", SKETCH_LOW) <= pl.col("precision_limit")
     is_number = ~pl.col("max_target").is_nan() & (pl.col("num_nan_target").fill_null(0) == 0)
     is_sound = ~has_failed() & pl.col("problem").is_null() & pl.col("exact_target").is_null()
     tensors = _both(RowKind.TENSOR) & same_dtype & _same_shape() & same_grad & is_within & is_number & is_sound
@@ -237,7 +243,7 @@ def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
     same_kind = pl.col("kind_of_target").eq_missing(pl.col("kind_of_golden"))
     over = by_convention & (pl.col("judged_error") > pl.col("limit"))
-    statistics_over = pl.col("error") > pl.col("limit")
+    statistics_over = pl.col("own_error") > pl.col("limit")
     other_bytes = numbers & (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
     other_integers = numbers & (pl.col("exact_target") != pl.col("exact_golden"))
     other_arguments = both_scalars & ~_scalars_agree(table)
@@ -290,7 +296,7 @@ def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
         (
             Verdict.ERROR,
             numbers & over & statistics_over & (pl.col("limit") > 0),
-            pl.format("error: the relative error {} is over the limit {}.", _rounded("error"), "limit"),
+            pl.format("error: the relative error {} is over the limit {}.", _rounded("own_error"), _rounded("limit")),
         ),
         (
             Verdict.ERROR,
@@ -364,8 +370,15 @@ def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
         ),
         (
             Verdict.PASS,
+            numbers & by_convention & pl.col("is_behind_kink") & (pl.col("judged_error") <= pl.col("limit"))
+            & (pl.max_horizontal("error", SKETCH_LOW) > pl.col("precision_limit")),
+            pl.format("note: behind a rectifier, where rounding lets other elements of the gradient through; as a "
+                      "whole it is {} off, the limit {}.", _rounded("judged_error"), _rounded("limit")),
+        ),
+        (
+            Verdict.PASS,
             pl.col("is_overridden") & ~keeps_not
-            & (other_bytes | other_integers | other_arguments | (pl.col("error") > pl.col("conventional_limit"))
+            & (other_bytes | other_integers | other_arguments | (pl.col("own_error") > pl.col("conventional_limit"))
                ).fill_null(False),
             pl.format("note: within the limit set by {}, and not within the conventional one.", "override"),
         ),

@@ -163,7 +163,7 @@ def test_arguments_have_limits_too(judged):
      ("ulp<=7", "error"), ("ulp<=8 and cos>=0.99", "error")],
 )  # fmt: skip
 def test_terms_that_tensors_know(judged, limit, expected):
-    known = {"cosine": 0.95, "largest_abs": 0.3, "largest_ulp": 8}
+    known = {"cosine": 0.95, "largest_abs": 0.3, "ulp_max": 8.0}
     assert verdict(judged(tensor(scaled(1.05)), tensor(X), ("linear", limit), extra=known))[0] == expected
 
 
