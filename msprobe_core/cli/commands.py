@@ -8,6 +8,7 @@ import click
 
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.control import control
+from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.plugins import plugins
@@ -16,5 +17,5 @@ from msprobe_core.hookspecs import hookimpl
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``compare``, ``control``, ``estimate``, ``merge_result`` and ``plugins``."""
-    return [compare, control, estimate, merge_result, plugins]
+    """Offer ``compare``, ``control``, ``convert``, ``estimate``, ``merge_result`` and ``plugins``."""
+    return [compare, control, convert, estimate, merge_result, plugins]

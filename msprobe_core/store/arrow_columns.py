@@ -45,16 +45,18 @@ END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What every whole file ends with. Source: Arrow columnar format 1.4, IPC streaming format."""
 
 
-class FileHeader(msgspec.Struct, frozen=True):
+class FileHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an Arrow file says about itself.
 
     Attributes:
         version: ``FORMAT_VERSION`` of the writer.
         run: What the dump is.
+        others: Of a file that was made of one in JSON, what that said beside its records, as it did.
     """
 
     version: int
     run: RunHeader
+    others: dict[str, Any] = {}
 
 
 PyArrow: TypeAlias = Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -28,7 +28,7 @@ from msprobe_core.store.arrow_columns import (
 )
 from msprobe_core.store.dumped import StoredDump, read_content
 
-_NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
+NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
 """Columns without which there is no frame; the others may be missing."""
 
 
@@ -50,7 +50,7 @@ class ArrowDump(StoredDump):
         return frozenset(found["entry"].unique().to_pylist())
 
     def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
-        return _stacks_in(self._columns_of(path, STACK_COLUMNS))
+        return stacks_in(self._columns_of(path, STACK_COLUMNS))
 
     def _read_parents(self, path: Path) -> Mapping[str, str | None]:
         names, parents = self._columns_of(path, CONSTRUCT_COLUMNS)
@@ -62,7 +62,8 @@ class ArrowDump(StoredDump):
         return stream.columns()
 
 
-def _stacks_in(columns: Sequence[list[Any]]) -> Mapping[str, Sequence[str]]:
+def stacks_in(columns: Sequence[list[Any]]) -> Mapping[str, Sequence[str]]:
+    """Return the frames of each entry, given the columns of a ``stack.arrow``."""
     known: dict[int, Sequence[str]] = {}
     stacks: dict[str, Sequence[str]] = {}
     for entry, number, frames in zip(*columns, strict=True):
@@ -83,7 +84,7 @@ def read_arrow_dump(path: Path) -> ArrowDump:
         DumpError: the file is missing, not a dump, or damaged before its first whole batch.
         PluginError: pyarrow is not installed.
     """
-    stream = _read_stream(path, DUMP_COLUMNS, needed=_NEEDED)
+    stream = _read_stream(path, DUMP_COLUMNS, needed=NEEDED)
     try:
         rows = _frame_of(stream.table)
     except Exception as error:  # foreign content: there is no list of the ways in which it is no dump
@@ -106,6 +107,75 @@ class _Stream(NamedTuple):
         return [column.to_pylist() for column in self.table.columns]
 
 
+class BatchReader:
+    """Gives the whole batches of a file, with the columns of it that are known here, one by one.
+
+    Attributes:
+        header: What the file says about itself.
+        notes: Afterwards, what was lost at its end.
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> None:
+        """Open a file.
+
+        Args:
+            path: Of the file.
+            columns: Those that are known.
+            needed: Those that it must have.
+
+        Raises:
+            DumpError: there is no such file, or it is another.
+            PluginError: pyarrow is not installed.
+        """
+        pyarrow = import_pyarrow()
+        self._path = path
+        content = read_content(path)
+        try:
+            self._stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
+            self.header = _header_of(path, self._stream.schema)
+            self._known = _known_columns(path, self._stream.schema, columns, needed)
+        except DumpError:
+            raise
+        except Exception as error:  # foreign bytes: there is no list of the ways in which they break
+            reason = f"is not an Arrow stream ({_said(error)}); the file is damaged or of another kind"
+            raise DumpError(f"{path}: {reason}") from error
+        self.schema: PyArrow = pyarrow.schema([self._stream.schema.field(name) for name in self._known])
+        self.notes: list[str] = []
+        self._has_end = content.endswith(END_OF_STREAM)
+
+    def __iter__(self) -> Iterator[PyArrow]:
+        """Yield each batch.
+
+        Raises:
+            DumpError: not even the first is whole.
+        """
+        num_batches = num_rows = 0
+        problem: str | None = None
+        batches = iter(self._stream)
+        while True:
+            try:
+                found = next(batches, None)
+                if found is None:
+                    break
+                found = found.select(self._known)
+                found.validate(full=True)  # before anything looks into it: indices and lengths may lead anywhere
+            except Exception as error:  # noqa: BLE001  # likewise
+                problem = _said(error)
+                break
+            num_batches += 1
+            num_rows += found.num_rows
+            yield found
+        if problem is None and not self._has_end:
+            problem = "its end is missing"
+        if problem is not None and not num_batches:
+            raise DumpError(f"{self._path}: is cut off or damaged before its first whole batch ({problem})")
+        if problem is not None:
+            self.notes.append(
+                f"{self._path}: the file is cut off or damaged after {num_batches} whole batches of together "
+                f"{num_rows:,} rows, which were recovered; rows behind them are missing ({problem})"
+            )
+
+
 def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> _Stream:
     """Return the columns of a file that are known here, of all its whole batches.
 
@@ -113,45 +183,16 @@ def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str
         DumpError: there is no such file, or nothing whole in it.
         PluginError: pyarrow is not installed.
     """
-    pyarrow = import_pyarrow()
-    content = read_content(path)
-    try:
-        stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
-        header = _header_of(path, stream.schema)
-        known = _known_columns(path, stream.schema, columns, needed)
-    except DumpError:
-        raise
-    except Exception as error:  # foreign bytes: there is no list of the ways in which they break
-        reason = f"is not an Arrow stream ({_said(error)}); the file is damaged or of another kind"
-        raise DumpError(f"{path}: {reason}") from error
-    batches: list[PyArrow] = []
-    problem: str | None = None
-    try:
-        for batch in stream:
-            found = batch.select(known)
-            found.validate(full=True)  # before anything looks into it: indices and lengths may lead anywhere
-            batches.append(found)
-    except Exception as error:  # noqa: BLE001  # likewise
-        problem = _said(error)
-    if problem is None and not content.endswith(END_OF_STREAM):
-        problem = "its end is missing"
-    if problem is not None and not batches:
-        raise DumpError(f"{path}: is cut off or damaged before its first whole batch ({problem})")
-    table = pyarrow.Table.from_batches(batches, pyarrow.schema([stream.schema.field(name) for name in known]))
-    notes: list[str] = []
-    if problem is not None:
-        notes.append(
-            f"{path}: the file is cut off or damaged after {len(batches)} whole batches of together {table.num_rows:,} "
-            f"rows, which were recovered; rows behind them are missing ({problem})"
-        )
-    return _Stream(header, table.unify_dictionaries(), notes)
+    reader = BatchReader(path, columns, needed)
+    table = import_pyarrow().Table.from_batches(list(reader), reader.schema)
+    return _Stream(reader.header.run, table.unify_dictionaries(), reader.notes)
 
 
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _header_of(path: Path, schema: PyArrow) -> RunHeader:
+def _header_of(path: Path, schema: PyArrow) -> FileHeader:
     metadata: dict[bytes, bytes] = schema.metadata or {}
     content = metadata.get(HEADER_KEY)
     if content is None:
@@ -165,7 +206,7 @@ def _header_of(path: Path, schema: PyArrow) -> RunHeader:
             f"{path}: has version {header.version} of the format, and this release reads {FORMAT_VERSION}; "
             "update msprobe-core"
         )
-    return header.run
+    return header
 
 
 def _known_columns(path: Path, schema: PyArrow, columns: Mapping[str, Cell], needed: Collection[str]) -> list[str]:
@@ -183,7 +224,7 @@ def _known_columns(path: Path, schema: PyArrow, columns: Mapping[str, Cell], nee
 
 def _frame_of(table: PyArrow) -> pl.DataFrame:
     """Return the frame that `FrameBuilder` makes of the same entries in ``dump.json``."""
-    texts = {name: _Texts.of(table[name]) for name in _NEEDED}
+    texts = {name: _Texts.of(table[name]) for name in NEEDED}
     if texts["entry"].indices.null_count() or texts["phase"].indices.null_count():
         raise ValueError("a value belongs to no entry")
     is_call = texts["path"].indices.is_null() | texts["part"].indices.is_null()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import count
 from typing import Any, cast
@@ -57,7 +57,7 @@ COLUMNS: dict[str, Any] = {
 _CELLS = dict(list(COLUMNS.items())[list(COLUMNS).index("kind") :])
 """Those that a value gives; the others say where it stands."""
 
-_PARTS: tuple[tuple[str, Role], ...] = (
+PARTS: tuple[tuple[str, Role], ...] = (
     ("input_args", Role.INPUT),
     ("input", Role.INPUT),
     ("input_kwargs", Role.INPUT),
@@ -67,7 +67,7 @@ _PARTS: tuple[tuple[str, Role], ...] = (
 )
 """Parts of a forward or backward record, in the order of their rows."""
 
-ROLE_OF_PART = dict(_PARTS) | {Phase.PARAMETERS_GRAD.value: Role.PARAMETERS_GRAD}
+ROLE_OF_PART = dict(PARTS) | {Phase.PARAMETERS_GRAD.value: Role.PARAMETERS_GRAD}
 """Role of the values in each part; gradients of parameters are a part by themselves."""
 
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -92,7 +92,7 @@ class FrameBuilder:
             TypeError, ValueError, KeyError, AttributeError: see `add_entry`.
         """
         num_rows = len(self._cells)
-        phase = _phase_of(entry)
+        phase = phase_of(entry)
         try:
             if phase is Phase.PARAMETERS_GRAD:
                 self._add_gradients(entry, decode_gradients(content))
@@ -130,16 +130,16 @@ class FrameBuilder:
             del column[num_rows:]
 
     def _add_rows(self, entry: str, record: Any) -> None:
-        phase = _phase_of(entry)
+        phase = phase_of(entry)
         if phase is Phase.DEBUG:
             self._add_saved(entry, record)
         elif phase is Phase.PARAMETERS_GRAD:
             self._add_gradients(entry, record)
-        elif _is_failure(record):
+        elif is_failure(record):
             self._append(entry, entry, entry, Role.OUTPUT, phase, _failed_cells(record))
         else:
             num_rows = len(self._cells)
-            for part, role in _PARTS:
+            for part, role in PARTS:
                 if values := record.get(part):
                     for path, leaf in _leaves(values, ""):
                         self._add(entry, phase, role, path, leaf)
@@ -326,20 +326,28 @@ def with_names(rows: pl.DataFrame) -> pl.DataFrame:
     """
     entry, path = pl.col("entry"), pl.col("path")
     is_gradient = pl.col("role") == Role.PARAMETERS_GRAD.value
-    key = (
-        pl.when(path.is_null())
-        .then(entry)
-        .when(is_gradient)
-        .then(pl.concat_str(entry, path, separator="."))
-        .otherwise(pl.concat_str(entry, pl.col("role").cast(pl.String), path, separator="."))
-    )
-    rows = rows.with_columns(key=key)
+
+    def joined(entry: pl.Expr) -> pl.Expr:
+        return (
+            pl.when(path.is_null())
+            .then(entry)
+            .when(is_gradient)
+            .then(pl.concat_str(entry, path, separator="."))
+            .otherwise(pl.concat_str(entry, pl.col("role").cast(pl.String), path, separator="."))
+        )
+
+    lacks_number = is_gradient & entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")
+    rows = rows.with_columns(name=joined(entry))
+    if rows.select(lacks_number.any()).item():
+        rows = rows.with_columns(key=joined(pl.when(lacks_number).then(entry + ".0").otherwise(entry)))
+    else:
+        rows = rows.with_columns(key=pl.col("name"))
     if rows["file_name"].null_count() == rows.height:
-        return rows.with_columns(name=pl.col("key"))
+        return rows
     files = [file for file in rows["file_name"].unique().drop_nulls() if layout.shard_member(file) is None]
     shown = pl.Series([names.row_of_file(file) for file in files], dtype=pl.String)
     return rows.with_columns(
-        name=pl.coalesce(pl.col("file_name").replace_strict(files, shown, default=None), pl.col("key"))
+        name=pl.coalesce(pl.col("file_name").replace_strict(files, shown, default=None), pl.col("name"))
     )
 
 
@@ -351,7 +359,8 @@ def _series(name: str, column: Sequence[Any], dtype: Any) -> pl.Series:
         return pl.Series(name, cleaned, dtype=dtype, strict=False)
 
 
-def _phase_of(entry: str) -> Phase:
+def phase_of(entry: str) -> Phase:
+    """Return what an entry is of, also of one outside of the grammar."""
     # Not parse_entry: dumps of other tools may hold names outside of the grammar, and they are shown all the same.
     head, _, last = entry.rpartition(".")
     phase = _LAST.get(last) or _CALLS.get(head.rpartition(".")[2])
@@ -362,11 +371,25 @@ _CALLS = {phase.value: phase for phase in Phase if phase is not Phase.DEBUG}
 _LAST = _CALLS | {Phase.DEBUG.value: Phase.DEBUG}
 
 
+def is_leaf(tree: Mapping[str, Any]) -> bool:
+    """Whether an object is a value, which says its type, and not several of them."""
+    return isinstance(tree.get("type"), str)
+
+
+def check_leaf(leaf: Any) -> None:
+    """Raise if ``leaf``, decoded, is no value.
+
+    Raises:
+        TypeError, ValueError, KeyError, AttributeError: it is none.
+    """
+    _leaf_cells(leaf)
+
+
 def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield every leaf of a tree with its dotted path. A leaf is null, or an object that says its type."""
     if isinstance(values, dict):
         tree = cast("dict[str, Any]", values)
-        if isinstance(tree.get("type"), str):
+        if is_leaf(tree):
             yield path, tree
             return
         for key, value in tree.items():
@@ -384,7 +407,8 @@ _NONE_CELLS = (RowKind.NONE, *[None] * (len(_CELLS) - 1))
 _FAILURE = "error"
 
 
-def _is_failure(record: Any) -> bool:
+def is_failure(record: Any) -> bool:
+    """Whether this stands in the place of a record or value that could not be recorded."""
     return isinstance(record, dict) and cast("dict[str, Any]", record).get("type") == _FAILURE
 
 
@@ -419,7 +443,7 @@ def _leaf_cells(leaf: Any) -> Leaf | tuple[Any, ...]:
     if not isinstance(leaf, dict):
         return _scalar_cells(type(leaf).__name__, leaf)
     fields = cast("dict[str, Any]", leaf)
-    if _is_failure(fields):
+    if is_failure(fields):
         return _failed_cells(fields)
     if "shape" in fields and "dtype" in fields:
         return _tensor_cells(fields)

@@ -31,7 +31,11 @@ class GrowingFile:
         self._tail = tail
         self._file = create_file(path)
         self._end = 0
-        self.append(head)
+        try:
+            self.append(head)
+        except StoreError:
+            self._file.close()
+            raise
 
     def append(self, content: bytes) -> None:
         """Put ``content`` between what is there and the tail; the operating system has it when this returns.

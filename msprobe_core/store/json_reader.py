@@ -87,7 +87,7 @@ def read_stacks(path: Path) -> Mapping[str, Sequence[str]]:
     Raises:
         DumpError: the file is missing or is no such file.
     """
-    content = _read_object(path)
+    content = read_object(path)
     groups = content.values() if _is_grouped(content) else [[[entry], frames] for entry, frames in content.items()]
     stacks: dict[str, Sequence[str]] = {}
     for group in groups:
@@ -112,7 +112,7 @@ def read_parents(path: Path) -> Mapping[str, str | None]:
         DumpError: the file is missing or is no such file.
     """
     parents: dict[str, str | None] = {}
-    for entry, value in _read_object(path).items():
+    for entry, value in read_object(path).items():
         # Under Megatron a value is [parent, micro step], and one key holds their number.
         parent = cast("Any", value[0] if isinstance(value, list) and value else value)
         if isinstance(parent, str | None):
@@ -120,7 +120,7 @@ def read_parents(path: Path) -> Mapping[str, str | None]:
     return parents
 
 
-class _Document(msgspec.Struct):
+class Document(msgspec.Struct):
     """A dump whose records are still JSON, or in one that was hard to read decoded already."""
 
     task: str
@@ -130,8 +130,18 @@ class _Document(msgspec.Struct):
     summary_mode: Any = None
     dump_data_dir: Any = None
 
+    def header(self, summary_mode: str) -> RunHeader:
+        """Return what the dump says about itself, with what it may not say."""
+        return RunHeader(
+            task=self.task,
+            level=str(self.level),
+            framework=str(self.framework),
+            summary_mode=summary_mode,
+            keeps_tensors=isinstance(self.dump_data_dir, str),
+        )
 
-class _SoundDocument(_Document):
+
+class _SoundDocument(Document):
     data: dict[str, msgspec.Raw]
 
 
@@ -151,7 +161,7 @@ def read_json_dump(path: Path) -> JsonDump:
 
     notes: list[str] = []
     malformed, num_malformed = "", 0
-    document = _read_document(path, notes)
+    document = read_document(path, notes)
     builder = FrameBuilder()
     for entry, record in document.data.items():
         try:
@@ -164,19 +174,13 @@ def read_json_dump(path: Path) -> JsonDump:
         raise DumpError(f"{path}: {malformed}; no other record is sound")
     if malformed:
         notes.append(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
-    header = RunHeader(
-        task=document.task,
-        level=str(document.level),
-        framework=str(document.framework),
-        summary_mode=document.summary_mode
-        if isinstance(document.summary_mode, str) and document.summary_mode
-        else _summary_mode_in(frame, is_ours=_has_execution(document)),
-        keeps_tensors=isinstance(document.dump_data_dir, str),
-    )
-    return JsonDump(path=path, header=header, frame=frame, notes=notes)
+    mode = document.summary_mode
+    if not isinstance(mode, str) or not mode:
+        mode = _summary_mode_in(frame, is_ours=_has_execution(document))
+    return JsonDump(path=path, header=document.header(mode), frame=frame, notes=notes)
 
 
-def _has_execution(document: _Document) -> bool:
+def _has_execution(document: Document) -> bool:
     """Whether the first record says what only our own say."""
     first: Any = next(iter(document.data.values()), None)
     return b'"execution"' in bytes(first) if isinstance(first, msgspec.Raw) else "execution" in str(first)
@@ -209,11 +213,25 @@ def _add_record(builder: FrameBuilder, entry: str, record: Any) -> None:
     try:
         builder.add_json(entry, record)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        builder.add_entry(entry, decode_record(record))
+
+
+def decode_record(record: Any) -> Any:
+    """Return a record of a `Document`, decoded.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON.
+    """
+    if not isinstance(record, msgspec.Raw):
+        return record
+    try:
+        return msgspec.json.decode(record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         # Numbers beyond what strict JSON readers take, and bytes that are no text, do not make a record malformed.
-        builder.add_entry(entry, json.loads(bytes(record).decode("utf-8", "replace")))
+        return json.loads(bytes(record).decode("utf-8", "replace"))
 
 
-def _read_document(path: Path, notes: list[str]) -> _Document:
+def read_document(path: Path, notes: list[str]) -> Document:
     """Return the dump in ``path``; what is left of it if the file is cut off, which ``notes`` then says."""
     content = read_content(path).removeprefix(_BYTE_ORDER_MARK)
     for make_sound in (bytes, _with_quoted_numbers):
@@ -223,8 +241,8 @@ def _read_document(path: Path, notes: list[str]) -> _Document:
     task, data = fields.get("task"), fields.get("data")
     if not isinstance(data, dict) or not isinstance(task, str):
         raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
-    header = {name: fields[name] for name in _Document.__struct_fields__[2:] if name in fields}
-    return _Document(task, cast("dict[str, Any]", data), **header)
+    header = {name: fields[name] for name in Document.__struct_fields__[2:] if name in fields}
+    return Document(task, cast("dict[str, Any]", data), **header)
 
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -256,7 +274,12 @@ def _next_number(content: bytes, position: int) -> int:
     return min(found, default=-1)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        DumpError: the file is missing, or holds none.
+    """
     return _as_object(path, _decode(path, read_content(path).removeprefix(_BYTE_ORDER_MARK), None))
 
 

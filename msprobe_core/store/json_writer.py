@@ -71,7 +71,7 @@ class JsonWriter:
     def __init__(self, directory: Path, header: RunHeader) -> None:
         layout.remove_dump(directory)
         name = layout.DEBUG_FILE if header.level == Level.DEBUG.value else layout.DUMP_FILE
-        self._dump = JsonObjectStream(directory / name, _head(directory, header), b"\n}}\n")
+        self._dump = JsonObjectStream(directory / name, dump_head(directory, header), DUMP_TAIL)
         self._stacks: JsonObjectStream | None = None
         self._construct: JsonObjectStream | None = None
         if header.has_extra_info:
@@ -118,7 +118,18 @@ def _encoded(entry: Entry) -> bytes:
         return _encode(failed if entry.phase is Phase.DEBUG else failed | {"execution": {"sequence": entry.sequence}})
 
 
-def _head(directory: Path, header: RunHeader) -> bytes:
+DUMP_TAIL = b"\n}}\n"
+"""What stands behind the last record."""
+
+
+def dump_head(directory: Path, header: RunHeader, others: Mapping[str, Any] | None = None) -> bytes:
+    """Return what stands before the first record.
+
+    Args:
+        directory: Where the dump will lie.
+        header: What it says about itself.
+        others: What else.
+    """
     keeps_tensors = header.keeps_tensors or header.task == Task.TENSOR.value
     fields = {
         "task": header.task,
@@ -127,7 +138,7 @@ def _head(directory: Path, header: RunHeader) -> bytes:
         "summary_mode": header.summary_mode,
         "dump_data_dir": str((directory / layout.TENSOR_DIRECTORY).absolute()) if keeps_tensors else None,
     }
-    return _encode(fields)[:-1] + b',\n"data":{\n'
+    return _encode({**(others or {}), **fields})[:-1] + b',\n"data":{\n'
 
 
 def entry_json(entry: Entry) -> Any:

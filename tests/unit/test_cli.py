@@ -298,7 +298,7 @@ def test_plugins(run):
         "processors: hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: compare, control, estimate, merge_result, plugins",
+        "commands: compare, control, convert, estimate, merge_result, plugins",
     ):
         assert line in out
     assert re.search(r"^mindspore .* nothing  MindSpore.* Not built yet", out, re.MULTILINE)

@@ -1,0 +1,67 @@
+"""``msprobe convert``: turn runs in one format into another."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from msprobe_core.store.convert import ConvertProgress
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Choice(["json", "arrow"]), help="Format to make; by default the one SOURCE is not in.")
+@click.option("--overwrite", is_flag=True, help="Replace a run that is in DESTINATION.")
+@click.option(
+    "--tensors",
+    type=click.Choice(["copy", "link"]),
+    default="copy",
+    show_default=True,
+    help="Copy the files of whole tensors, or link to them without needing room.",
+)
+def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool, tensors: str) -> None:
+    """Convert the dumps in SOURCE from json to arrow, or back, into DESTINATION.
+
+    SOURCE is the directory of a rank, of a step, or of a run with its steps; DESTINATION is made alike. It appears when
+    all of it is there, and SOURCE stays as it is.
+    """
+    from msprobe_core.store import convert as conversion  # brings polars, which --help does without
+
+    with _progress_bar() as progress:
+        done = conversion.convert(
+            source,
+            destination,
+            to=None if to is None else conversion.Format(to),
+            overwrite=overwrite,
+            tensors=conversion.TensorFiles(tensors),
+            progress=progress,
+        )
+    for note in done.notes:
+        click.echo(f"note: {note}", err=True)
+    before, after = done.to.other.value, done.to.value
+    click.echo(
+        f"converted {done.num_units} dumps from {before} to {after}: {done.size_before:,} bytes became "
+        f"{done.size_after:,}; they are in {destination}"
+    )
+
+
+@contextmanager
+def _progress_bar() -> Generator[ConvertProgress, None, None]:
+    """Give a callback that draws a bar on the terminal, if there is one."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task: Any = bar.add_task("converting", total=None)
+
+        def show(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"converting {name}")
+
+        yield show

@@ -1,0 +1,467 @@
+"""Convert runs between ``dump.json`` and ``dump.arrow``: one rank, the ranks of a step, or all steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from msprobe_core.errors import DumpError, MsprobeError, StoreError
+from msprobe_core.model import Level, RunHeader
+from msprobe_core.store import layout
+from msprobe_core.store.arrow_columns import (
+    CONSTRUCT_COLUMNS,
+    FORMAT_VERSION,
+    STACK_COLUMNS,
+    Cell,
+    FileHeader,
+    import_pyarrow,
+    to_small_batch,
+)
+from msprobe_core.store.arrow_reader import NEEDED, BatchReader, stacks_in
+from msprobe_core.store.arrow_records import RECORD_COLUMNS, RecordRows, records_of
+from msprobe_core.store.arrow_writer import MAX_BATCH_ROWS, ArrowStream
+from msprobe_core.store.dumped import clip, read_content
+from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
+from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head
+
+ConvertProgress: TypeAlias = Callable[[int, int, str], None]
+"""Told how many ranks are done, of how many, and which one is next."""
+
+_T = TypeVar("_T")
+
+_BATCH_RECORDS = 1000
+_MICRO_STEPS = "megatron_micro_step_number"
+_CONSTRUCT_COLUMNS = CONSTRUCT_COLUMNS | {"micro_step": Cell.COUNT}
+"""Other tools say here to which micro-step a call belongs."""
+
+
+class Format(str, Enum):
+    """How a dump is stored."""
+
+    JSON = "json"
+    ARROW = "arrow"
+
+    @property
+    def other(self) -> Format:
+        """The other one."""
+        return Format.ARROW if self is Format.JSON else Format.JSON
+
+
+class TensorFiles(str, Enum):
+    """What becomes of the files of whole tensors, which are the same for both formats."""
+
+    COPY = "copy"
+    LINK = "link"
+    """Hard links: at once and without room, but files that have the permissions that they had."""
+
+
+@dataclass
+class Conversion:
+    """What was done.
+
+    Attributes:
+        to: The format that there is now.
+        num_units: How many ranks, over all steps.
+        size_before: Of their records, stacks and nesting, in bytes.
+        size_after: The same of what was made of them.
+        notes: What there is to say about single files.
+    """
+
+    to: Format
+    num_units: int = 0
+    size_before: int = 0
+    size_after: int = 0
+    notes: list[str] = field(default_factory=list[str])
+
+
+def convert(
+    source: Path,
+    destination: Path,
+    *,
+    to: Format | None = None,
+    overwrite: bool = False,
+    tensors: TensorFiles = TensorFiles.COPY,
+    progress: ConvertProgress | None = None,
+) -> Conversion:
+    """Convert the dumps in ``source``, and give ``destination`` the same directories.
+
+    ``destination`` appears when all of it is there; if anything fails, or the process ends, it is as it was before. One
+    batch of records is held beside the file that is being read.
+
+    Args:
+        source: Directory of one rank, of a step, or of a run with its steps; or the dump's file in the first.
+        destination: Made.
+        to: ``None`` for the format that the first dump has not.
+        overwrite: Whether a run that is there is replaced. Anything else that is there never is.
+        tensors: What becomes of the files of whole tensors.
+        progress: Called before each rank, and at the end.
+
+    Raises:
+        DumpError: there is no dump in ``source``, or one that cannot be read.
+        StoreError: ``destination`` is there, or cannot be written.
+        PluginError: pyarrow is not installed.
+    """
+    import_pyarrow()
+    source = source.parent if source.is_file() else source
+    units = _units_in(source)
+    found = Format.ARROW if _format_of(source / units[0]) is Format.ARROW else Format.JSON
+    done = Conversion(to or found.other)
+    _check_places(source, destination, overwrite=overwrite)
+    with _replaced(destination) as scratch:
+        for number, unit in enumerate(units):
+            if progress is not None:
+                progress(number, len(units), str(unit))
+            if _format_of(source / unit) is done.to:
+                raise DumpError(f"{source / unit}: is {done.to.value} already; choose another directory, or format")
+            one = _Unit(source / unit, scratch / unit, destination / unit, done)
+            one.convert()
+            one.add_tensors(tensors)
+        if progress is not None:
+            progress(len(units), len(units), "")
+    return done
+
+
+# --- directories --------------------------------------------------------------------------------------------------
+
+
+def _units_in(source: Path) -> Sequence[Path]:
+    """Return the directories of all ranks, relative to ``source``."""
+    if _format_of(source) is not None:
+        return [Path()]
+    steps = layout.find_steps(source)
+    roots = list(steps.values()) if steps else [source]
+    return [unit.directory.relative_to(source) for root in roots for unit in layout.find_units(root)]
+
+
+def _format_of(directory: Path) -> Format | None:
+    if (directory / layout.ARROW_DUMP_FILE).is_file():
+        return Format.ARROW
+    has_json = any((directory / name).is_file() for name in (layout.DUMP_FILE, layout.DEBUG_FILE))
+    return Format.JSON if has_json else None
+
+
+def _check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
+    if destination.is_symlink():
+        raise StoreError(f"{destination}: is a symbolic link; give the directory itself")
+    places = source.resolve(), destination.resolve()
+    if places[0] == places[1] or places[0] in places[1].parents or places[1] in places[0].parents:
+        raise StoreError(f"{destination}: is not apart from {source}; choose a directory beside it")
+    if not destination.exists():
+        return
+    if not destination.is_dir():
+        raise StoreError(f"{destination}: is there and no directory; choose another")
+    if not any(destination.iterdir()):
+        return
+    if not overwrite:
+        raise StoreError(f"{destination}: is there already; choose another directory, or give --overwrite")
+    try:
+        _units_in(destination)
+    except DumpError as error:
+        raise StoreError(f"{destination}: is there and holds no dump, so it is not overwritten; remove it") from error
+
+
+@contextmanager
+def _replaced(destination: Path) -> Generator[Path, None, None]:
+    """Give a new directory that takes the place of ``destination`` at the end, or goes if an error leaves it."""
+    destination = destination.absolute()
+    scratch = destination.with_name(f".{destination.name}.{os.getpid()}.new")
+    former = destination.with_name(f".{destination.name}.{os.getpid()}.old")
+    layout.make_directory(scratch)
+    try:
+        yield scratch
+        with _saying(destination):
+            if destination.exists():
+                destination.rename(former)
+            try:
+                scratch.rename(destination)
+            except OSError:
+                if former.exists():
+                    former.rename(destination)
+                raise
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    shutil.rmtree(former, ignore_errors=True)
+
+
+@contextmanager
+def _saying(path: Path) -> Generator[None, None, None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror}); free space or choose another directory"
+        ) from error
+
+
+# --- one rank -----------------------------------------------------------------------------------------------------
+
+
+class _Unit:
+    """One rank's directory of one step."""
+
+    def __init__(self, source: Path, target: Path, final: Path, done: Conversion) -> None:
+        """Prepare.
+
+        Args:
+            source: Where it is.
+            target: Where it is written.
+            final: Where it will be.
+            done: What is told of it.
+        """
+        self._source = source
+        self._target = target
+        self._final = final
+        self._done = done
+
+    def convert(self) -> None:
+        """Convert the records and the files beside them."""
+        layout.make_directory(self._target)
+        try:
+            if self._done.to is Format.ARROW:
+                self._to_arrow()
+            else:
+                self._to_json()
+        except StoreError as error:
+            raise StoreError(str(error).replace(str(self._target), str(self._final))) from error
+        except (MsprobeError, MemoryError):
+            raise
+        except OSError as error:
+            raise StoreError(f"{self._final}: cannot be written ({error.strerror or error})") from error
+        except Exception as error:  # foreign content: there is no list of the ways in which it is no dump
+            raise DumpError(
+                f"{self._source}: cannot be converted ({type(error).__name__}: {clip(str(error))})"
+            ) from error
+        self._done.num_units += 1
+        names = {path.name for path in self._source.iterdir()} - {layout.TENSOR_DIRECTORY}
+        self._done.size_before += sum((self._source / name).stat().st_size for name in names & _CONVERTED)
+        self._done.size_after += sum(path.stat().st_size for path in self._target.iterdir())
+        if others := sorted(names - _CONVERTED):
+            self._note(f"{self._source}: left out {len(others)} files that are of no dump; the first is {others[0]}")
+
+    def _note(self, note: str) -> None:
+        self._done.notes.append(note)
+
+    # --- json to arrow ---
+
+    def _to_arrow(self) -> None:
+        path = self._source / layout.DUMP_FILE
+        if not path.exists():
+            self._keep_saved_values()
+            return
+        document = read_document(path, self._done.notes)
+        mode = document.summary_mode
+        header = document.header(mode) if isinstance(mode, str) and mode else read_json_dump(path).header
+        extra = [(self._source / name).exists() for name in (layout.STACK_FILE, layout.CONSTRUCT_FILE)]
+        header = msgspec.structs.replace(header, has_extra_info=any(extra))
+        with closing(
+            ArrowStream(
+                self._target / layout.ARROW_DUMP_FILE,
+                RECORD_COLUMNS,
+                FileHeader(FORMAT_VERSION, header, _other_fields(path)),
+            )
+        ) as stream:
+            rows = RecordRows()
+            malformed, num_malformed = "", 0
+            for entry, record in document.data.items():
+                try:
+                    rows.add(entry, decode_record(record))
+                except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+                    malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
+                    num_malformed += 1
+                if len(rows) >= MAX_BATCH_ROWS:
+                    stream.append(rows.to_batch())
+                    rows = RecordRows()
+            if len(rows):
+                stream.append(rows.to_batch())
+        if malformed:
+            self._note(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
+        self._beside(layout.STACK_FILE, lambda path: self._stacks_to_arrow(path, header))
+        self._beside(layout.CONSTRUCT_FILE, lambda path: self._construct_to_arrow(path, header))
+
+    def _keep_saved_values(self) -> None:
+        with layout.create_file(self._target / layout.DEBUG_FILE) as file:
+            file.write(read_content(self._source / layout.DEBUG_FILE))
+        self._note(f"{self._source}: {layout.DEBUG_FILE} stays as it is; saved values are always kept as json")
+
+    def _beside(self, name: str, convert_file: Callable[[Path], None]) -> None:
+        """Convert a file that helps and is not needed: a damaged one costs a note."""
+        path = self._source / name
+        if not path.exists():
+            return
+        try:
+            convert_file(path)
+        except DumpError as error:
+            self._note(f"{error}; converted without it")
+
+    def _stacks_to_arrow(self, path: Path, header: RunHeader) -> None:
+        stacks = read_stacks(path)
+        numbers: dict[tuple[str, ...], int] = {}
+        with closing(
+            ArrowStream(self._target / layout.ARROW_STACK_FILE, STACK_COLUMNS, FileHeader(FORMAT_VERSION, header))
+        ) as stream:
+            for part in _parts(stacks.items(), MAX_BATCH_ROWS):
+                cells: list[tuple[str, int, list[str] | None]] = []
+                for entry, frames in part:
+                    stack = tuple(map(_text, frames))
+                    is_new = stack not in numbers
+                    number = numbers.setdefault(stack, len(numbers))
+                    cells.append((_text(entry), number, list(stack) if is_new else None))
+                stream.append(to_small_batch(STACK_COLUMNS, list(zip(*cells, strict=True))))
+
+    def _construct_to_arrow(self, path: Path, header: RunHeader) -> None:
+        content = read_object(path)
+        others = {_MICRO_STEPS: content.pop(_MICRO_STEPS)} if _MICRO_STEPS in content else {}
+        with closing(
+            ArrowStream(
+                self._target / layout.ARROW_CONSTRUCT_FILE,
+                _CONSTRUCT_COLUMNS,
+                FileHeader(FORMAT_VERSION, header, others),
+            )
+        ) as stream:
+            for part in _parts(content.items(), MAX_BATCH_ROWS):
+                cells: list[tuple[str, str | None, int | None]] = []
+                for entry, value in part:
+                    parent, micro_step = cast("list[Any]", value) if _is_numbered(value) else (value, None)
+                    if isinstance(parent, str | None):  # as those are left out that are no calls when they are read
+                        cells.append((_text(entry), None if parent is None else _text(parent), micro_step))
+                if cells:
+                    stream.append(to_small_batch(_CONSTRUCT_COLUMNS, list(zip(*cells, strict=True))))
+
+    # --- arrow to json ---
+
+    def _to_json(self) -> None:
+        reader = BatchReader(self._source / layout.ARROW_DUMP_FILE, RECORD_COLUMNS, NEEDED)
+        header = reader.header.run
+        name = layout.DEBUG_FILE if header.level == Level.DEBUG.value else layout.DUMP_FILE
+        with closing(
+            JsonObjectStream(self._target / name, dump_head(self._final, header, reader.header.others), DUMP_TAIL)
+        ) as stream:
+            for part in _parts(records_of(reader, header.summary_mode), _BATCH_RECORDS):
+                stream.append(part)
+        self._done.notes.extend(reader.notes)
+        self._beside(layout.ARROW_STACK_FILE, self._stacks_to_json)
+        self._beside(layout.ARROW_CONSTRUCT_FILE, self._construct_to_json)
+
+    def _stacks_to_json(self, path: Path) -> None:
+        reader = BatchReader(path, STACK_COLUMNS, STACK_COLUMNS)
+        groups: dict[tuple[str, ...], list[str]] = {}
+        columns: list[list[Any]] = [[] for _ in STACK_COLUMNS]
+        for batch in reader:
+            for number, column in enumerate(batch.columns):
+                columns[number] += column.to_pylist()
+        for entry, frames in stacks_in(columns).items():
+            groups.setdefault(tuple(frames), []).append(entry)
+        with closing(JsonObjectStream(self._target / layout.STACK_FILE, b"{\n", b"\n}\n")) as stream:
+            members = (
+                (str(i), msgspec.json.encode([names, frames])) for i, (frames, names) in enumerate(groups.items())
+            )
+            for part in _parts(members, _BATCH_RECORDS):
+                stream.append(part)
+        self._done.notes.extend(reader.notes)
+
+    def _construct_to_json(self, path: Path) -> None:
+        reader = BatchReader(path, _CONSTRUCT_COLUMNS, CONSTRUCT_COLUMNS)
+        with closing(JsonObjectStream(self._target / layout.CONSTRUCT_FILE, b"{\n", b"\n}\n")) as stream:
+            for batch in reader:
+                rows = batch.to_pylist()
+                stream.append(
+                    [
+                        (row["entry"], msgspec.json.encode(_with_number(row["parent"], row.get("micro_step"))))
+                        for row in rows
+                        if row["entry"] is not None
+                    ]
+                )
+            stream.append([(name, msgspec.json.encode(value)) for name, value in reader.header.others.items()])
+        self._done.notes.extend(reader.notes)
+
+    # --- tensors ---
+
+    def add_tensors(self, how: TensorFiles) -> None:
+        """Copy or link the files of whole tensors; only files: what links lead to is not of this dump."""
+        source, target = self._source / layout.TENSOR_DIRECTORY, self._target / layout.TENSOR_DIRECTORY
+        if not source.is_dir() or source.is_symlink():
+            return
+        layout.make_directory(target)
+        left_out: list[str] = []
+        for path in sorted(source.iterdir()):
+            if not stat.S_ISREG(path.lstat().st_mode):
+                left_out.append(path.name)
+                continue
+            with _saying(self._final):
+                if how is TensorFiles.COPY or not _linked(path, target / path.name):
+                    _copy(path, target / path.name)
+        if left_out:
+            self._note(f"{source}: left out {len(left_out)} that are no plain files; the first is {clip(left_out[0])}")
+
+
+_CONVERTED = frozenset(
+    {
+        layout.DUMP_FILE, layout.DEBUG_FILE, layout.STACK_FILE, layout.CONSTRUCT_FILE, layout.ARROW_DUMP_FILE,
+        layout.ARROW_STACK_FILE, layout.ARROW_CONSTRUCT_FILE,
+    }
+)  # fmt: skip
+
+
+def _other_fields(path: Path) -> dict[str, Any]:
+    """Return what the header of a dump says beyond what ours says."""
+    try:
+        fields = msgspec.json.decode(read_content(path), type=dict[str, msgspec.Raw])
+        known = {*RunHeader.__struct_fields__, "dump_data_dir", "data"}
+        return {name: msgspec.json.decode(value) for name, value in fields.items() if name not in known}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}  # a damaged dump, or one with bare NaN, of which more is not known
+
+
+def _text(value: str) -> str:
+    return value if value.isascii() else clean_text(value)
+
+
+def _is_numbered(value: Any) -> bool:
+    """Whether a call's parent is given with the number of the micro-step."""
+    if not isinstance(value, list) or len(cast("list[Any]", value)) != 2:
+        return False
+    number = cast("list[Any]", value)[1]
+    return type(number) is int and abs(number) < 2**63
+
+
+def _with_number(parent: str | None, micro_step: int | None) -> Any:
+    return parent if micro_step is None else [parent, micro_step]
+
+
+def _parts(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    part: list[_T] = []
+    for item in items:
+        part.append(item)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _linked(source: Path, target: Path) -> bool:
+    """Whether a hard link could be made; not so on another file system, and on some at all."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        opened = source.open("rb")
+    except OSError as error:
+        raise DumpError(f"{source}: cannot be read ({error.strerror})") from error
+    with opened, layout.create_file(target) as copy:
+        shutil.copyfileobj(opened, copy, 1 << 20)
