@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from msprobe_core.capture.checksum import crc32_text
 
 
+def array_of(values: Tensor) -> Any:
+    """Return a tensor on the host as an array that shares its memory.
+
+    Not by ``Tensor.numpy``, after which the memory can never be resized again, as FSDP does with parameters.
+    """
+    return np.from_dlpack(cast("Any", values.view(torch.uint8) if values.dtype is torch.bool else values))
+
+
 def crc32_of(values: Tensor) -> str:
     """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
-    return crc32_text(bytes_of(values).numpy())
+    return crc32_text(array_of(bytes_of(values)))
 
 
 def bytes_of(values: Tensor) -> Tensor:

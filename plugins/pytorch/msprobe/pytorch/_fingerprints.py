@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._checksums import array_of
 from msprobe.pytorch._statistics import WITHOUT_DOUBLE
 from msprobe_core.fingerprint.arrays import NumpyArrays
 
@@ -44,14 +45,14 @@ class HostTensors(NumpyArrays):
 
     def words(self, values: Any) -> Any:
         """Return the bits of a tensor as an array."""
-        return _words(values).numpy()
+        return array_of(_words(values))
 
     def floats(self, values: Any) -> Any:
         """Return the elements of a tensor as an array; an array as it is."""
         if not isinstance(values, Tensor):
             return values
         is_narrow = values.is_floating_point() and values.dtype not in (torch.float32, torch.float64)
-        return (values.float() if is_narrow else values).numpy()
+        return array_of(values.float() if is_narrow else values)
 
 
 class DeviceTensors:
