@@ -97,11 +97,13 @@ class Placement(msgspec.Struct, frozen=True):
         kind: ``Shard``, ``Replicate`` or ``Partial``; whatever else the framework has, by its own name.
         dim: Of a shard, the dimension of the tensor that is cut.
         reduce_op: Of a partial result, how the ranks' parts become the whole: ``sum``, ``avg``, …
+        split_factor: Of a ``StridedShard``, into how many pieces the dimension is cut before each of them is.
     """
 
     kind: str
     dim: int | None = None
     reduce_op: str | None = None
+    split_factor: int | None = None
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -111,11 +113,14 @@ class Distribution(msgspec.Struct, frozen=True):
         device_mesh: The ranks, nested, with one level for each dimension of the mesh.
         placements: One for each dimension of the mesh.
         local_shape: Sizes of the part that this rank holds.
+        local_offset: Where its first element is in the whole, if it is one block of it; hash and sketch then count
+            elements as the whole has them, so that those of the parts add up to its own. ``None`` where they do not.
     """
 
     device_mesh: tuple[Any, ...]
     placements: tuple[Placement, ...]
     local_shape: tuple[int, ...]
+    local_offset: tuple[int, ...] | None = None
 
 
 class TensorMeta(msgspec.Struct, frozen=True, gc=False):

@@ -49,6 +49,7 @@ COLUMNS: dict[str, Any] = {
     "exact": pl.String,  # maximum and minimum of integers beyond what float64 holds exactly; null for others
     "checksum": pl.String,
     "sketch": pl.Binary,  # 64 little-endian float32; see msprobe_core.fingerprint.sketch
+    "distribution": pl.String,  # of a part, as JSON: device_mesh, placements, …; see msprobe_core.model.Distribution
     "failure": pl.String,  # why the value could not be recorded; null where it was
     "file_name": pl.String,
 }
@@ -474,9 +475,17 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         _exact_text(get("Max"), get("Min")),
         checksum if isinstance(checksum := get("md5"), str) else None,
         None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
+        _distribution_text(fields) if "placements" in fields else None,
         get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
     )
+
+
+_DISTRIBUTION_FIELDS = ("device_mesh", "placements", "local_shape", "local_offset")
+
+
+def _distribution_text(fields: dict[str, Any]) -> str:
+    return msgspec.json.encode({name: fields[name] for name in _DISTRIBUTION_FIELDS if name in fields}).decode()
 
 
 def _sketch_bytes(text: Any) -> bytes:
@@ -507,7 +516,7 @@ def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
     return (
         RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, str(value), None,
-        None, None, None, None,
+        None, None, None, None, None,
     )  # fmt: skip
 
 

@@ -229,13 +229,18 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
 def _distribution_json(distribution: Distribution) -> dict[str, Any]:
     placements: list[dict[str, dict[str, Any]]] = []
     for placement in distribution.placements:
-        detail: dict[str, Any] = {"dim": placement.dim, "reduce_op": placement.reduce_op}
+        detail: dict[str, Any] = {
+            "dim": placement.dim,
+            "reduce_op": placement.reduce_op,
+            "split_factor": placement.split_factor,
+        }
         placements.append({placement.kind: {key: value for key, value in detail.items() if value is not None}})
-    return {
+    fields = {
         "device_mesh": distribution.device_mesh,
         "placements": placements,
         "local_shape": distribution.local_shape,
     }
+    return fields if distribution.local_offset is None else {**fields, "local_offset": distribution.local_offset}
 
 
 def _argument_json(argument: Argument) -> Any:

@@ -22,11 +22,12 @@ from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks, WatchHooks
+from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
-from msprobe_core.model import Argument, Distribution, Placement, TensorContent, TensorMeta
+from msprobe_core.model import Argument, TensorContent, TensorMeta
 from msprobe_core.store.layout import create_file
 
 _logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ class PyTorchFramework:
         kind = type(tensor)
         name = "torch.Tensor" if kind in _PLAIN_TYPES else f"{kind.__module__}.{kind.__qualname__}"
         shape = () if tensor.is_nested else tuple(int(size) for size in tensor.shape)
-        distribution = None if kind in _PLAIN_TYPES else _distribution_of(tensor)
+        distribution = None if kind in _PLAIN_TYPES else distribution_of(tensor)
         return TensorMeta(name, dtype, shape, tensor.requires_grad, distribution)
 
     def takes_gradient(self, tensor: Any) -> bool:
@@ -260,26 +261,6 @@ def _backends_in_use() -> list[Any]:
     """Return the modules of the kinds of devices that this process has begun to use, such as ``torch.cuda``."""
     modules = [getattr(torch, name, None) for name in ("cuda", "npu", "xpu")]
     return [module for module in modules if module is not None and module.is_initialized()]
-
-
-def _distribution_of(tensor: Any) -> Distribution | None:
-    """Return how a DTensor is spread; ``None`` for any other."""
-    mesh, placements, local = (getattr(tensor, name, None) for name in ("device_mesh", "placements", "_local_tensor"))
-    if mesh is None or placements is None or local is None:
-        return None
-    described = tuple(
-        Placement(type(one).__name__.lstrip("_"), getattr(one, "dim", None), _text_of(getattr(one, "reduce_op", None)))
-        for one in placements
-    )
-    return Distribution(_nested(mesh.mesh.tolist()), described, tuple(int(size) for size in local.shape))
-
-
-def _nested(ranks: Any) -> Any:
-    return tuple(map(_nested, ranks)) if isinstance(ranks, list) else ranks
-
-
-def _text_of(operation: object) -> str | None:
-    return None if operation is None else str(operation)
 
 
 def _describe_distributed(value: Any) -> Argument | None:

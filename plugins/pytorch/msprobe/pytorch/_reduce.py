@@ -11,9 +11,11 @@ from torch import Tensor
 
 from msprobe.pytorch._checksums import array_of, bytes_of, crc32_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
+from msprobe.pytorch._placements import place_of
 from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, host_statistics
 from msprobe_core.capture.checksum import word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats
 
@@ -84,9 +86,9 @@ class TorchReducer:
         if values is None:
             return
         if self._is_on_host(values):
-            digest.checksum = word_text(int(hash_of(values, HostTensors())[0]))
+            digest.checksum = word_text(int(hash_of(values, HostTensors(), _place_of(tensor))[0]))
         else:
-            word = hash_of(values, DeviceTensors(values.device))[0]
+            word = hash_of(values, DeviceTensors(values.device), _place_of(tensor))[0]
             self._words.setdefault(values.device, []).append((digest, word))
 
     def sketch(self, tensor: Any, digest: Digest) -> None:
@@ -94,7 +96,7 @@ class TorchReducer:
         values = readable(tensor)
         if values is None or values.numel() == 0 or values.dtype in WITHOUT_VALUES:
             return
-        sketch = self._sketcher(values).sketch(values)
+        sketch = self._sketcher(values).sketch(values, _place_of(tensor))
         if self._is_on_host(values):
             digest.sketch = sketch.astype("<f4").tobytes()
         else:
@@ -110,8 +112,11 @@ class TorchReducer:
     def identity(self, tensor: Any) -> tuple[int, int] | None:
         """Return address and version of the tensor; the address is not given to another tensor before ``collect``.
 
-        ``None`` for tensors without a version (made under ``inference_mode``).
+        A DTensor has that of the part that it holds, which is told from the same memory as a tensor of its own or in
+        another place: hash and sketch count its elements otherwise. ``None`` for tensors without a version (made under
+        ``inference_mode``).
         """
+        place = _place_of(tensor)
         tensor = held_by(tensor)
         if _WeakTensorRef is None or tensor.is_inference():
             return None
@@ -119,7 +124,7 @@ class TorchReducer:
         if address not in self._alive:
             # A weak reference keeps the address, not the data.
             self._alive[address] = _WeakTensorRef(tensor)
-        return address, tensor._version
+        return address, tensor._version if place is None else hash((tensor._version, place))
 
     def shows_writes(self, tensor: Any) -> bool:
         """Whether all writes to the tensor raise its version.
@@ -185,6 +190,11 @@ def held_by(tensor: Tensor) -> Tensor:
 
 
 _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def _place_of(tensor: Tensor) -> Place | None:
+    """Return where the elements are that ``readable`` gives, if they are part of a distributed tensor."""
+    return None if type(tensor) in _PLAIN_TYPES else place_of(tensor)
 
 
 def readable(tensor: Tensor) -> Tensor | None:

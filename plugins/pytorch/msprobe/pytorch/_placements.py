@@ -1,0 +1,51 @@
+"""How a DTensor is spread over ranks, and where the part that this rank holds lies in the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed
+
+from msprobe_core.fingerprint.place import Place
+from msprobe_core.fingerprint.spread import local_offset
+from msprobe_core.model import Distribution, Placement
+
+
+def distribution_of(tensor: Any) -> Distribution | None:
+    """Return how a DTensor is spread; ``None`` for any other tensor."""
+    mesh, placements, local = (getattr(tensor, name, None) for name in ("device_mesh", "placements", "_local_tensor"))
+    if mesh is None or placements is None or local is None:
+        return None
+    described = tuple(
+        Placement(
+            type(one).__name__.lstrip("_"),
+            getattr(one, "dim", None),
+            _text_of(getattr(one, "reduce_op", None)),
+            _number_of(getattr(one, "split_factor", None)),
+        )
+        for one in placements
+    )
+    shape = tuple(int(size) for size in tensor.shape)
+    spread = Distribution(_nested(mesh.mesh.tolist()), described, tuple(int(size) for size in local.shape))
+    offset = local_offset(spread, shape, torch.distributed.get_rank())
+    return Distribution(spread.device_mesh, described, spread.local_shape, offset)
+
+
+def place_of(tensor: Any) -> Place | None:
+    """Return where the elements of a DTensor's part are in the whole; ``None`` of any other, or if it is no block."""
+    spread = distribution_of(tensor)
+    if spread is None or spread.local_offset is None:
+        return None
+    return Place.of_shard(tuple(tensor.shape), spread.local_offset)
+
+
+def _nested(ranks: Any) -> Any:
+    return tuple(map(_nested, ranks)) if isinstance(ranks, list) else ranks
+
+
+def _text_of(operation: object) -> str | None:
+    return None if operation is None else str(operation)
+
+
+def _number_of(factor: object) -> int | None:
+    return int(factor) if isinstance(factor, int) else None
