@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -19,6 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from msprobe_core.compare.derived import DerivedDump
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32, word_text, xor_words
@@ -33,36 +33,6 @@ Cells: TypeAlias = Mapping[str, float | int | str | None]
 _CHUNK = 1 << 18
 _MAX_WORKERS = 8
 _COUNTED = (*STATISTICS, "num_nan", "num_inf")
-
-
-class CompletedDump:
-    """A dump with a column or some filled in; everything else is the dump's own."""
-
-    def __init__(self, dump: Dump, frame: pl.DataFrame, header: RunHeader, notes: Sequence[str]) -> None:
-        """Take another frame, header and further notes."""
-        self._dump = dump
-        self.frame = frame
-        self.header = header
-        self.notes: Sequence[str] = [*dump.notes, *notes]
-
-    @property
-    def path(self) -> Path:
-        """See `msprobe_core.hookspecs.Dump`."""
-        return self._dump.path
-
-    @property
-    def stacks(self) -> Mapping[str, Sequence[str]]:
-        """See `msprobe_core.hookspecs.Dump`."""
-        return self._dump.stacks
-
-    @property
-    def parents(self) -> Mapping[str, str | None]:
-        """See `msprobe_core.hookspecs.Dump`."""
-        return self._dump.parents
-
-    def open_tensor(self, file_name: str) -> TensorSource:
-        """See `msprobe_core.hookspecs.Dump`."""
-        return self._dump.open_tensor(file_name)
 
 
 def completed(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
@@ -118,7 +88,7 @@ def _with(
     computed = computed.with_columns(row=wanted["row"])
     frame = dump.frame.with_row_index("row").join(computed, on="row", how="left", suffix="_computed").sort("row")
     filled = [pl.coalesce(name, f"{name}_computed").alias(name) for name in columns]
-    return CompletedDump(dump, frame.with_columns(filled).select(dump.frame.columns), header, notes)
+    return DerivedDump(dump, frame.with_columns(filled).select(dump.frame.columns), header, notes)
 
 
 def _cells_of(dump: Dump, compute: Callable[[TensorSource], Cells], file_name: str) -> Cells | str:

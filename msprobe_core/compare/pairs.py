@@ -21,6 +21,9 @@ class UnitPair:
         rank: Number of the rank; ``None`` outside of a job.
         target: The dump's directory or file.
         golden: Likewise.
+        target_parts: Dumps of several ranks that are merged to one; empty where ``target`` is all there is. Then
+            ``target`` is what reports call them, for example their directory.
+        golden_parts: Likewise.
     """
 
     label: str
@@ -28,6 +31,8 @@ class UnitPair:
     rank: int | None
     target: Path
     golden: Path
+    target_parts: tuple[Path, ...] = ()
+    golden_parts: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.limits import LimitTable, conventional
+from msprobe_core.compare.shards_findings import ReplicaFinding
 from msprobe_core.compare.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class UnitSummary:
         lone_call: The first call that only one side has; ``None`` if there is none.
         first_difference: Row name of the first pair that differs at all, also within its limit.
         notes: What there is to say about the dumps themselves.
+        replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
     """
 
     label: str
@@ -58,6 +60,7 @@ class UnitSummary:
     lone_call: Fault | None
     first_difference: str | None
     notes: Sequence[str]
+    replicas: Sequence[ReplicaFinding] = ()
 
     @property
     def num_nodes(self) -> int:

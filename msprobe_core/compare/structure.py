@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Container, Iterable, Mapping
 
 import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.derived import DerivedDump
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError, EntryNameError
-from msprobe_core.hookspecs import Dump, TensorSource
-from msprobe_core.model import Phase, Role, RunHeader, Task
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase, Role, Task
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "file_name")
 """Columns that say something about the values of a tensor."""
-
-
-@dataclass(frozen=True)
-class _Reframed:
-    """A dump with other rows."""
-
-    dump: Dump
-    frame: pl.DataFrame
-
-    @property
-    def path(self) -> Path:
-        return self.dump.path
-
-    @property
-    def header(self) -> RunHeader:
-        return self.dump.header
-
-    @property
-    def stacks(self) -> Mapping[str, Sequence[str]]:
-        return self.dump.stacks
-
-    @property
-    def parents(self) -> Mapping[str, str | None]:
-        return self.dump.parents
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return self.dump.notes
-
-    def open_tensor(self, file_name: str) -> TensorSource:
-        return self.dump.open_tensor(file_name)
 
 
 def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
@@ -58,10 +26,10 @@ def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
         CompareError: a dump has neither.
     """
     if target.frame.height and golden.frame.height:
-        return _Reframed(target, _without_values(target.frame)), _Reframed(golden, _without_values(golden.frame))
+        return DerivedDump(target, _without_values(target.frame)), DerivedDump(golden, _without_values(golden.frame))
     calls = _calls_of(target), _calls_of(golden)
     frames = _frame_of(target, calls[0], calls[1]), _frame_of(golden, calls[1], calls[0])
-    return _Reframed(target, frames[0]), _Reframed(golden, frames[1])
+    return DerivedDump(target, frames[0]), DerivedDump(golden, frames[1])
 
 
 def _without_values(frame: pl.DataFrame) -> pl.DataFrame:

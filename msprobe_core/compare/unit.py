@@ -12,14 +12,15 @@ import polars as pl
 from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.layouts import LayoutRules
 from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import PostProcessing
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.sides import find_replicas, note_parts, read_sides
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.structure import judge_nesting, structure_dumps
 from msprobe_core.compare.tensors import Progress, add_tensor_metrics
@@ -48,12 +49,14 @@ class CompareOptions:
         limits: How large a difference may be.
         matching: How rows are paired beyond what is equal on both sides.
         post_processing: What tensors are multiplied by before they are compared.
+        layouts: How tensors of the two sides lie differently; see `msprobe_core.compare.layouts.load_layouts`.
     """
 
     stack_path: Path | None = None
     limits: LimitTable = field(default_factory=conventional)
     matching: Matching = field(default_factory=Matching)
     post_processing: PostProcessing | None = None
+    layouts: LayoutRules | None = None
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -69,7 +72,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         DumpError: one of them cannot be read.
     """
     options = options or CompareOptions()
-    target, golden = completed(read_dump(pair.target), read_dump(pair.golden))
+    sides = read_sides(pair, options.layouts)
+    target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
@@ -100,7 +104,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows)],
+        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows), *note_parts(fault, rows, *sides)],
+        replicas=find_replicas(*sides),
         rows=rows,
         entries=nodes,
         stacks=stacks,

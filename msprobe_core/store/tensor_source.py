@@ -147,7 +147,8 @@ class StoredTensor:
         return _extent_of(self.shape, self.strides)
 
     @property
-    def _is_contiguous(self) -> bool:
+    def is_contiguous(self) -> bool:
+        """Whether its elements follow one another in its storage."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -159,7 +160,7 @@ class StoredTensor:
         num_elements = max(1, min(num_elements, num_elements * _MAX_ITEM_BYTES // self.stored.itemsize))
         if self.numel == 0:
             yield np.empty(0, self.stored)
-        elif not self._is_contiguous:
+        elif not self.is_contiguous:
             self._check_content(file)
             for block in self._gathered(file, max(num_elements, _GATHER_BYTES // self.stored.itemsize)):
                 for begin in range(0, block.size, num_elements):

@@ -1,0 +1,43 @@
+"""A dump that is made of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.model import RunHeader
+
+
+class DerivedDump:
+    """A dump with other rows, of another kind, or with more to say about it; everything else is the dump's own."""
+
+    def __init__(
+        self, dump: Dump, frame: pl.DataFrame, header: RunHeader | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        """Take another frame, another header if it is given, and further notes."""
+        self._dump = dump
+        self.frame = frame
+        self.header = header or dump.header
+        self.notes: Sequence[str] = [*dump.notes, *notes]
+
+    @property
+    def path(self) -> Path:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.path
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.stacks
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.parents
+
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """See `msprobe_core.hookspecs.Dump`."""
+        return self._dump.open_tensor(file_name)

@@ -1,0 +1,306 @@
+"""Ranks as a file of layouts arranges them: which are compared together, and how their dumps become one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from msprobe_core.compare.layouts import LayoutRules, Ranks, Side
+from msprobe_core.compare.layouts_rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
+from msprobe_core.compare.shards_lie import Along, Whereabouts
+from msprobe_core.compare.shards_union import Part, Union, family_of, renamed
+from msprobe_core.errors import CompareError
+from msprobe_core.model import Phase, Role
+from msprobe_core.names import forward_of
+from msprobe_core.store.layout import Unit
+
+Array: TypeAlias = Any
+"""A NumPy array, of whose functions the type checker knows only part."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of both sides that are compared together.
+
+    Attributes:
+        label: What reports call them: ``rank0``; ``replica0`` of several; ``all ranks``.
+        target: Those of the target; several are merged.
+        golden: Those of the golden run.
+    """
+
+    label: str
+    target: tuple[Unit, ...]
+    golden: tuple[Unit, ...]
+
+
+def plan_groups(target: Sequence[Unit], golden: Sequence[Unit], rules: LayoutRules | None = None) -> list[Group]:
+    """Return which ranks of two sides are compared with which.
+
+    Without a declaration each rank with the one of its number; where one side is a single process, all of the other
+    with it. With one, all ranks of a data parallel replica together, and of several replicas as many as both have.
+
+    Args:
+        target: Ranks or processes of one step.
+        golden: Likewise.
+        rules: What is declared.
+
+    Raises:
+        CompareError: the sides have different numbers of ranks and nothing is declared, or what is does not fit.
+    """
+    declared: Mapping[Side, Ranks] = {} if rules is None else rules.ranks
+    if not declared:
+        if len(target) == len(golden) == 1:
+            return [Group(target[0].label, tuple(target), tuple(golden))]
+        if 1 in (len(target), len(golden)):
+            return [Group("all ranks", tuple(target), tuple(golden))]
+        by_rank = {unit.rank: unit for unit in golden}
+        if {unit.rank for unit in target} != set(by_rank):
+            raise CompareError(
+                f"the target has {len(target)} ranks and the golden run {len(golden)}; say how they are arranged with "
+                "--layout, for example parallel: {target: {tp: 2}, golden: {tp: 1}}, or choose some with --ranks"
+            )
+        return [Group(unit.label, (unit,), (by_rank[unit.rank],)) for unit in target]
+    replicas = [_replicas(units, declared.get(side), side) for side, units in zip(Side, (target, golden), strict=True)]
+    pairs = list(zip(*(found.values() for found in replicas), strict=False))
+    one = len(pairs) == 1
+    return [Group("all ranks" if one else f"replica{i}", own, other) for i, (own, other) in enumerate(pairs)]
+
+
+def _replicas(units: Sequence[Unit], ranks: Ranks | None, side: Side) -> dict[int, tuple[Unit, ...]]:
+    if ranks is None:
+        if len(units) > 1:
+            raise CompareError(
+                f"the {side.value} has {len(units)} ranks, and nothing is declared of them; add '{side.value}' under "
+                "'parallel', for example {tp: 2}"
+            )
+        return {0: tuple(units)}
+    sizes = dict(ranks.sizes)
+    total = 1
+    for size in sizes.values():
+        total *= size
+    fits = len(units) == total or ("dp" not in sizes and "pp" not in sizes and len(units) % total == 0)
+    if not ranks.groups and not fits:
+        shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise CompareError(
+            f"parallel: {side.value}: {shown} makes {total} ranks, but there are {len(units)}; give the size of each "
+            "axis"
+        )
+    found: dict[int, list[Unit]] = {}
+    for i, unit in enumerate(units):
+        found.setdefault(ranks.replica_of(i if unit.rank is None else unit.rank), []).append(unit)
+    return {replica: tuple(members) for replica, members in sorted(found.items())}
+
+
+class DeclaredRanks:
+    """The ranks of one side as they are declared; see `msprobe_core.compare.merged.Declaration`."""
+
+    def __init__(self, rules: LayoutRules, side: Side) -> None:
+        self._rules = rules
+        self._ranks = rules.ranks.get(side, Ranks())
+        self._order: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def axes(self) -> Sequence[str]:
+        """Axes with more than one place, but that of stages, which have different layers."""
+        return [axis for axis in self._ranks.axes if axis != "pp"]
+
+    @property
+    def divides_calls(self) -> bool:
+        """Whether ranks are stages of a pipeline, or have experts of their own."""
+        return bool({"pp", "ep"} & set(self._ranks.axes))
+
+    def place_of(self, rank: int) -> Whereabouts:
+        """Return where a rank stands."""
+        return self._ranks.place_of(rank)
+
+    def spreads(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> Sequence[Sequence[Along] | None]:
+        """Return how each value lies along the axes, as rules say: those of the file before those that are built in."""
+        rules = (*self._rules.spreads, *BUILT_IN)
+        found: list[Sequence[Along] | None] = []
+        for entry, role, phase, key in rows.select("entry", "role", "phase", "key").iter_rows():
+            module = enclosing_module(entry, parents)
+            found.append(spread_of(rules, self.axes, entry, names_of(entry, role, phase, key), module))
+        return found
+
+    def named(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts with layers and experts numbered through, and calls of APIs counted through all stages."""
+        ordered = sorted(parts, key=lambda part: self.place_of(part.rank).on("pp"))
+        for axis, is_container in (("ep", _holds_experts), ("pp", _holds_layers)):
+            if axis in self._ranks.axes:
+                first = self._ranks.first_layers if axis == "pp" else ()
+                ordered = self._numbered(ordered, axis, is_container, first)
+        if "pp" in self._ranks.axes:
+            ordered = self._staged(ordered)
+        return ordered
+
+    def order(self, union: Union) -> Array | None:
+        """Return the order in which one process would make the calls of all stages."""
+        if not self._order:
+            return None
+        last = (len(self._order) + 1,) * 4
+        keys = [self._order.get(entry, last) for entry in union.rows["entry"].to_list()]
+        return np.array(sorted(range(len(keys)), key=lambda i: keys[i]), np.int64)
+
+    # layers and experts
+
+    def _numbered(self, parts: Sequence[Part], axis: str, is_container: Any, first: Sequence[int]) -> list[Part]:
+        """Return the parts with the modules of numbered containers numbered through along an axis."""
+        have: dict[str, dict[int, set[int]]] = {}
+        for part in parts:
+            place = self.place_of(part.rank).on(axis)
+            for entry in part.frame["entry"].unique().to_list():
+                found = _number_in(entry, is_container)
+                if found is not None:
+                    have.setdefault(found[0], {}).setdefault(place, set()).add(found[1])
+        named: list[Part] = []
+        for part in parts:
+            place = self.place_of(part.rank).on(axis)
+            changed: dict[str, str] = {}
+            for entry in part.frame["entry"].unique().to_list():
+                found = _number_in(entry, is_container)
+                if found is not None:
+                    offset = _offset(have[found[0]], place, first)
+                    changed[entry] = _with_number(entry, found[2], found[1] + offset)
+            named.append(_renamed_part(part, changed))
+        return named
+
+    # stages
+
+    def _staged(self, parts: Sequence[Part]) -> list[Part]:
+        """Return the parts of all stages with calls as one process would count them."""
+        stages: dict[int, list[Part]] = {}
+        for part in parts:
+            stages.setdefault(self.place_of(part.rank).on("pp"), []).append(part)
+        calls = [
+            (call, stage, entry) for stage, members in stages.items() for call, entry in _calls_of(members[0], stage)
+        ]
+        calls.sort()
+        shared = _shared(calls)
+        numbers: dict[str, dict[tuple[int, str], int]] = {}
+        for _, stage, entry in calls:
+            family = family_of(entry)
+            if family is not None and entry.endswith(f".{Phase.FORWARD.value}"):
+                counted = numbers.setdefault(family, {})
+                counted.setdefault((stage, entry.split(".")[-2]), len(counted))
+        names: dict[int, dict[str, str]] = {}
+        for call, stage, entry in calls:
+            family = family_of(entry)
+            own = entry
+            if family is not None:
+                *_, index, phase = entry.split(".")
+                counted = numbers.setdefault(family, {})
+                own = f"{family}.{counted.setdefault((stage, index), len(counted))}.{phase}"
+            names.setdefault(stage, {})[entry] = own
+            self._order[own] = call  # a module around the whole ends where its last stage does
+        first, last = min(stages), max(stages)
+        return [
+            _renamed_part(_ends_of(part, shared, is_first=stage == first, is_last=stage == last), names.get(stage, {}))
+            for stage, members in stages.items()
+            for part in members
+        ]
+
+
+_NUMBERED = re.compile(r"\d+", re.ASCII)
+
+
+def _holds_experts(container: str) -> bool:
+    return "experts" in container
+
+
+def _holds_layers(container: str) -> bool:
+    return "experts" not in container
+
+
+def _number_in(entry: str, is_container: Any) -> tuple[str, int, int] | None:
+    """Return container, number and position of the outermost number in a module's path that stands in a container."""
+    called = called_in(entry)
+    if called.path is None:
+        return None
+    parts = called.path.split(".")
+    for i, part in enumerate(parts):
+        container = parts[i - 1] if i else ""
+        if _NUMBERED.fullmatch(part) and is_container(container):
+            return ".".join(parts[:i]), int(part), i
+    return None
+
+
+def _with_number(entry: str, position: int, number: int) -> str:
+    parts = entry.split(".")
+    parts[position + 1] = str(number)  # behind the prefix
+    return ".".join(parts)
+
+
+def _offset(have: Mapping[int, set[int]], place: int, first: Sequence[int]) -> int:
+    """Return what is added to numbers at a place; nothing if each place has numbers of its own already."""
+    if place < len(first):
+        return first[place] - min(have[place])
+    seen: set[int] = set()
+    is_global = True
+    for numbers in have.values():
+        is_global = is_global and not (seen & numbers)
+        seen |= numbers
+    if is_global:
+        return 0
+    return sum(max(numbers) + 1 for other, numbers in have.items() if other < place)
+
+
+def _renamed_part(part: Part, changed: Mapping[str, str]) -> Part:
+    changed = {old: new for old, new in changed.items() if old != new}
+    if not changed:
+        return part
+    names = {own: changed.get(new, new) for own, new in part.names.items()}
+    known = set(part.names.values())
+    names |= {old: new for old, new in changed.items() if old not in known}
+    return replace(part, frame=renamed(part.frame, changed), names=names)
+
+
+def _calls_of(part: Part, stage: int) -> Iterable[tuple[tuple[int, ...], str]]:
+    """Yield the calls of a stage, each with its place in the order of one process.
+
+    Micro-batch by micro-batch, forwards from the first stage on, then backwards from the last.
+    """
+    parents = {part.names.get(entry, entry): parent for entry, parent in part.dump.parents.items()}
+    own = {entry: None if parent is None else part.names.get(parent, parent) for entry, parent in parents.items()}
+    micro = 0
+    for position, entry in enumerate(part.frame["entry"].unique(maintain_order=True).to_list()):
+        outer = _outermost(forward_of(entry) or entry, own)
+        called = called_in(outer)
+        if called.path is not None:
+            micro = int(outer.rsplit(".", 1)[-1]) if outer.rsplit(".", 1)[-1].isdecimal() else micro
+        is_forward = f".{Phase.FORWARD.value}" in entry[-len(".forward.000000") :]
+        yield (micro, 0 if is_forward else 1, stage if is_forward else -stage, position), entry
+
+
+def _outermost(entry: str, parents: Mapping[str, str | None]) -> str:
+    for _ in range(len(parents)):
+        parent = parents.get(entry)
+        if parent is None:
+            break
+        entry = parent
+    return entry
+
+
+def _shared(calls: Sequence[tuple[Any, int, str]]) -> set[str]:
+    """Return modules that several stages call, which are those around the whole."""
+    stages: dict[str, set[int]] = {}
+    for _, stage, entry in calls:
+        if called_in(entry).path is not None:
+            stages.setdefault(entry, set()).add(stage)
+    return {entry for entry, found in stages.items() if len(found) > 1}
+
+
+def _ends_of(part: Part, shared: set[str], *, is_first: bool, is_last: bool) -> Part:
+    """Return a stage without what modules around the whole pass on between stages: it is neither input nor output."""
+    is_forward = pl.col("phase") == Phase.FORWARD.value
+    is_input = pl.col("role") == Role.INPUT.value
+    is_output = pl.col("role") == Role.OUTPUT.value
+    is_begin = (is_forward & is_input) | (~is_forward & is_output)
+    is_end = (is_forward & is_output) | (~is_forward & is_input)
+    inner = (is_begin & (not is_first)) | (is_end & (not is_last))
+    keep = ~(pl.col("entry").is_in(list(shared)) & inner)
+    return replace(part, frame=part.frame.filter(keep))

@@ -1,0 +1,301 @@
+"""How the parts that several ranks hold make up one tensor, and what follows for what is known of them.
+
+Of parts that share no element, maximum, minimum and the numbers of NaN and Inf follow; the mean is that of the means,
+weighted by elements, and the squared norm the sum of the squared norms. Of terms of a sum only the mean follows, and
+whether there is any NaN or Inf; of the sketches, which are linear maps, that of the whole in either case.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from msprobe_core.fingerprint.distance import SIZE_BYTES, decoded
+from msprobe_core.fingerprint.place import Place
+from msprobe_core.fingerprint.spread import Ranges
+
+Array: TypeAlias = Any
+"""A NumPy array, of whose functions the type checker knows only part."""
+
+REDUCTIONS = ("sum", "avg", "max", "min", "product")
+"""Ways in which parts of a partial result become the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a part, and where it is in the whole.
+
+    Attributes:
+        begin: Coordinates of its first element in the part.
+        whole: Coordinates of its first element in the whole.
+        sizes: Its shape.
+    """
+
+    begin: tuple[int, ...]
+    whole: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one part brings to the whole.
+
+    Attributes:
+        part: Which part.
+        copies: Parts that should be equal to it.
+        blocks: Where its elements are; none if it has no elements.
+        sizes: Its shape.
+        term: Of a partial result, which term it belongs to.
+    """
+
+    part: int
+    copies: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    sizes: tuple[int, ...]
+    term: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """How pieces make up a whole.
+
+    Attributes:
+        shape: Of the whole.
+        pieces: Of each term, pieces that share no element and leave none out.
+        reduction: How the terms become the whole, one of `REDUCTIONS`; ``None`` where there is one only.
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    reduction: str | None = None
+
+    @property
+    def num_terms(self) -> int:
+        """Number of terms."""
+        return len({piece.term for piece in self.pieces})
+
+    @property
+    def is_one_part(self) -> bool:
+        """Whether one part is all of it."""
+        return len(self.pieces) == 1 and self.pieces[0].sizes == self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why parts cannot be put together; a clause for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one part has of the whole.
+
+    Attributes:
+        part: Which part.
+        ranges: Of each dimension, the indices.
+        term: Which term of a partial result.
+    """
+
+    part: int
+    ranges: tuple[Ranges, ...]
+    term: tuple[int, ...] = ()
+
+
+def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None = None) -> Assembly | Refusal:
+    """Return how parts make up a tensor; parts that hold the same elements of one term are taken for copies."""
+    if reduction is not None and reduction not in REDUCTIONS:
+        return Refusal(f"parts of a result that is pending '{reduction}' cannot be put together")
+    shape = tuple(shape)
+    found: dict[tuple[tuple[int, ...], tuple[Ranges, ...]], list[int]] = {}
+    for one in held:
+        found.setdefault((one.term, one.ranges), []).append(one.part)
+    terms = {term: i for i, term in enumerate(dict.fromkeys(one.term for one in held))}
+    pieces = tuple(
+        Piece(parts[0], tuple(parts[1:]), _blocks_of(ranges), _sizes_of(ranges), terms[term])
+        for (term, ranges), parts in found.items()
+    )
+    for number in terms.values():
+        size = sum(piece.numel for piece in pieces if piece.term == number)
+        if size != math.prod(shape):
+            what = "overlap" if size > math.prod(shape) else "are not all there"
+            return Refusal(f"its parts {what}: they have {size} elements, the whole {math.prod(shape)}")
+    return Assembly(shape, pieces, reduction if len(terms) > 1 else None)
+
+
+def _sizes_of(ranges: tuple[Ranges, ...]) -> tuple[int, ...]:
+    return tuple(sum(end - begin for begin, end in one) for one in ranges)
+
+
+def _blocks_of(ranges: tuple[Ranges, ...]) -> tuple[Block, ...]:
+    along = [_runs_of(one) for one in ranges]
+    return tuple(
+        Block(tuple(run[0] for run in runs), tuple(run[1] for run in runs), tuple(run[2] for run in runs))
+        for runs in itertools.product(*along)
+    )
+
+
+def _runs_of(ranges: Ranges) -> list[tuple[int, int, int]]:
+    """Return of each run where it begins in the part and in the whole, and its size."""
+    runs: list[tuple[int, int, int]] = []
+    begin = 0
+    for first, last in ranges:
+        runs.append((begin, first, last - first))
+        begin += last - first
+    return runs
+
+
+# --- what is known of many tensors with the same assembly -----------------------------------------------------------
+
+STATISTICS = ("max", "min", "mean", "norm", "num_nan", "num_inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """A column of numbers, some of which are unknown.
+
+    Attributes:
+        values: float64 ``[n]``; NaN is a value like others.
+        is_known: bool ``[n]``.
+    """
+
+    values: Array
+    is_known: Array
+
+    @classmethod
+    def unknown(cls, size: int) -> Numbers:
+        """Return a column of which nothing is known."""
+        return cls(np.full(size, np.nan), np.zeros(size, np.bool_))
+
+    def at(self, indices: Array) -> Numbers:
+        """Return some of them, in this order."""
+        return Numbers(self.values[indices], self.is_known[indices])
+
+
+def merge_statistics(
+    assembly: Assembly, parts: Sequence[Mapping[str, Numbers]], *, is_complex: bool = False
+) -> dict[str, Numbers]:
+    """Return the statistics of tensors that are all put together in one way.
+
+    Args:
+        assembly: How.
+        parts: For each piece of it the columns `STATISTICS`, ``[n]``.
+        is_complex: Whether they are complex, so that their statistics are those of magnitudes.
+    """
+    filled = [(piece, part) for piece, part in zip(assembly.pieces, parts, strict=True) if piece.numel]
+    if len(filled) == 1 and assembly.reduction is None:
+        return {name: filled[0][1][name] for name in STATISTICS}
+    size = len(parts[0]["max"].values)
+    if not filled:
+        return {name: Numbers.unknown(size) for name in STATISTICS}
+    weights = np.array([[piece.numel] for piece, _ in filled], np.float64)
+    stacked = {name: np.stack([part[name].values for _, part in filled]) for name in STATISTICS}  # each [pieces, n]
+    known = {name: np.all([part[name].is_known for _, part in filled], axis=0) for name in STATISTICS}
+    with np.errstate(invalid="ignore", over="ignore"):
+        if assembly.reduction is None:
+            merged = {
+                "max": stacked["max"].max(axis=0),
+                "min": stacked["min"].min(axis=0),
+                "mean": (stacked["mean"] * (weights / weights.sum())).sum(axis=0),
+                "norm": _norm(stacked["norm"]),
+                "num_nan": stacked["num_nan"].sum(axis=0),
+                "num_inf": stacked["num_inf"].sum(axis=0),
+            }
+            return {name: Numbers(merged[name], known[name]) for name in STATISTICS}
+        return _merge_terms(assembly, stacked, known, weights, is_complex=is_complex)
+
+
+def _merge_terms(
+    assembly: Assembly,
+    stacked: Mapping[str, Array],
+    known: Mapping[str, Array],
+    weights: Array,
+    *,
+    is_complex: bool,
+) -> dict[str, Numbers]:
+    merged = {name: Numbers.unknown(stacked[name].shape[1]) for name in STATISTICS}
+    if assembly.reduction in ("sum", "avg") and not is_complex:
+        divisor = math.prod(assembly.shape) * (assembly.num_terms if assembly.reduction == "avg" else 1)
+        merged["mean"] = Numbers((stacked["mean"] * (weights / divisor)).sum(axis=0), known["mean"])
+    if assembly.reduction == "max":
+        merged["max"] = Numbers(stacked["max"].max(axis=0), known["max"])
+    if assembly.reduction == "min":
+        merged["min"] = Numbers(stacked["min"].min(axis=0), known["min"])
+    for name in ("num_nan", "num_inf"):
+        # Where no term has any, neither has the sum, unless it overflows.
+        has_none = known[name] & (stacked[name] == 0).all(axis=0)
+        merged[name] = Numbers(np.where(has_none, 0.0, np.nan), has_none)
+    return merged
+
+
+def _norm(norms: Array) -> Array:
+    """Return the norms of ``[pieces, n]``; scaled, so that no square leaves the range of float64."""
+    largest = np.max(np.abs(norms), axis=0)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    return scale * np.sqrt(((norms / scale) ** 2).sum(axis=0))
+
+
+def counts_as_whole(piece: Piece, shape: Sequence[int]) -> bool:
+    """Whether the elements of a part have the same numbers, in row-major order, as in the whole.
+
+    So that hash and sketch are what they would be had they been told the place.
+    """
+    if not piece.numel:
+        return True
+    if len(piece.blocks) != 1:
+        return False
+    block = piece.blocks[0]
+    own = Place.of_whole(piece.sizes).without_single(piece.sizes)
+    return Place.of_shard(shape, block.whole).without_single(piece.sizes) == own
+
+
+def merge_sketches(assembly: Assembly, parts: Sequence[Sequence[bytes | None]]) -> list[bytes | None]:
+    """Return the sketches of tensors that are all put together in one way.
+
+    Args:
+        assembly: How; where there are several terms, they are added up or averaged.
+        parts: For each piece the sketches, of which each counted elements as the whole has them.
+    """
+    filled = [part for piece, part in zip(assembly.pieces, parts, strict=True) if piece.numel]
+    if not filled or assembly.reduction not in (None, "sum", "avg"):
+        return [None] * len(parts[0])
+    is_known = np.all([[sketch is not None for sketch in part] for part in filled], axis=0)
+    blank = bytes(SIZE_BYTES)
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = sum(decoded([sketch or blank for sketch in part]).astype(np.float64) for part in filled)
+        if assembly.reduction == "avg":
+            total = total / assembly.num_terms
+        rows = np.asarray(total).astype("<f4")
+    return [row.tobytes() if known else None for row, known in zip(rows, is_known, strict=True)]
+
+
+def merge_hashes(assembly: Assembly, parts: Sequence[Sequence[str | None]]) -> list[str | None]:
+    """Return the hashes of tensors that are all put together in one way; of sums nothing follows.
+
+    Args:
+        assembly: How.
+        parts: For each piece the hashes, ``0x`` and 16 hex digits, which counted elements as the whole has them.
+    """
+    if assembly.reduction is not None:
+        return [None] * len(parts[0])
+    merged: list[str | None] = []
+    for words in zip(*parts, strict=True):
+        known = [word for word in words if word is not None]
+        total = sum(int(word, 16) for word in known) % (1 << 64)
+        merged.append(f"0x{total:016x}" if len(known) == len(words) else None)
+    return merged

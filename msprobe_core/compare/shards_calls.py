@@ -1,0 +1,229 @@
+"""Calls of a distributed program that one process would not make: communication, and operators that compute nothing."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from msprobe_core.compare.shards_union import Part, Union, family_of, recount, renamed
+from msprobe_core.model import Role
+from msprobe_core.store.frame import RowKind
+
+Array: TypeAlias = Any
+"""A NumPy array, of whose functions the type checker knows only part."""
+
+_COMMUNICATION = r"^(Distributed|MintDistributed)\."
+_FOR_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast")
+"""Communication whose first result all ranks of the group have alike."""
+
+_POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+_SUMS = frozenset({"sum", "redoptype.sum", "reduceop.sum", "<redoptype.sum: 0>"})
+
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Names under which a wrapper holds what it wraps; ``module`` is one too where it is the first part of a path."""
+
+
+def unwrapped(part: Part, known: Collection[str]) -> Part:
+    """Return a part whose modules are called as on the other side, where only a wrapper makes the difference.
+
+    Args:
+        part: One rank's dump.
+        known: Entries of the other side.
+    """
+    entries = set(part.frame["entry"].unique()) - set(known)
+    found = {entry: inner for entry in entries if (inner := _inside(entry)) != entry and inner in known}
+    if not found:
+        return part
+    return replace(part, frame=renamed(part.frame, found), names={**part.names, **found})
+
+
+def _inside(entry: str) -> str:
+    parts = entry.split(".")
+    if parts[0] not in ("Module", "Cell") or len(parts) < 4:
+        return entry
+    prefix, *path, type_name, phase, index = parts
+    path = [name for name in path if name not in _WRAPPERS]
+    return ".".join([prefix, *path[path[:1] == ["module"] :], type_name.removeprefix("FSDP"), phase, index])
+
+
+def machinery(union: Union, known: Collection[str]) -> Array:
+    """Return which values are of calls that one process would not make, bool ``[values]``.
+
+    Communication among the ranks that are merged, what FSDP makes ready for it, and wrappers around the whole model.
+
+    Args:
+        union: All values.
+        known: Entries of the other side, which are none.
+    """
+    entries = union.rows["entry"]
+    is_own = entries.str.contains(_OWN) & ~entries.is_in(list(known))
+    return communication(union) | is_own.to_numpy()
+
+
+_OWN = r"^fsdp\.|^(Module|Cell)\.(DistributedDataParallel|FullyShardedDataParallel|OptimizedModule)\."
+
+
+def communication(union: Union) -> Array:
+    """Return which values are of communication among the ranks that are merged, bool ``[values]``."""
+    calls = _calls(union)
+    ranks = {part.rank for part in union.parts}
+    inner = {
+        entry
+        for entry, groups in _groups(union, calls).items()
+        if all(set(group) <= ranks for group in groups.values())
+    }
+    # Whom a message goes to is not always recorded; it stays in its group.
+    inner |= {entry for entry in calls if entry.split(".")[1] in _POINT_TO_POINT and not _has_group(union, entry)}
+    return union.rows["entry"].is_in(list(inner)).to_numpy()
+
+
+def fakes(union: Union) -> Array:
+    """Return which values are of calls with tensors that have no values, made to learn shapes; bool ``[values]``."""
+    is_fake = pl.col("type").str.ends_with("FakeTensor").fill_null(False)
+    entries = union.rows.filter(is_fake)["entry"].unique()
+    return union.rows["entry"].is_in(entries.to_list()).to_numpy()
+
+
+def without(rows: pl.DataFrame, dropped: Array) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Return rows without some calls, and the new names of calls of the same APIs, which are counted anew."""
+    if not dropped.any():
+        return rows, {}
+    gone = rows.filter(pl.Series(dropped))["entry"].unique().to_list()
+    kept = rows.filter(pl.Series(~dropped))
+    families = {family for entry in gone if (family := family_of(entry)) is not None}
+    names = recount(kept["entry"].unique(maintain_order=True).to_list(), families)
+    return renamed(kept, names), names
+
+
+def results_for_all(union: Union) -> Iterator[tuple[Array, Sequence[int]]]:
+    """Yield results of communication, and the parts that have the same: those of one group."""
+    calls = [entry for entry in _calls(union) if entry.split(".")[1] in _FOR_ALL]
+    groups = _groups(union, calls)
+    for value in _first_tensors(union, calls, Role.OUTPUT, all_of="all_gather"):
+        members: dict[tuple[int, ...], list[int]] = {}
+        for part in union.holders(value):
+            group = groups.get(union.rows["entry"][value], {}).get(part)
+            if group is not None:
+                members.setdefault(group, []).append(part)
+        for parts in members.values():
+            if len(parts) > 1:
+                yield np.array([value]), parts
+
+
+def reduced_values(union: Union) -> dict[int, int]:
+    """Return for values that are terms of a sum the value that is the sum.
+
+    A value is taken for such a term if each rank that has it has given something with the very same statistics to an
+    ``all_reduce`` that adds up, of the same number of elements, among just these ranks.
+    """
+    calls = [e for e in _calls(union) if e.split(".")[1] == "all_reduce" and e.endswith(".forward")]
+    groups = _groups(union, calls)
+    results = {union.rows["entry"][v]: v for v in _first_tensors(union, calls, Role.OUTPUT)}
+    sums: dict[Any, int] = {}
+    texts = _texts_of(union, calls)
+    for value in _first_tensors(union, calls, Role.INPUT):
+        entry = union.rows["entry"][value]
+        parts = union.holders(value)
+        group = {groups.get(entry, {}).get(part) for part in parts}
+        ranks = tuple(sorted(union.parts[part].rank for part in parts))
+        is_sum = any(text.lower() in _SUMS for text in texts.get(entry, [])) or not _has_operation(texts.get(entry, []))
+        if entry in results and is_sum and group == {ranks} and len(parts) > 1:
+            mark = _mark(union, value, parts)
+            if mark is not None:
+                sums.setdefault(mark, results[entry])
+    if not sums:
+        return {}
+    found: dict[int, int] = {}
+    own = {value for value in range(union.rows.height) if union.rows["entry"][value] in results}
+    candidates = _with_norms(union, {mark[0][1] for mark in sums})
+    for value in candidates:
+        parts = union.holders(value)
+        mark = _mark(union, value, parts)
+        if value not in own and mark is not None and mark in sums and _differs(mark):
+            found[value] = sums[mark]
+    return found
+
+
+def _differs(mark: Sequence[tuple[int, bytes]]) -> bool:
+    return len({own for _, own in mark}) > 1
+
+
+def _with_norms(union: Union, marks: set[bytes]) -> list[int]:
+    """Return values whose statistics on the first part are among those given."""
+    part = union.parts[0]
+    rows = union.index[:, 0]
+    columns = [part.numbers[name].values for name in ("max", "min", "mean", "norm")]
+    packed = [struct.pack("<4d", *(column[row] for column in columns)) if row >= 0 else b"" for row in rows.tolist()]
+    return [value for value, one in enumerate(packed) if one in marks]
+
+
+def _mark(union: Union, value: int, parts: Sequence[int]) -> tuple[tuple[int, bytes], ...] | None:
+    """Return the statistics that parts have of a value; ``None`` where one has none."""
+    marks: list[tuple[int, bytes]] = []
+    for part in parts:
+        row = int(union.index[value, part])
+        columns = [union.parts[part].numbers[name] for name in ("max", "min", "mean", "norm")]
+        if not all(column.is_known[row] for column in columns):
+            return None
+        marks.append((part, struct.pack("<4d", *(column.values[row] for column in columns))))
+    return tuple(marks)
+
+
+def _calls(union: Union) -> list[str]:
+    rows = union.rows.filter(pl.col("entry").str.contains(_COMMUNICATION))
+    return rows["entry"].unique(maintain_order=True).to_list()
+
+
+def _groups(union: Union, calls: Sequence[str]) -> Mapping[str, Mapping[int, tuple[int, ...]]]:
+    """Return the group of each call by part; calls that say nothing of it are left out."""
+    is_group = pl.col("type").str.ends_with("ProcessGroup").fill_null(False)
+    found: dict[str, dict[int, tuple[int, ...]]] = {}
+    for number, part in enumerate(union.parts):
+        rows = part.frame.filter(is_group & pl.col("entry").is_in(list(calls))).select("entry", "text")
+        for entry, text in rows.iter_rows():
+            found.setdefault(entry, {})[number] = _ranks(text)
+    return found
+
+
+def _has_group(union: Union, entry: str) -> bool:
+    return bool(_groups(union, [entry]))
+
+
+def _texts_of(union: Union, calls: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    is_text = (pl.col("kind") == RowKind.SCALAR.value) & pl.col("text").is_not_null()
+    rows = union.rows.filter(is_text & pl.col("entry").is_in(list(calls))).select("entry", "text")
+    found: dict[str, list[str]] = {}
+    for entry, text in rows.iter_rows():
+        found.setdefault(entry, []).append(text)
+    return found
+
+
+def _has_operation(texts: Sequence[str]) -> bool:
+    """Whether an operation is named; without one, ``all_reduce`` adds up."""
+    known = ("max", "min", "avg", "prod", "band", "bor", "bxor", "premul")
+    return any(word in text.lower() for text in texts for word in known)
+
+
+def _first_tensors(union: Union, calls: Sequence[str], role: Role, all_of: str = "") -> list[int]:
+    """Return the first tensor of each call, in its inputs or outputs; of one API all in its first argument."""
+    rows = union.rows.with_row_index("value").filter(
+        pl.col("entry").is_in(list(calls)) & (pl.col("role") == role.value) & (pl.col("kind") == RowKind.TENSOR.value)
+    )
+    found: dict[str, list[int]] = {}
+    for value, entry, key in rows.select("value", "entry", "key").iter_rows():
+        place = str(key).removeprefix(f"{entry}.{role.value}.")
+        is_list = entry.split(".")[1] == all_of and place.startswith("0.")
+        if place == "0" or is_list or (entry not in found and place in ("tensor", "input")):
+            found.setdefault(entry, []).append(int(value))
+    return [value for values in found.values() for value in values]
+
+
+def _ranks(text: str | None) -> tuple[int, ...]:
+    return tuple(sorted(int(rank) for rank in re.findall(r"\d+", text or "")))

@@ -1,0 +1,298 @@
+"""How the parts of one value lie: from what was recorded, what is declared, or what the other side's shape says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from typing import Any, cast
+
+import msgspec
+
+from msprobe_core.compare.shards import Assembly, Held, Refusal, assemble
+from msprobe_core.fingerprint.spread import (
+    PARTIAL,
+    REPLICATE,
+    SHARD,
+    STRIDED_SHARD,
+    Ranges,
+    coordinates_of,
+    held_ranges,
+    mesh_shape,
+    ranks_in,
+    sizes_of,
+)
+from msprobe_core.model import Distribution, Placement
+
+
+class Spread(str, Enum):
+    """How a value lies along one axis of ranks."""
+
+    REPLICATED = "replicated"
+    SHARDED = "sharded"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """How a value lies along one axis of ranks.
+
+    Attributes:
+        axis: Name of the axis, such as ``tp``.
+        spread: How it lies.
+        dim: Of a sharded value, which dimension is cut; negative ones count from the last.
+        ratio: How the blocks are to one another that the dimension is made up of, each of which is cut on its own, as
+            those of a fused weight.
+    """
+
+    axis: str
+    spread: Spread
+    dim: int = 0
+    ratio: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a part stands along each axis of ranks; an axis that is not in it has one place.
+
+    Attributes:
+        places: Pairs of axis and place, from 0.
+    """
+
+    places: tuple[tuple[str, int], ...] = ()
+
+    def on(self, axis: str) -> int:
+        """Return the place on an axis."""
+        return dict(self.places).get(axis, 0)
+
+
+class _Fields(msgspec.Struct):
+    dim: int | None = None
+    reduce_op: str | None = None
+    split_factor: int | None = None
+
+
+class _Record(msgspec.Struct):
+    device_mesh: list[Any]
+    placements: list[dict[str, _Fields]]
+    local_shape: tuple[int, ...] | None = None
+    local_offset: tuple[int, ...] | None = None
+
+
+@lru_cache(maxsize=4096)
+def recorded(text: str, shape: tuple[int, ...], rank: int) -> Distribution | Refusal:
+    """Return a distribution as a frame has it.
+
+    Args:
+        text: JSON.
+        shape: Of the whole.
+        rank: Whose part it is of; the part's shape follows, where it was not recorded.
+    """
+    try:
+        record = msgspec.json.decode(text, type=_Record)
+        placements = tuple(
+            Placement(kind, fields.dim, fields.reduce_op, fields.split_factor)
+            for placement in record.placements
+            for kind, fields in placement.items()
+        )
+        if not _is_mesh(record.device_mesh):
+            return Refusal("its device mesh is malformed")
+        found = Distribution(_nested(record.device_mesh), placements, record.local_shape or (), record.local_offset)
+        if record.local_shape is None:
+            held = held_ranges(found, shape, rank)
+            found = msgspec.structs.replace(found, local_shape=() if held is None else sizes_of(held))
+    except msgspec.MsgspecError as error:
+        return Refusal(f"its placements are malformed ({error})")
+    return found
+
+
+def _is_mesh(mesh: Any, depth: int = 0) -> bool:
+    """Whether nested lists have ranks innermost, and lists of one length at each level."""
+    parts = cast("list[Any]", mesh)
+    if not parts or depth > _MAX_MESH_DIMS:
+        return False
+    if all(isinstance(part, list) for part in parts):
+        return len({len(part) for part in parts}) == 1 and all(_is_mesh(part, depth + 1) for part in parts)
+    return all(isinstance(part, int) and not isinstance(part, bool) for part in parts)
+
+
+_MAX_MESH_DIMS = 16
+
+
+def _nested(mesh: Any) -> Any:
+    return tuple(_nested(part) for part in cast("list[Any]", mesh)) if isinstance(mesh, list) else mesh
+
+
+def assemble_recorded(
+    shape: tuple[int, ...],
+    parts: Sequence[int],
+    ranks: Sequence[int],
+    texts: Sequence[str],
+    *,
+    are_meshes_alike: bool = False,
+) -> Assembly | Refusal:
+    """Return how parts of a distributed tensor make it up, from the placements that each rank has recorded.
+
+    Args:
+        shape: Of the whole.
+        parts: Numbers of the parts.
+        ranks: Of each of them.
+        texts: What each has recorded.
+        are_meshes_alike: Whether ranks of other meshes hold the same tensor, as parameters are the same for all data;
+            otherwise what they hold is another tensor, and that of the first mesh is taken.
+    """
+    by_mesh: dict[tuple[int, ...], list[tuple[int, int, Distribution]]] = {}
+    for part, rank, text in zip(parts, ranks, texts, strict=True):
+        spread = recorded(text, shape, rank)
+        if isinstance(spread, Refusal):
+            return spread
+        by_mesh.setdefault(tuple(ranks_in(spread.device_mesh)), []).append((part, rank, spread))
+    made = [_assemble_mesh(shape, own) for own in by_mesh.values()]
+    first = made[0]
+    if isinstance(first, Refusal) or len(made) == 1 or not are_meshes_alike:
+        return first
+    copies: dict[Any, list[int]] = {}
+    for one in made:
+        for piece in () if isinstance(one, Refusal) else one.pieces:
+            copies.setdefault((piece.term, piece.blocks), []).extend((piece.part, *piece.copies))
+    pieces = tuple(replace(piece, copies=tuple(copies[piece.term, piece.blocks][1:])) for piece in first.pieces)
+    return replace(first, pieces=pieces)
+
+
+def _assemble_mesh(shape: tuple[int, ...], holders: Sequence[tuple[int, int, Distribution]]) -> Assembly | Refusal:
+    """Return how the parts of one mesh make up a tensor; of each its number, rank and placements."""
+    spread = holders[0][2]
+    if any(other.placements != spread.placements for _, _, other in holders):
+        return Refusal("its ranks say different things of how it is placed")
+    unknown = {one.kind for one in spread.placements} - {SHARD, STRIDED_SHARD, REPLICATE, PARTIAL}
+    if unknown:
+        return Refusal(f"its placement is {', '.join(sorted(unknown))}, from which nothing follows for the whole")
+    reductions = {one.reduce_op for one in spread.placements if one.kind == PARTIAL}
+    if len(reductions) > 1:
+        return Refusal(f"several reductions are pending, {' and '.join(sorted(map(str, reductions)))}")
+    held: list[Held] = []
+    for part, rank, own in holders:
+        ranges = held_ranges(own, shape, rank)
+        if ranges is None:
+            if coordinates_of(own.device_mesh, rank) is None:
+                return Refusal(f"rank {rank} is not in its mesh {ranks_in(own.device_mesh)}")
+            return Refusal("its placements do not fit its mesh and its shape")
+        if sizes_of(ranges) != tuple(own.local_shape):
+            return Refusal(
+                f"rank {rank} holds {list(own.local_shape)} of it, where its placements say {list(sizes_of(ranges))}"
+            )
+        where = coordinates_of(own.device_mesh, rank) or ()
+        term = tuple(i for i, one in zip(where, own.placements, strict=True) if one.kind == PARTIAL)
+        held.append(Held(part, ranges, term))
+    made = assemble(shape, held, next(iter(reductions), None))
+    terms = [n for n, one in zip(mesh_shape(spread.device_mesh), spread.placements, strict=True) if one.kind == PARTIAL]
+    if isinstance(made, Assembly) and len({one.term for one in held}) == math.prod(terms):
+        return made
+    missing = sorted(set(ranks_in(spread.device_mesh)) - {rank for _, rank, _ in holders})
+    if missing:
+        return Refusal(f"the parts of rank {', '.join(map(str, missing[:4]))} are not there")
+    return made
+
+
+def assemble_declared(
+    spread: Sequence[Along], parts: Sequence[int], places: Sequence[Whereabouts], shapes: Sequence[tuple[int, ...]]
+) -> Assembly | Refusal:
+    """Return how plain tensors that several ranks hold make up one.
+
+    Args:
+        spread: How they lie along each axis of ranks; along others they are copies.
+        parts: Numbers of the parts.
+        places: Of each of them.
+        shapes: Of each of them; along a dimension that is cut they may be of different sizes.
+    """
+    num_dims = len(shapes[0])
+    if any(len(shape) != num_dims for shape in shapes):
+        return Refusal(f"its parts have different numbers of dimensions, {' and '.join(_texts(shapes))}")
+    cuts: dict[int, Along] = {}
+    for along in spread:
+        if along.spread is Spread.SHARDED:
+            dim = along.dim + (num_dims if along.dim < 0 else 0)
+            if not 0 <= dim < num_dims or dim in cuts:
+                return Refusal(f"it is declared to be cut along dimension {along.dim}, and its shape is {shapes[0]}")
+            cuts[dim] = along
+    along_dims: list[_Cut] = []
+    for dim in range(num_dims):
+        cut = _Cut.of(cuts.get(dim), places, [shape[dim] for shape in shapes])
+        if cut is None:
+            return Refusal(f"its parts have shapes that do not fit together, {' and '.join(_texts(shapes))}")
+        along_dims.append(cut)
+    terms = [along.axis for along in spread if along.spread is Spread.PARTIAL]
+    held = [
+        Held(part, tuple(cut.ranges(place) for cut in along_dims), tuple(place.on(axis) for axis in terms))
+        for part, place in zip(parts, places, strict=True)
+    ]
+    return assemble(tuple(cut.size for cut in along_dims), held, "sum" if terms else None)
+
+
+def _texts(shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    return [str(list(shape)) for shape in dict.fromkeys(shapes)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One dimension of a tensor: the sizes of the parts along an axis of ranks, or the one size that all have."""
+
+    along: Along | None
+    sizes: Mapping[int, int]
+
+    @staticmethod
+    def of(along: Along | None, places: Sequence[Whereabouts], sizes: Sequence[int]) -> _Cut | None:
+        """Return the cut; ``None`` if parts at one place have different sizes, or do not divide into blocks."""
+        found: dict[int, int] = {}
+        for place, size in zip(places, sizes, strict=True):
+            if found.setdefault(0 if along is None else place.on(along.axis), size) != size:
+                return None
+        if along is not None and any(size % sum(along.ratio) for size in found.values()):
+            return None
+        return _Cut(along, dict(sorted(found.items())))
+
+    @property
+    def size(self) -> int:
+        """Of the whole."""
+        return sum(self.sizes.values())
+
+    def ranges(self, place: Whereabouts) -> Ranges:
+        """Return what the part at a place holds."""
+        own = 0 if self.along is None else place.on(self.along.axis)
+        ratio = (1,) if self.along is None else self.along.ratio
+        unit, whole = sum(ratio), self.size
+        before = sum(size for number, size in self.sizes.items() if number < own)
+        found: list[tuple[int, int]] = []
+        passed = 0
+        for share in ratio:
+            begin = (passed * whole + share * before) // unit
+            found.append((begin, begin + share * self.sizes[own] // unit))
+            passed += share
+        return tuple((begin, end) for begin, end in found if end > begin)
+
+
+def axis_cut_to(
+    shapes: Sequence[tuple[int, ...]], places: Sequence[Whereabouts], axes: Sequence[str], whole: tuple[int, ...]
+) -> Along | None:
+    """Return along which axis, and which dimension, parts are cut, if one shape of the whole says so.
+
+    ``None`` if the sizes fit no axis, or several.
+    """
+    if any(len(shape) != len(whole) for shape in shapes):
+        return None
+    different = {dim for shape in shapes for dim, size in enumerate(shape) if size != whole[dim]}
+    if len(different) != 1:
+        return None
+    dim = different.pop()
+    fitting: list[Along] = []
+    for axis in axes:
+        sizes: dict[int, int] = {}
+        is_sound = all(
+            sizes.setdefault(place.on(axis), shape[dim]) == shape[dim]
+            for place, shape in zip(places, shapes, strict=True)
+        )
+        if is_sound and len(sizes) > 1 and sum(sizes.values()) == whole[dim]:
+            fitting.append(Along(axis, Spread.SHARDED, dim))
+    return fitting[0] if len(fitting) == 1 else None

@@ -1,0 +1,193 @@
+"""The rows of several ranks' dumps side by side: one line for each value, and where each rank has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from msprobe_core.compare.shards import STATISTICS, Numbers
+from msprobe_core.hookspecs import Dump
+
+Array: TypeAlias = Any
+"""A NumPy array, of whose functions the type checker knows only part."""
+
+_RANK = re.compile(r"rank(\d+)", re.ASCII)
+_KEY = ["key", "occurrence"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's dump.
+
+    Attributes:
+        dump: The dump.
+        rank: Of whom.
+        frame: Its rows, with the names that they have in the whole.
+        names: Name of an entry in the whole by its own, where they are different.
+    """
+
+    dump: Dump
+    rank: int
+    frame: pl.DataFrame
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @cached_property
+    def numbers(self) -> Mapping[str, Numbers]:
+        """Its statistics, as columns."""
+        return {name: _numbers(self.frame[name]) for name in STATISTICS}
+
+    @cached_property
+    def marks(self) -> Mapping[str, tuple[Array, Array]]:
+        """For checksum and sketch a number for each distinct one, and whether there is one."""
+        columns: Any = self.frame
+        return {
+            name: (columns[name].hash(1).to_numpy(), columns[name].is_not_null().to_numpy())
+            for name in ("checksum", "sketch")
+        }
+
+
+def part_of(dump: Dump, position: int) -> Part:
+    """Return a dump as a part; its rank is in its path, or else its position among the others."""
+    for name in (dump.path.name, dump.path.parent.name):
+        if found := _RANK.fullmatch(name):
+            return Part(dump, int(found.group(1)), dump.frame)
+    return Part(dump, position, dump.frame)
+
+
+def _numbers(column: Any) -> Numbers:
+    values = column.cast(pl.Float64)
+    return Numbers(values.fill_null(float("nan")).to_numpy(), values.is_not_null().to_numpy())
+
+
+@dataclass(frozen=True)
+class Union:
+    """All values that any part has.
+
+    Attributes:
+        parts: The parts.
+        rows: For each value the row of the first part that has it, in the order of execution.
+        index: int64 ``[values, parts]``: the row in each part's frame, -1 where it has none.
+    """
+
+    parts: Sequence[Part]
+    rows: pl.DataFrame
+    index: Array
+
+    @cached_property
+    def is_there(self) -> Array:
+        """Whether a part has a value, bool ``[values, parts]``."""
+        return self.index >= 0
+
+    def holders(self, value: int) -> list[int]:
+        """Return the parts that have a value."""
+        return [int(part) for part in np.flatnonzero(self.index[value] >= 0)]
+
+    def cells(self, column: str, part: int, values: Array) -> list[Any]:
+        """Return what a part has in a column for some of the values, all of which it has."""
+        return self.parts[part].frame[column].gather(self.index[values, part]).to_list()
+
+    def numbers(self, part: int, values: Array) -> dict[str, Numbers]:
+        """Return the statistics that a part has of some of the values, all of which it has."""
+        rows = self.index[values, part]
+        return {name: column.at(rows) for name, column in self.parts[part].numbers.items()}
+
+    def at(self, values: Array) -> Union:
+        """Return the values in another order."""
+        return Union(self.parts, self.rows[values], self.index[values])
+
+
+def unite(parts: Sequence[Part]) -> Union:
+    """Return the values of all parts.
+
+    They are in the order in which the first part has them; a value that it lacks follows the one that it follows in
+    another part.
+    """
+    keyed = [
+        part.frame.select("key", occurrence=pl.int_range(pl.len()).over("key"), row=pl.int_range(pl.len()))
+        for part in parts
+    ]
+    order = keyed[0].select(*_KEY, place=pl.col("row").cast(pl.Float64), part=pl.lit(0), row="row")
+    for number, keys in enumerate(keyed[1:], start=1):
+        placed = keys.join(order.select(*_KEY, "place"), on=_KEY, how="left", maintain_order="left")
+        # Behind what comes before; a later part's value behind that of an earlier one.
+        behind = pl.col("place").forward_fill().fill_null(-1.0)
+        lone = placed.with_columns(behind=behind).filter(pl.col("place").is_null())
+        lone = lone.select(*_KEY, place="behind", part=pl.lit(number), row="row")
+        order = pl.concat([order, lone]).sort("place", "part", "row", maintain_order=True)
+        if lone.height:
+            order = order.with_columns(place=pl.int_range(pl.len()).cast(pl.Float64))
+    return _at(parts, keyed, order)
+
+
+def _at(parts: Sequence[Part], keyed: Sequence[pl.DataFrame], order: pl.DataFrame) -> Union:
+    columns: list[Array] = []
+    for keys in keyed:
+        found = order.select(_KEY).join(keys, on=_KEY, how="left", maintain_order="left")
+        columns.append(found["row"].fill_null(-1).to_numpy())
+    index = np.stack(columns, axis=1)
+    first = (index >= 0).argmax(axis=1)
+    starts = np.cumsum([0, *[part.frame.height for part in parts[:-1]]])
+    whole = pl.concat([part.frame for part in parts], how="vertical")
+    rows = whole[index[np.arange(len(first)), first] + starts[first]]
+    return Union(parts, rows, index)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def renamed(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
+    """Return rows whose entries have other names; names and keys of rows begin with that of the entry.
+
+    Args:
+        frame: Columns of a dump.
+        names: New name by old; entries that are not in it keep theirs.
+    """
+    names = {old: new for old, new in names.items() if old != new}
+    if not names:
+        return frame
+    new = pl.col("entry").replace(names)
+    own = [
+        pl.when(pl.col(column).str.starts_with(pl.col("entry")))
+        .then(pl.concat_str(new, pl.col(column).str.slice(pl.col("entry").str.len_chars())))
+        .otherwise(pl.col(column))
+        .alias(column)
+        for column in ("name", "key")
+    ]
+    return frame.with_columns(*own, new.alias("entry"))
+
+
+_CALL = re.compile(r"(?P<family>(?P<prefix>\w+)\..+)\.(?P<index>\d+)\.(?P<phase>forward|backward)", re.ASCII)
+
+
+def recount(entries: Sequence[str], families: Collection[str] | None = None) -> dict[str, str]:
+    """Return new names for calls of APIs, of which some are missing or come from several programs, counted from 0.
+
+    Args:
+        entries: Names in the order of execution, each once. A backward is counted like its forward.
+        families: Which APIs, such as ``Distributed.all_reduce``; all if not given.
+    """
+    found = [(entry, match) for entry in entries if (match := _CALL.fullmatch(entry)) is not None]
+    found = [(e, m) for e, m in found if m["prefix"] not in ("Module", "Cell")]
+    numbers: dict[str, dict[str, int]] = {}
+    for phase in ("forward", "backward"):
+        for _, match in found:
+            if match["phase"] == phase and (families is None or match["family"] in families):
+                counted = numbers.setdefault(match["family"], {})
+                counted.setdefault(match["index"], len(counted))
+    return {
+        entry: f"{match['family']}.{numbers[match['family']][match['index']]}.{match['phase']}"
+        for entry, match in found
+        if match["family"] in numbers
+    }
+
+
+def family_of(entry: str) -> str | None:
+    """Return the API of a call, such as ``Distributed.all_reduce``; ``None`` if it is none."""
+    match = _CALL.fullmatch(entry)
+    return None if match is None or match["prefix"] in ("Module", "Cell") else match["family"]

@@ -1,0 +1,113 @@
+"""Read the two sides of a comparison, merge what several ranks have of them, and say which rank an error is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from msprobe_core.compare.fault import Fault
+from msprobe_core.compare.layouts import LayoutRules, Side
+from msprobe_core.compare.layouts_parallel import DeclaredRanks
+from msprobe_core.compare.layouts_tensors import relaid
+from msprobe_core.compare.merged import HeldPiece, MergedDump, merged
+from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.reading import read_dump
+from msprobe_core.compare.shards_findings import ReplicaFinding
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Dump
+
+_NUM_TOLD = 4
+
+
+def read_sides(pair: UnitPair, layouts: LayoutRules | None = None) -> tuple[Dump, Dump]:
+    """Return target and golden dump of a pair, each as one dump of whole tensors.
+
+    Args:
+        pair: Where they are.
+        layouts: What is declared of them.
+
+    Raises:
+        CompareError: something there is no dump.
+        DumpError: a dump cannot be read.
+    """
+    targets, goldens = (
+        [read_dump(path) for path in parts or (whole,)]
+        for parts, whole in ((pair.target_parts, pair.target), (pair.golden_parts, pair.golden))
+    )
+    if layouts is not None:
+        targets = [relaid(dump, layouts, Side.TARGET, goldens) for dump in targets]
+        goldens = [relaid(dump, layouts, Side.GOLDEN, targets) for dump in goldens]
+    golden = _whole(goldens, Side.GOLDEN, layouts, targets if len(targets) == 1 else ())
+    target = _whole(targets, Side.TARGET, layouts, [golden])
+    return target, golden
+
+
+def _whole(dumps: Sequence[Dump], side: Side, layouts: LayoutRules | None, like: Sequence[Dump]) -> Dump:
+    if len(dumps) == 1:
+        return dumps[0]
+    declaration = None if layouts is None or side not in layouts.ranks else DeclaredRanks(layouts, side)
+    return merged(dumps, declaration, like)
+
+
+def find_replicas(*dumps: Dump) -> list[ReplicaFinding]:
+    """Return what was found in merged dumps of values that ranks should have alike."""
+    return [finding for dump in dumps if isinstance(dump, MergedDump) for finding in dump.replicas]
+
+
+def note_parts(fault: Fault | None, rows: pl.DataFrame, target: Dump, golden: Dump) -> list[str]:
+    """Return sentences on replicas that differ, and on which rank's part of the first faulty tensor is wrong."""
+    notes: list[str] = []
+    for dump in (target, golden):
+        if isinstance(dump, MergedDump) and dump.replicas:
+            found = dump.replicas
+            more = f"; {len(found) - _NUM_TOLD:,} more" if len(found) > _NUM_TOLD else ""
+            notes.append(
+                f"values that ranks of {dump.path} should have alike and have not: {len(found):,}; "
+                + "; ".join(finding.text for finding in found[:_NUM_TOLD])
+                + more
+            )
+    if fault is not None and isinstance(target, MergedDump):
+        notes += _note_fault(fault, rows, target, golden)
+    return notes
+
+
+def _note_fault(fault: Fault, rows: pl.DataFrame, target: MergedDump, golden: Dump) -> list[str]:
+    for name, _ in fault.findings:
+        found = rows.filter(pl.col("name_target") == name).head(1)
+        pieces = target.held(name)
+        if found.height and len(pieces) > 1:
+            return [f"{name} is held in parts: {_told(pieces, _errors(found, name, target, golden), found)}"]
+    return []
+
+
+def _errors(row: pl.DataFrame, name: str, target: MergedDump, golden: Dump) -> Sequence[float]:
+    """Return the error of each part, as far as the tensors are kept."""
+    file_name = row["file_name_golden"][0]
+    if file_name is None or row["file_name_target"][0] is None:
+        return []
+    try:
+        return target.errors_by_part(name, golden.open_tensor(file_name))
+    except DumpError:  # told where the tensors are compared
+        return []
+
+
+def _told(pieces: Sequence[HeldPiece], errors: Sequence[float], row: pl.DataFrame) -> str:
+    if errors:
+        worst = sorted(zip(errors, pieces, strict=True), key=lambda pair: -pair[0])
+        shown = [f"rank {piece.rank} ({piece.where}) has the relative error {error:.3g}" for error, piece in worst]
+        return "; ".join(shown[:_NUM_TOLD])
+    for name in ("max", "min"):
+        value, golden = row[f"{name}_target"][0], row[f"{name}_golden"][0]
+        holders = [piece for piece in pieces if value is not None and piece.values.get(name) == value]
+        if golden is not None and value != golden and len(holders) == 1:
+            word = "maximum" if name == "max" else "minimum"
+            return (
+                f"the {word} {value:.6g}, golden {golden:.6g}, is in that of rank {holders[0].rank} "
+                f"({holders[0].where})"
+            )
+    shown = [
+        f"rank {piece.rank} ({piece.where}) has the norm {piece.values.get('norm', float('nan')):.6g}"
+        for piece in pieces
+    ]
+    return "; ".join(shown[:_NUM_TOLD])
