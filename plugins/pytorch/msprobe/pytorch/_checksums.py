@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msprobe_core.capture.checksum import crc32_text
+from msprobe.pytorch._memory import words_of
+from msprobe_core.capture.checksum import crc32_text, xor_text
 
 
 def crc32_of(values: Tensor) -> str:
     """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
-    return crc32_text(bytes_of(values).numpy())
+    return crc32_text(words_of(bytes_of(values)))
+
+
+def xor_of(values: Tensor) -> str:
+    """Return the exclusive or of the words of a host tensor as ``0x`` and 16 hex digits."""
+    return xor_text(words_of(bytes_of(values)).view("u1"))
 
 
 def bytes_of(values: Tensor) -> Tensor:

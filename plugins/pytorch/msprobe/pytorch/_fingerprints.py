@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._memory import INTEGERS, array_of, words_of
 from msprobe.pytorch._statistics import WITHOUT_DOUBLE
 from msprobe_core.fingerprint.arrays import NumpyArrays
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 WITHOUT_VALUES = frozenset(
     getattr(torch, name)
@@ -29,7 +28,7 @@ def _reals(values: Tensor) -> Tensor:
 
 
 def _words(values: Tensor) -> Tensor:
-    return values.view(_INTEGERS[values.element_size()])
+    return values.view(INTEGERS[values.element_size()])
 
 
 class HostTensors(NumpyArrays):
@@ -44,14 +43,14 @@ class HostTensors(NumpyArrays):
 
     def words(self, values: Any) -> Any:
         """Return the bits of a tensor as an array."""
-        return _words(values).numpy()
+        return words_of(values)
 
     def floats(self, values: Any) -> Any:
         """Return the elements of a tensor as an array; an array as it is."""
         if not isinstance(values, Tensor):
             return values
         is_narrow = values.is_floating_point() and values.dtype not in (torch.float32, torch.float64)
-        return (values.float() if is_narrow else values).numpy()
+        return array_of(values.float() if is_narrow else values)
 
 
 class DeviceTensors:

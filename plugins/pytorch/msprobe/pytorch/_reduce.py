@@ -9,10 +9,10 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_on_device
+from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
 from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, host_statistics
-from msprobe_core.capture.checksum import word_text, xor_text
+from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats
@@ -74,7 +74,7 @@ class TorchReducer:
         if values is None:
             return
         if self._is_on_host(values):
-            digest.checksum = xor_text(bytes_of(values).numpy())
+            digest.checksum = xor_of(values)
         else:
             self._words.setdefault(values.device, []).append((digest, xor_on_device(bytes_of(values))))
 
