@@ -2,6 +2,9 @@
 
 Nothing here has behaviour beyond describing itself. Capture fills these objects, a writer stores them, a reader
 turns them into the columns that `msprobe_core.compare` works on.
+
+``gc=False`` keeps the many objects of a step away from the garbage collector, which would go through all objects of the
+training's process the more often for them; none of them refers to what refers to it.
 """
 
 from __future__ import annotations
@@ -165,7 +168,7 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
     num_inf: int | None = None
 
 
-class Digest(msgspec.Struct):
+class Digest(msgspec.Struct, gc=False):
     """What is kept of the values of one tensor: filled in by a `Reducer`, at once or when it collects.
 
     Records of one tensor share one digest, so that each tensor is read once however many calls it passes through.
@@ -181,7 +184,7 @@ class Digest(msgspec.Struct):
     sketch: bytes | None = None
 
 
-class TensorValue(msgspec.Struct):
+class TensorValue(msgspec.Struct, gc=False):
     """A tensor seen at a call.
 
     Attributes:
@@ -213,7 +216,7 @@ class TensorContent(msgspec.Struct, frozen=True):
     data: memoryview
 
 
-class Argument(msgspec.Struct, frozen=True):
+class Argument(msgspec.Struct, frozen=True, gc=False):
     """A value that is not a tensor.
 
     Attributes:
@@ -228,13 +231,13 @@ class Argument(msgspec.Struct, frozen=True):
     fields: dict[str, Any] | None = None
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """Stands in the place of a value that could not be recorded; ``reason`` says why, for people."""
 
     reason: str
 
 
-class GradientSlot(msgspec.Struct):
+class GradientSlot(msgspec.Struct, gc=False):
     """A place for the gradient of one tensor of a call; ``value`` stays ``None`` if no gradient arrives."""
 
     value: TensorValue | Failure | None = None
@@ -243,7 +246,7 @@ class GradientSlot(msgspec.Struct):
 Value: TypeAlias = "TensorValue | Argument | Failure | GradientSlot | list[Value] | dict[str, Value] | None"
 
 
-class Entry(msgspec.Struct, kw_only=True):
+class Entry(msgspec.Struct, kw_only=True, gc=False):
     """Everything recorded of one call in one phase: one entry of ``dump.json``.
 
     A part that was not asked for (``data_mode``) is ``None`` and is not written.

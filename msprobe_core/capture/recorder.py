@@ -44,6 +44,9 @@ BACKLOG_ENTRIES, BACKLOG_SECONDS = 4096, 1.0
 """How much may be recorded, and for how long, before it is offered for writing: what a killed process loses."""
 
 
+_NOTHING = Digest(Stats())
+"""Stands for values that could not be read."""
+
 _UNSET = Digest(Stats())
 """Stands for the values of memory that nobody has set: they are chance, and would differ between equal runs."""
 
@@ -63,7 +66,7 @@ class _MicroSteps:
         self.in_backward: int | None = None
 
 
-class Slot(GradientSlot):
+class Slot(GradientSlot, gc=False):
     """A gradient slot that knows its place in the entry."""
 
     category: str = ""
@@ -155,6 +158,7 @@ class Recorder:
         self._framework = framework
         self._reducer = framework.reducer()
         self._identity = self._reducer.identity
+        self._describe = framework.describe
         self._processor = processor
         self._selection = selection
         self._stacks = stacks
@@ -164,6 +168,9 @@ class Recorder:
         self._keep_tensor = keep_tensor
         self._slices = slices
         self._values = ValueBuilder(framework, self.note_failure)
+        self._takes_inputs, self._takes_parameters, self._takes_outputs = (
+            self._takes(Phase.FORWARD, side) for side in (Role.INPUT, Role.PARAMETERS, Role.OUTPUT)
+        )
         self._skeletons = ValueBuilder(framework, self.note_failure, tensors_only=True)
         self._failures_said: set[str] = set()
         self.num_failures = 0
@@ -278,7 +285,9 @@ class Recorder:
     def _select(self, call: _Call) -> None:
         selection = self._selection
         selection.begin(call.name)
-        forward, backward = selection.matches(call.name), selection.matches(call.backward_name)
+        forward = backward = True
+        if selection.has_patterns:
+            forward, backward = selection.matches(call.name), selection.matches(call.backward_name)
         if self._expands:
             # A module that `list` keeps brings everything inside it, for each direction by its own name.
             parent = call.parent
@@ -303,19 +312,19 @@ class Recorder:
     def record_inputs(self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments as they are now."""
         entry = call.entry
-        if entry is None or not self._takes(Phase.FORWARD, Role.INPUT):
+        if entry is None or not self._takes_inputs:
             return
         entry.inputs = self._values.positional(args, self._taker(call.name, "input"))
         entry.input_kwargs = self._values.named(kwargs, self._taker(call.name, "kwargs")) if kwargs else {}
 
     def record_parameters(self, call: _Call, parameters: Mapping[str, Any]) -> None:
         """Take a module's own parameters."""
-        if call.entry is not None and self._takes(Phase.FORWARD, Role.PARAMETERS):
+        if call.entry is not None and self._takes_parameters:
             call.entry.parameters = self._values.named(parameters, self._taker(call.name, "parameters"))
 
     def record_outputs(self, call: _Call, output: Any) -> None:
         """Take the result of the call."""
-        if call.entry is not None and self._takes(Phase.FORWARD, Role.OUTPUT):
+        if call.entry is not None and self._takes_outputs:
             call.entry.outputs = self._values.positional(_as_results(output), self._taker(call.name, "output"))
 
     def close(self, call: _Call, *, keep: bool = True) -> None:
@@ -491,19 +500,18 @@ class Recorder:
 
     def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | Failure:
         try:
-            value = TensorValue(self._framework.describe(tensor), Digest(Stats()))
+            value = TensorValue(self._describe(tensor), _NOTHING)
         except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
             self.note_failure(f"{entry} {category} {path}", error)
             return Failure(reason_of(error))
         try:
-            part = self._part_of(tensor, value)
+            part = tensor if self._slices is None else self._part_of(tensor, value)
             if part is None:
                 return value
             value.digest = self._digest(tensor, part)
             if self.check is not None:
                 self.check.hold(part, entry, category, path, value)
-            elif self._keeps(entry, value):
-                assert self._keep_tensor is not None
+            elif self._keep_tensor is not None and self._keeps(entry, value):
                 self._keep_tensor(part, names.tensor_file_stem(entry, category, path), value)
         except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             self.note_failure(f"{entry} {category} {path}", error)
@@ -511,8 +519,7 @@ class Recorder:
         return value
 
     def _keeps(self, entry: str, value: TensorValue) -> bool:
-        is_set = value.digest is not _UNSET
-        return self._keep_tensor is not None and is_set and self._selection.keeps_tensors(entry)
+        return value.digest is not _UNSET and self._selection.keeps_tensors(entry)
 
     def _part_of(self, tensor: Any, value: TensorValue) -> Any:
         """Return what is recorded of a tensor, and say in ``value`` if that is a part; ``None`` if none can be had."""

@@ -6,9 +6,10 @@ import linecache
 from collections.abc import Iterable
 from inspect import currentframe
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
-_Site = tuple[object, ...]
+_Site = tuple[int, ...]
+"""Identities of code objects and offsets in them, by turns: a code object's own hash goes through all that it holds."""
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
@@ -24,31 +25,34 @@ class StackCache:
         """
         self._hidden = (_PACKAGE, *hidden)
         self._formatted: dict[_Site, tuple[str, ...]] = {}
+        self._codes: dict[int, CodeType] = {}  # keeps them, so that an identity is not given to another one
 
     def capture(self) -> tuple[str, ...]:
         r"""Return the frames above the caller, innermost first, as ``File {path}, line {n}, in {func}, \n {line}``."""
         # The frames of the core, this one among them, are hidden when they are formatted.
-        frame = currentframe()
-        key: list[object] = []
+        frame = innermost = currentframe()
+        key: list[int] = []
         while frame is not None:
             # The code object and the offset name the line; looking the line up is left to the first sight.
-            key += (frame.f_code, frame.f_lasti)
+            key.append(id(frame.f_code))
+            key.append(frame.f_lasti)
             frame = frame.f_back
         site = tuple(key)
         frames = self._formatted.get(site)
         if frames is None:
-            frames = self._formatted[site] = self._format(site)
+            frames = self._formatted[site] = self._format(innermost)
         return frames
 
-    def _format(self, site: _Site) -> tuple[str, ...]:
+    def _format(self, frame: FrameType | None) -> tuple[str, ...]:
         frames: list[str] = []
-        for code, offset in zip(site[::2], site[1::2], strict=True):
-            assert isinstance(code, CodeType)
-            assert isinstance(offset, int)
+        while frame is not None:
+            code, offset = frame.f_code, frame.f_lasti
+            self._codes[id(code)] = code
             if not code.co_filename.startswith(self._hidden):
                 line = _line_of(code, offset)
                 source = linecache.getline(code.co_filename, line).strip()
                 frames.append(f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}")
+            frame = frame.f_back
         return tuple(frames)
 
 

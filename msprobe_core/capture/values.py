@@ -58,7 +58,7 @@ class ValueBuilder:
 
     def _build_guarded(self, value: Any, path: str, leaf: Leaf) -> Value:
         try:
-            return self._build(value, path, leaf, ())
+            return leaf(value, path) if self._is_tensor(value) else self._build(value, path, leaf, ())
         except Exception as error:  # noqa: BLE001  # see ``on_failure``
             self._on_failure(f"argument {path}, a {type(value).__qualname__}", error)
             return Failure(reason_of(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -59,7 +60,9 @@ class ApiTable:
         except TypeError:  # not hashable: nothing that torch defines
             return None
         if isinstance(function, types.MethodWrapperType):
-            # Reading an attribute, such as ``x.shape``: a new object at each access, so it is not kept.
+            # Reading an attribute, such as ``x.shape``: a new object at each access, but equal to the others.
+            if isinstance(function.__self__, types.GetSetDescriptorType):
+                self._known[function] = None
             return None
         if isinstance(function, FunctionStandIn):  # PyTorch looks methods up when it dispatches them
             return self.find(function.original)
@@ -125,6 +128,14 @@ def silently_written(function: Function, args: Sequence[Any], kwargs: Mapping[st
 
 def bypasses_versions(function: Function) -> bool:
     """Whether ``function`` does anything to memory that versions do not show, now or later."""
+    try:
+        return _bypasses_versions(function)
+    except TypeError:  # not hashable: nothing that torch defines
+        return False
+
+
+@lru_cache(1 << 12)
+def _bypasses_versions(function: Function) -> bool:
     return (
         exposes_memory(function) or leaves_memory_unset(function) or _writes_silently(getattr(function, "__name__", ""))
     )

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-import numpy as np
 import torch
 from torch import Tensor
 
-from msprobe_core.capture.checksum import crc32_text
-
-
-def array_of(values: Tensor) -> Any:
-    """Return a tensor on the host as an array that shares its memory.
-
-    Not by ``Tensor.numpy``, after which the memory can never be resized again, as FSDP does with parameters.
-    """
-    return np.from_dlpack(cast("Any", values.view(torch.uint8) if values.dtype is torch.bool else values))
+from msprobe.pytorch._memory import words_of
+from msprobe_core.capture.checksum import crc32_text, xor_text
 
 
 def crc32_of(values: Tensor) -> str:
     """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
-    return crc32_text(array_of(bytes_of(values)))
+    return crc32_text(words_of(bytes_of(values)))
+
+
+def xor_of(values: Tensor) -> str:
+    """Return the exclusive or of the words of a host tensor as ``0x`` and 16 hex digits."""
+    return xor_text(words_of(bytes_of(values)).view("u1"))
 
 
 def bytes_of(values: Tensor) -> Tensor:

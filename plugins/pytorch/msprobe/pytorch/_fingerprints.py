@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msprobe.pytorch._checksums import array_of
+from msprobe.pytorch._memory import INTEGERS, array_of, words_of
 from msprobe.pytorch._statistics import WITHOUT_DOUBLE
 from msprobe_core.fingerprint.arrays import NumpyArrays
-
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 WITHOUT_VALUES = frozenset(
     getattr(torch, name)
@@ -30,7 +28,7 @@ def _reals(values: Tensor) -> Tensor:
 
 
 def _words(values: Tensor) -> Tensor:
-    return values.view(_INTEGERS[values.element_size()])
+    return values.view(INTEGERS[values.element_size()])
 
 
 class HostTensors(NumpyArrays):
@@ -45,7 +43,7 @@ class HostTensors(NumpyArrays):
 
     def words(self, values: Any) -> Any:
         """Return the bits of a tensor as an array."""
-        return array_of(_words(values))
+        return words_of(values)
 
     def floats(self, values: Any) -> Any:
         """Return the elements of a tensor as an array; an array as it is."""

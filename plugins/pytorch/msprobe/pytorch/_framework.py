@@ -34,6 +34,9 @@ _logger = logging.getLogger(__name__)
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
 
+_MAX_METAS = 1 << 14
+"""How many descriptions are kept: a step has some tens of different ones, but lengths of sequences may vary."""
+
 
 class PyTorchFramework:
     """See `msprobe_core.hookspecs.Framework`."""
@@ -44,6 +47,7 @@ class PyTorchFramework:
 
     def __init__(self) -> None:
         self._dtypes: dict[torch.dtype, str] = {}
+        self._metas: dict[tuple[torch.dtype, tuple[int, ...], bool], TensorMeta] = {}
         self._apis: dict[tuple[RiskLevel, tuple[str, ...]], ApiTable] = {}
         self._said: set[str] = set()
 
@@ -64,6 +68,18 @@ class PyTorchFramework:
 
     def describe(self, tensor: Any) -> TensorMeta:
         """Describe a tensor without reading it."""
+        kind = type(tensor)
+        if kind not in _PLAIN_TYPES or tensor.is_nested:
+            return self._describe_anew(tensor)
+        key = tensor.dtype, tensor.shape, tensor.requires_grad
+        meta = self._metas.get(key)
+        if meta is None:
+            if len(self._metas) == _MAX_METAS:
+                self._metas.clear()
+            meta = self._metas[key] = self._describe_anew(tensor)
+        return meta
+
+    def _describe_anew(self, tensor: Any) -> TensorMeta:
         dtype = self._dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = self._dtypes[tensor.dtype] = str(tensor.dtype)

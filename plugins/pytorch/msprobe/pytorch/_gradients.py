@@ -134,8 +134,9 @@ class CallGradients:
     def _find_boundary(self, starts: Sequence[Node]) -> dict[Node, list[tuple[int, _Part]]]:
         """Return the nodes that send gradients to the arguments: which of their edges lead to which argument."""
         boundary: dict[Node, list[tuple[int, _Part]]] = {}
+        edges, leaves = self._edges, self._leaves
         # What made an argument is outside, whatever its number says: each thread counts for itself.
-        outside = {node for node, _ in self._edges}
+        outside = {node for node, _ in edges}
         seen = {node for node in starts if self._is_inside(node)}  # several results may share a node
         pending = list(seen)
         while pending:
@@ -143,21 +144,20 @@ class CallGradients:
             for i, (following, number) in enumerate(node.next_functions):
                 if following is None:
                     continue
-                for part in self._parts_at(following, number):
-                    boundary.setdefault(node, []).append((i, part))
-                if following not in seen and following not in outside and self._is_inside(following):
+                is_leaf = type(following).__name__ == _ACCUMULATE_GRAD  # there is nothing behind it
+                if not is_leaf:
+                    parts = edges.get((following, number))
+                else:
+                    parts = leaves.get(id(following.variable)) if leaves else None
+                if parts is not None:
+                    boundary.setdefault(node, []).extend((i, part) for part in parts)
+                if not is_leaf and following not in seen and following not in outside and self._is_inside(following):
                     seen.add(following)
                     pending.append(following)
         return boundary
 
     def _is_inside(self, node: Node) -> bool:
-        # Accumulating nodes have the largest number there is, and nothing behind them.
         return node._sequence_nr() >= self._first
-
-    def _parts_at(self, node: Node, number: int) -> Sequence[_Part]:
-        if type(node).__name__ == _ACCUMULATE_GRAD:
-            return self._leaves.get(id(node.variable), ())
-        return self._edges.get((node, number), ())
 
     def _watch_results(self, results: Sequence[tuple[GradientSlot, Tensor]], watched: set[int]) -> int:
         num_watched = 0

@@ -8,6 +8,8 @@ from types import TracebackType
 import torch
 from torch._C import _DisableAutocast, _get_tracing_state, _len_torch_dispatch_stack, _set_tracing_state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
+_is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
 
 class Quiet:
     """Context manager; make a new one for each block.
@@ -32,9 +34,12 @@ class Quiet:
         self._functions = torch._C.DisableTorchFunction()
         self._functions.__enter__()
         self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        self._autocast = _DisableAutocast()
-        self._autocast.__enter__()
+        if self._grad:
+            torch._C._set_grad_enabled(False)
+        self._autocast = None
+        if _is_any_autocast_enabled():
+            self._autocast = _DisableAutocast()
+            self._autocast.__enter__()
         self._trace = _get_tracing_state()
         if self._trace is not None:
             _set_tracing_state(None)
@@ -52,8 +57,10 @@ class Quiet:
             self._modes.__exit__(kind, error, trace)
         if self._trace is not None:
             _set_tracing_state(self._trace)
-        self._autocast.__exit__(kind, error, trace)
-        torch._C._set_grad_enabled(self._grad)
+        if self._autocast is not None:
+            self._autocast.__exit__(kind, error, trace)
+        if self._grad is not torch.is_grad_enabled():
+            torch._C._set_grad_enabled(self._grad)
         self._functions.__exit__(kind, error, trace)
         if self._on_failure is None or not isinstance(error, Exception):
             return False

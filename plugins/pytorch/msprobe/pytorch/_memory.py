@@ -1,0 +1,44 @@
+"""Memory of host tensors as NumPy's arrays, without a trace at the tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack  # pyright: ignore[reportPrivateImportUsage]
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By their size in bytes."""
+
+
+class _Exported:
+    """What NumPy asks for memory; made for one tensor, and asked once."""
+
+    __slots__ = ("_capsule",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._capsule = to_dlpack(tensor)
+
+    def __dlpack__(self, **_: Any) -> object:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the host
+
+
+def array_of(values: Tensor) -> NDArray[Any]:
+    """Return the elements of a plain host tensor, of a dtype that NumPy has; nothing is copied.
+
+    Not by ``Tensor.numpy``, which marks the memory: whoever owns it could not resize it any more, as some do to free
+    what they do not need, and we could not tell any longer whether NumPy writes to it.
+    """
+    return words_of(values).view(str(values.dtype).removeprefix("torch."))
+
+
+def words_of(values: Tensor) -> NDArray[Any]:
+    """Return the raw bits of each element of a plain host tensor as a signed integer; nothing is copied."""
+    exported: Any = _Exported(values.view(INTEGERS[values.element_size()]))
+    return np.from_dlpack(exported)
