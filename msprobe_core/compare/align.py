@@ -146,7 +146,7 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
     if naming.is_plain and set(own.leads) == set(other.leads):
         # Both have all calls: their numbers are right unless the sequence proves the contrary.
         by_number = matcher.by_number()
-        if matcher.num_alike(pairs) <= matcher.num_alike(by_number):
+        if not matcher.disproves(pairs, by_number):
             pairs = by_number
     units = _units(own, other, pairs, naming, crowded)
     left = _with_places(_columns(target), own.entries, naming.target)

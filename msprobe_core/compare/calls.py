@@ -23,8 +23,8 @@ from msprobe_core.model import Phase
 from msprobe_core.store.dumped import StoredDump
 from msprobe_core.store.frame import RowKind
 
-_SHAPED = 1
-"""Which of the identities of a call is that of its name, nesting and shapes."""
+_SHAPED, _NESTED = 1, 2
+"""Which of the identities of a call are that of its name, nesting and shapes, and that without the shapes."""
 
 _ALL_SHAPED = (0, 1, 3)
 """Which of them know the shapes."""
@@ -245,9 +245,22 @@ class Matcher:
         keys = enumerate(zip(self._target.texts, self._target.indices, strict=True))
         return [(i, positions[key]) for i, key in keys if key in positions]
 
-    def num_alike(self, pairs: Sequence[Pair]) -> int:
-        """Return how many pairs have the same nesting and shapes."""
-        own, other = (side[_SHAPED] for side in self._identities)
+    def disproves(self, pairs: Sequence[Pair], numbers: Sequence[Pair]) -> bool:
+        """Whether ``pairs`` tell that those by ``numbers`` are not the same calls.
+
+        Modules that are others do. Shapes alone do not, since they may depend on the data, as those of experts do that
+        get more or fewer tokens: then the values have to agree better too.
+        """
+        elsewhere, elsewhere_by_number = (len(p) - self._num_alike(p, _NESTED) for p in (pairs, numbers))
+        if elsewhere != elsewhere_by_number:
+            return elsewhere < elsewhere_by_number
+        if self._num_alike(pairs, _SHAPED) <= self._num_alike(numbers, _SHAPED):
+            return False
+        distance = _Distance(self._target, self._golden)
+        return distance.mean(pairs) <= distance.mean(numbers)
+
+    def _num_alike(self, pairs: Sequence[Pair], kind: int) -> int:
+        own, other = (side[kind] for side in self._identities)
         return sum(own[i] == other[j] for i, j in pairs)
 
 
@@ -283,6 +296,11 @@ class _Distance:
         own = self._target.values.get(self._target.leads[i], ())
         other = self._golden.values.get(self._golden.leads[j], ())
         return sum(_difference(a, b) for a, b in zip(own, other, strict=False))
+
+    def mean(self, pairs: Sequence[Pair]) -> float:
+        """Return the mean difference of one value."""
+        num_values = sum(len(self._target.values.get(self._target.leads[i], ())) for i, _ in pairs)
+        return sum(self(i, j) for i, j in pairs) / max(num_values, 1)
 
 
 def _difference(a: float | None, b: float | None) -> float:

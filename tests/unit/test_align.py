@@ -132,6 +132,21 @@ def test_shapes_tell_that_numbers_are_wrong(tmp_path):
     check_pairs(alignment, target, golden)
 
 
+@pytest.mark.parametrize("nesting", [True, False], ids=["nested", "flat"])
+def test_experts_that_get_other_numbers_of_tokens_are_themselves(tmp_path, nesting):
+    """Shapes depend on the data: one expert's are, by chance, those of the next in the other run."""
+    programs = {"t": [], "g": []}
+    for i, tokens in enumerate([(5, 3), (3, 4), (4, 2), (2, 5)]):
+        value = op("").value
+        for side, num_tokens in zip("tg", tokens, strict=True):
+            module = op(f"Module.experts.{i}.Expert")
+            linear = Op("Functional.linear", value, module if nesting else None, shape=(num_tokens, 2))
+            programs[side] += [linear, module] if nesting else [linear]
+    alignment = align_dumps(*(record(tmp_path / s, program, nesting=nesting) for s, program in programs.items()))
+    assert all(a == b for a, b in pairs_in(alignment).items())
+    assert set(alignment.rows["match"]) == {"both"}
+
+
 def test_another_batch_size_is_no_reason_to_pair_anew(tmp_path):
     golden = layers()
     target = [with_value(call, call.value) for call in golden]
