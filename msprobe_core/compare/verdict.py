@@ -34,6 +34,7 @@ from msprobe_core.compare import kinks, metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
+from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
@@ -175,12 +176,13 @@ def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
 def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
+    noise = noise_rows(compared, table)
     return (
         compared.with_columns(
             own_error=pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
             is_special=metrics.has_nan_mismatch() | metrics.has_inf_mismatch(),
             is_uninitialised=_is_uninitialised(table),
-            is_vanishing=_vanishes(table),
+            is_vanishing=is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise),
             rounds_to_zero=_rounds_to_zero(table),
         )
         .with_columns(is_exempt=pl.any_horizontal(grounds).fill_null(False))
@@ -212,15 +214,6 @@ def _same_shape() -> pl.Expr:
 
 def _size(side: str) -> pl.Expr:
     return pl.max_horizontal(pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs())
-
-
-def _vanishes(table: LimitTable) -> pl.Expr:
-    """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
-    is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
-    own = table.vanishing_share_of(pl.col("precision_golden"))
-    shared = table.vanishing_share_of(pl.col("precision"))
-    is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
-    return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
 
 
 def _rounds_to_zero(table: LimitTable) -> pl.Expr:
