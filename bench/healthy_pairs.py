@@ -127,7 +127,7 @@ GPT2 = Architecture(
     "GPT2LMHeadModel",
     EIGHT_LAYERS.make_batch,
 )
-PLANTED_IN = {"llama, 4 layers": FOUR_LAYERS, "gpt2, 4 layers": GPT2}
+PLANTED_IN = {"llama, 4 layers": FOUR_LAYERS, "gpt2, 4 layers": GPT2, "opt": ARCHITECTURES["opt"]}
 
 
 class _Hidden(torch.autograd.Function):
@@ -218,6 +218,7 @@ def one_element_off(weight: torch.Tensor) -> torch.Tensor:
 
 
 GPT2_ACT = "transformer.h.2.mlp.act"
+OPT_QUERY = "model.decoder.layers.0.self_attn.q_proj"
 FAULTS = [
     Fault("epsilon 1e-2 for 1e-6", "post_attention_layernorm",
           set_value(f"{LAYER}.post_attention_layernorm.variance_epsilon", 1e-2)),
@@ -239,6 +240,10 @@ FAULTS = [
     Fault("gradient x 1.05", "mlp.down_proj", inside(DOWN, same, scaled_by(1.05)), direction="backward"),
     Fault("gradient x 1.2", "mlp.down_proj", inside(DOWN, same, scaled_by(1.2)), direction="backward"),
     Fault("gradient x -1", "mlp.down_proj", inside(DOWN, same, scaled_by(-1)), direction="backward"),
+    # Behind the rectifiers of both layers, where the limit is higher.
+    Fault("gradient x 1.2, behind relu", "q_proj", inside(OPT_QUERY, same, scaled_by(1.2)), "opt", "backward"),
+    Fault("gradient x 1.5, behind relu", "q_proj", inside(OPT_QUERY, same, scaled_by(1.5)), "opt", "backward"),
+    Fault("gradient x -1, behind relu", "q_proj", inside(OPT_QUERY, same, scaled_by(-1)), "opt", "backward"),
     Fault("optimizer: rate x 1.2", "embed_tokens", lambda model: setattr(model, "rate", 1.2 * RATE)),
     Fault("optimizer: one weight left out", "q_proj",
           lambda model: setattr(model, "left_out", f"{LAYER}.self_attn.q_proj.weight")),

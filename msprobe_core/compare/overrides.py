@@ -3,10 +3,10 @@
 A row has the last of the limits in whose pattern's reach it is. Each of the limit's terms whose quantity is known of
 the row must hold; where none is known, the conventional limit decides. What is known depends on what was compared:
 
-* ``rel``: the relative error that the row is judged by; of an argument, that of the number;
+* ``rel``: the relative error that the row is judged by; of an argument, that of the number; not of integers;
 * ``abs``: the largest absolute difference, where the tensors themselves were compared; otherwise it is at least the
   largest difference of maximum, minimum and mean, which is over the limit only if the unknown difference is too;
-* ``cos`` and ``ulp``: where the tensors themselves were compared.
+* ``cos`` and ``ulp``: where the tensors themselves were compared, and are no integers.
 """
 
 from __future__ import annotations
@@ -88,18 +88,23 @@ _SIDES = ("target", "golden")
 
 
 def _known(term: str, columns: list[str]) -> pl.Expr:
+    """Return what is known of the quantity that ``term`` bounds; null where nothing is."""
     unknown = pl.lit(None, dtype=pl.Float64)
+    both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
+    # Integers stay equal whatever relative error is allowed; only a bound of their difference says something else.
+    is_float = pl.col("precision").is_not_null()
     if term in {"cos", "ulp"}:
         column = COSINE if term == "cos" else LARGEST_ULP
-        return pl.col(column).cast(pl.Float64) if column in columns else unknown
-    is_number = pl.all_horizontal(*[pl.col(f"type_{side}").is_in(["int", "float"]) for side in _SIDES])
-    scalar = pl.when(is_number).then(pl.col("max_rel" if term == "rel" else "max_diff").abs())
-    both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
+        return pl.when(is_float).then(pl.col(column).cast(pl.Float64)) if column in columns else unknown
+    types = [pl.col(f"type_{side}") for side in _SIDES]
+    are_numbers = pl.all_horizontal(*[kind.is_in(["int", "float"]) for kind in types])
     if term == "rel":
-        return pl.when(both_tensors).then(pl.col("judged_error")).otherwise(scalar)
+        has_float = pl.any_horizontal(*[kind == "float" for kind in types])
+        scalar = pl.when(are_numbers & has_float).then(pl.col("max_rel").abs())
+        return pl.when(both_tensors).then(pl.when(is_float).then(pl.col("judged_error"))).otherwise(scalar)
     # Of NaN and Inf the rules of their own say what there is to say.
     parts = [pl.col(f"{name}_diff").abs() for name in ("max", "min", "mean")]
     at_least = pl.max_horizontal(*[pl.when(part.is_finite()).then(part) for part in parts])
     exact = pl.col(LARGEST_ABS) if LARGEST_ABS in columns else unknown
     tensors = pl.when(pl.col("judged_error").is_not_null()).then(pl.coalesce(exact, at_least))
-    return pl.when(both_tensors).then(tensors).otherwise(scalar)
+    return pl.when(both_tensors).then(tensors).otherwise(pl.when(are_numbers).then(pl.col("max_diff").abs()))

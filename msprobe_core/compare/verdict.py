@@ -34,6 +34,7 @@ from msprobe_core.compare import kinks, metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
+from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
@@ -87,26 +88,7 @@ def judge(compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTab
     prepared = overrides.with_overrides(_with_judged_error(prepared, table), table).with_row_index("row")
     # Texts are made for the rows that may need one; in a healthy pair those are few.
     others = prepared.filter(~_is_plain(by_checksum=by_checksum).fill_null(False))
-    findings = _findings(table, by_checksum=by_checksum)
-    is_unmatched = pl.col("match") != Match.BOTH.value
-    lone = pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
-    described = others.select(
-        "row",
-        verdict=pl.when("is_ignored")
-        .then(pl.lit(Verdict.PASS.value))
-        .when(is_unmatched)
-        .then(pl.lit(Verdict.UNMATCHED.value))
-        .when(_any_of(findings, Verdict.ERROR))
-        .then(pl.lit(Verdict.ERROR.value))
-        .when(_any_of(findings, Verdict.WARNING))
-        .then(pl.lit(Verdict.WARNING.value))
-        .otherwise(pl.lit(Verdict.PASS.value)),
-        messages=pl.when("is_ignored")
-        .then(pl.concat_list(pl.format("note: ignored, as {} says.", "override")))
-        .when(is_unmatched)
-        .then(pl.concat_list(lone))
-        .otherwise(_messages(findings)),
-    )
+    described = _described(others, _findings(table, by_checksum=by_checksum))
     return (
         prepared.join(described, on="row", how="left", maintain_order="left")
         .with_columns(
@@ -175,12 +157,13 @@ def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
 def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
+    noise = noise_rows(compared, table)
     return (
         compared.with_columns(
             own_error=pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
             is_special=metrics.has_nan_mismatch() | metrics.has_inf_mismatch(),
             is_uninitialised=_is_uninitialised(table),
-            is_vanishing=_vanishes(table),
+            is_vanishing=is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise),
             rounds_to_zero=_rounds_to_zero(table),
         )
         .with_columns(is_exempt=pl.any_horizontal(grounds).fill_null(False))
@@ -212,15 +195,6 @@ def _same_shape() -> pl.Expr:
 
 def _size(side: str) -> pl.Expr:
     return pl.max_horizontal(pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs())
-
-
-def _vanishes(table: LimitTable) -> pl.Expr:
-    """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
-    is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
-    own = table.vanishing_share_of(pl.col("precision_golden"))
-    shared = table.vanishing_share_of(pl.col("precision"))
-    is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
-    return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
 
 
 def _rounds_to_zero(table: LimitTable) -> pl.Expr:
@@ -399,15 +373,36 @@ _OVERRIDDEN = {
 """What is said of a row that does not keep to a limit that it has by name."""
 
 
-def _any_of(findings: list[_Finding], level: Verdict) -> pl.Expr:
-    return pl.any_horizontal(condition.fill_null(False) for own, condition, _ in findings if own is level)
+_RANKS = {level.value: rank for rank, level in enumerate(Verdict)}
+"""The worst of what is said of a row is its verdict; members stand from the best to the worst."""
 
 
-def _messages(findings: list[_Finding]) -> pl.Expr:
-    """Return the list of texts that apply."""
-    return pl.concat_list(
-        pl.when(condition.fill_null(False)).then(text) for _, condition, text in findings
-    ).list.drop_nulls()
+def _described(rows: pl.DataFrame, findings: list[_Finding]) -> pl.DataFrame:
+    """Return ``row``, ``verdict`` and ``messages`` of the rows of which there is something to say."""
+    is_pair = pl.col("match") == Match.BOTH.value
+    is_ignored = pl.col("is_ignored")
+    lone = pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
+    said: list[_Finding] = [
+        *[(level, condition & is_pair & ~is_ignored, text) for level, condition, text in findings],
+        (Verdict.UNMATCHED, ~is_pair & ~is_ignored, lone),
+        (Verdict.PASS, is_ignored, pl.format("note: ignored, as {} says.", "override")),
+    ]
+    holds = rows.select(condition.fill_null(False).alias(str(i)) for i, (_, condition, _) in enumerate(said))
+    parts = [
+        rows.filter(holds[str(i)]).select("row", rank=pl.lit(_RANKS[level.value]), messages=text)
+        for i, (level, _, text) in enumerate(said)
+        if holds[str(i)].any()
+    ]
+    if not parts:
+        schema = {"row": rows.schema["row"], "verdict": pl.String, "messages": pl.List(pl.String)}
+        return pl.DataFrame(schema=schema)
+    by_rank = {rank: level for level, rank in _RANKS.items()}
+    return (
+        pl.concat(parts)
+        .group_by("row", maintain_order=True)
+        .agg("messages", verdict=pl.col("rank").max())
+        .with_columns(pl.col("verdict").replace_strict(by_rank, return_dtype=pl.String))
+    )
 
 
 def _both(kind: RowKind) -> pl.Expr:

@@ -1,7 +1,9 @@
 """Limits: as data, in files, by name on the command line; and which one decided."""
 
 import base64
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -126,6 +128,7 @@ def test_a_limit_by_name_takes_the_place_of_checksums_and_equality(judged):
     assert verdict(judged(*whole))[0] == "error"
     assert verdict(judged(*whole, ("linear", "abs<=2")))[0] == "pass"
     assert verdict(judged(*whole, ("linear", "abs<=1")))[0] == "error"
+    assert verdict(judged(*whole, ("linear", "rel<=inf and cos>=-1"), extra={"cosine": 0.5}))[0] == "error"
 
 
 def test_a_limit_by_name_excuses_no_nan_no_shape_and_no_missing_row(judged):
@@ -152,6 +155,9 @@ def test_arguments_have_limits_too(judged):
     assert verdict(judged(*sides), row)[0] == "error"
     assert verdict(judged(*sides, (r"input\.1", "rel<=0.2")), row)[0] == "pass"
     assert verdict(judged(*sides, (r"input\.1", "abs<=0.001")), row)[0] == "error"
+    counts = [api(tensor(X), {"type": "int", "value": v}, output=tensor(X)) for v in (1_000_000, 1_000_001)]
+    assert verdict(judged(*counts, (r"input\.1", "rel<=1")), row)[0] == "error"
+    assert verdict(judged(*counts, (r"input\.1", "abs<=1")), row)[0] == "pass"
     texts = [api(tensor(X), {"type": "str", "value": v}, output=tensor(X)) for v in ("sum", "mean")]
     assert verdict(judged(*texts, (r"input\.1", "rel<=inf")), row)[0] == "error"
     assert verdict(judged(*texts, (r"input\.1", "ignore")), row)[0] == "pass"
@@ -195,6 +201,17 @@ def test_a_pattern_cannot_take_for_ever(judged):
     begin = time.perf_counter()
     judged(tensor(X), tensor(X), ("(a*)*b", "rel<=1"), ("(.*)*(.*)*(.*)*x$", "rel<=1"))
     assert time.perf_counter() - begin < 2
+
+
+def test_what_the_documentation_shows_is_accepted(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "compare.md").read_text().partition("### Limits of your own")[2]
+    shown = re.findall(r"--limit '([^']+)' '([^']+)'", text)
+    assert len(shown) >= 5
+    assert {parse_limit(*pair).text for pair in shown} >= {"rel<=1e-2", "abs<=1e-6 and rel<=0.1", "ignore"}
+    path = tmp_path / "limits.yaml"
+    path.write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    table = load_limits(path)
+    assert (table.relative.bfloat16, table.overrides[0].rel) == (0.02, 0.01)
 
 
 def test_a_file_is_laid_over(tmp_path):

@@ -1,0 +1,123 @@
+"""Gradients that are rounding noise on both sides, and say nothing.
+
+What is zero in exact arithmetic has, in a float, the size of the roundings of what it is computed from, and no two
+programs share these. Two rules tell it:
+
+* The gradient of a vector, such as a bias, is a sum of the gradient that its call got; below so many unit round-offs of
+  that it is the sum of nothing but roundings.
+* Any other gradient scales with what its call was given in forward too, and may be small because of that. It is noise
+  only where the golden run computed it in float32 or finer, and where it is below so many of *its* unit round-offs even
+  if the gradient that the call got is multiplied by the smallest, or divided by the largest, magnitude in the call. The
+  gradients of attention's queries and keys where only one key can be attended to are a case.
+
+What a call computes from nothing but such noise is noise too. It is told by its values, which the call that made them
+and the call that got them both have; the target's must be as small for its own precision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.limits import LimitTable, Precision
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+_IDENTITY = ("numel_golden", "max_golden", "min_golden", "mean_golden", "norm_golden")
+
+
+def is_vanishing_vector(table: LimitTable) -> pl.Expr:
+    """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
+    is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
+    own = table.vanishing_share_of(pl.col("precision_golden"))
+    shared = table.vanishing_share_of(pl.col("precision"))
+    is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
+    return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
+
+
+def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
+    """Return the numbers of the rows over their limits that are noise by the second rule, or computed from such.
+
+    Args:
+        rows: Have ``limit``, ``source_norm`` and both precisions.
+        table: The limits in force.
+    """
+    is_gradient = pl.col("phase").is_in([Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value])
+    suspects = (
+        rows.with_row_index("row")
+        .filter(is_gradient & (pl.col("error") > pl.col("limit")) & (pl.col("limit") > 0) & (pl.col("norm_golden") > 0))
+        .with_columns(
+            own=table.vanishing_share_of(pl.col("precision_golden")),
+            shared=table.vanishing_share_of(pl.col("precision")),
+        )
+    )
+    seeds = suspects.filter(
+        (pl.col("role") != Role.INPUT.value)
+        & (pl.col("precision_golden") <= int(Precision.FLOAT32))
+        & (pl.col("norm_golden") <= pl.col("own") * pl.col("source_norm"))
+        & (pl.col("norm_target") <= pl.col("shared") * pl.col("source_norm"))
+    )
+    if not seeds.height:
+        return []
+    share = _smallest_share(rows, seeds["entry"].unique().to_list())
+    columns = ("row", "entry", "norm_golden", "own", "source_norm")
+    is_noise = {
+        row
+        for row, entry, norm, own, source in seeds.select(columns).rows()
+        if norm <= own * source * share.get(entry, 0.0)
+    }
+    return _with_consequences(rows, suspects, is_noise)
+
+
+def _smallest_share(rows: pl.DataFrame, entries: list[str]) -> dict[str, float]:
+    """Return, for calls in backward, by how much their gradients may be smaller for what they had in forward."""
+    forward_of = {entry: forward for entry in entries if (forward := names.forward_of(_backward_of(entry))) is not None}
+    size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    is_number = pl.col("precision_golden").is_not_null() | (pl.col("type_golden") == "float")
+    sizes = (
+        rows.filter(pl.col("entry").is_in(list(forward_of.values())) & is_number & (size > 0))
+        .group_by("entry")
+        .agg(share=pl.min_horizontal(size.min(), 1 / size.max(), pl.lit(1.0)))
+    )
+    shares = dict(sizes.rows())
+    return {entry: shares[forward] for entry, forward in forward_of.items() if forward in shares}
+
+
+def _backward_of(entry: str) -> str:
+    return names.backward_of_parameters(entry) or entry
+
+
+def _with_consequences(rows: pl.DataFrame, suspects: pl.DataFrame, seeds: set[int]) -> list[int]:
+    """Return the seeds and what is computed from them alone, in execution order."""
+    columns = ("row", "entry", "role", "norm_target", "shared", "source_norm", *_IDENTITY)
+    num_inputs = dict(
+        rows.filter((pl.col("role") == Role.INPUT.value) & (pl.col("kind_golden") == RowKind.TENSOR.value))
+        .filter(pl.col("entry").is_in(suspects["entry"].unique().to_list()))
+        .group_by("entry")
+        .len()
+        .rows()
+    )
+    found: list[int] = []
+    scale_of: dict[tuple[Any, ...], float] = {}  # of what the noise was computed from, by the values of the noise
+    noisy: dict[str, list[tuple[float, float]]] = {}  # golden norm and scale of the noise that a call got
+    for row, entry, role, norm, shared, source, *identity in suspects.select(columns).rows():
+        own_norm = identity[-1]
+        if role == Role.INPUT.value:
+            scale = scale_of.get(tuple(identity))
+            if scale is not None and norm <= shared * scale:
+                found.append(row)
+                noisy.setdefault(entry, []).append((own_norm, scale))
+            continue
+        given = noisy.get(_backward_of(entry), [])
+        if row in seeds:
+            scale = source
+        elif given and len(given) == num_inputs.get(_backward_of(entry)):
+            scale = max(scale * own_norm / given_norm for given_norm, scale in given)
+        else:
+            continue
+        if norm <= shared * scale:
+            found.append(row)
+            scale_of[tuple(identity)] = scale
+    return found

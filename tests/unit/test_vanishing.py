@@ -1,0 +1,79 @@
+"""Gradients that are rounding noise on both sides, and what is computed from them."""
+
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core.compare import compare_dumps
+
+ATTENTION, LINEAR = "Functional.scaled_dot_product_attention.0", "Functional.linear.0"
+X = [[1.0, -2.0], [3.0, 4.0]]
+
+
+def scaled(factor, **fields):
+    return tensor([[v * factor for v in row] for row in X], **fields)
+
+
+def dump(noise, *, dtype="torch.bfloat16", weight=1.0, other=None, behind=1.0):
+    """Return a call whose gradient is ``noise``, and one that computes another from it, and from ``other``."""
+    received = [tensor([[noise, -noise / 2], [0.0, noise / 3]], dtype=dtype)]
+    received += [] if other is None else [scaled(other, dtype=dtype)]
+    further = tensor([[behind * noise, -behind * noise], [0.0, 0.0]], dtype=dtype)
+    return {
+        f"{ATTENTION}.forward": api(
+            scaled(weight, dtype=dtype), scaled(1.0, dtype=dtype), output=scaled(1.0, dtype=dtype)
+        ),
+        f"{LINEAR}.forward": api(scaled(1.0, dtype=dtype), output=scaled(1.0, dtype=dtype)),
+        f"{ATTENTION}.backward": {"input": [scaled(1.0, dtype=dtype)], "output": received[:1]},
+        f"{LINEAR}.backward": {"input": received, "output": [further]},
+    }
+
+
+@pytest.fixture
+def verdicts(tmp_path):
+    def verdicts(target, golden):
+        sides = [write_dump(tmp_path / side, data) for side, data in (("target", target), ("golden", golden))]
+        rows = compare_dumps(*sides).units[0].rows
+        return {
+            name.removeprefix("Functional."): (verdict, messages)
+            for name, verdict, messages in rows.select("name_target", "verdict", "messages").rows()
+        }
+
+    return verdicts
+
+
+GOLDEN = {"dtype": "torch.float32"}
+SEED, CONSEQUENCE = "scaled_dot_product_attention.0.backward.output.0", "linear.0.backward.output.0"
+
+
+@pytest.mark.parametrize("noise", [0.0, 3e-8, 1e-3])
+def test_noise_on_both_sides_and_what_comes_of_it(verdicts, noise):
+    found = verdicts(dump(noise), dump(2e-8, **GOLDEN))
+    for row in (SEED, "linear.0.backward.input.0", CONSEQUENCE):
+        assert found[row][0] == "pass", row
+        assert any("rounding noise on both sides" in message for message in found[row][1])
+
+
+def test_what_is_larger_than_the_roundings_of_the_target_counts(verdicts):
+    assert verdicts(dump(1.0), dump(2e-8, **GOLDEN))[SEED][0] == "error"
+    found = verdicts(dump(3e-8, behind=1e9), dump(2e-8, **GOLDEN))
+    assert (found[SEED][0], found[CONSEQUENCE][0]) == ("pass", "error")
+
+
+def test_what_is_small_because_a_weight_is_counts(verdicts):
+    assert verdicts(dump(0.0, weight=1e-7), dump(2e-8, weight=1e-7, **GOLDEN))[SEED][0] == "error"
+    assert verdicts(dump(0.0, weight=1e7), dump(2e-8, weight=1e7, **GOLDEN))[SEED][0] == "error"
+
+
+def test_what_the_golden_run_can_tell_from_noise_counts(verdicts):
+    assert verdicts(dump(0.0), dump(2e-5, **GOLDEN))[SEED][0] == "error"
+
+
+def test_a_coarse_golden_run_cannot_tell(verdicts):
+    assert verdicts(dump(0.0), dump(2e-8))[SEED][0] == "error"
+
+
+def test_what_is_computed_from_more_than_noise_counts(verdicts):
+    alone = verdicts(dump(3e-8, behind=1e4), dump(2e-8, behind=1e4, **GOLDEN))
+    assert (alone[SEED][0], alone[CONSEQUENCE][0]) == ("pass", "pass")
+    found = verdicts(dump(3e-8, behind=1e4, other=1.0), dump(2e-8, behind=1e4, other=1.0, **GOLDEN))
+    assert (found[SEED][0], found[CONSEQUENCE][0]) == ("pass", "error")
