@@ -56,8 +56,8 @@ def write_dump(path: Path, num_apis: int, *, noise: float, checksum: bool, seed:
     (path / "dump.json").write_text(json.dumps(header))
 
 
-def run(command: list[str], out: Path) -> tuple[float, float]:
-    """Return wall seconds and peak memory in MB of one run, which must leave a table in ``out``."""
+def run(command: list[str], out: Path) -> tuple[float, float, float]:
+    """Return wall and CPU seconds and peak memory in MB of one run, which must leave a table in ``out``."""
     begin = time.perf_counter()
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)]
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=silent)
@@ -66,7 +66,7 @@ def run(command: list[str], out: Path) -> tuple[float, float]:
     # Exit statuses do not tell: 1 is "they differ" for us and a failure for others.
     if not any(out.glob("*.csv")) and not any(out.glob("*.xlsx")):
         raise SystemExit(f"no table came out of: {' '.join(command)}")
-    return wall, usage.ru_maxrss / 1024
+    return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
         raise SystemExit("install msprobe-core first")
     commands = {"ours": ours} | ({"other": arguments.against} if arguments.against else {})
     print(f"{arguments.apis} APIs, {3 * arguments.apis} rows, median of {arguments.runs} runs, {os.cpu_count()} cores")
-    print(f"{'case':<22}{'command':<8}{'wall s':>8}{'min':>8}{'max':>8}{'peak MB':>9}")
+    print(f"{'case':<22}{'command':<8}{'wall s':>8}{'min':>8}{'max':>8}{'CPU s':>8}{'peak MB':>9}")
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         cases = [
@@ -100,17 +100,23 @@ def main() -> None:
                 str(root / f"case{i}/golden/dump.json"),
             ]
             times: dict[str, list[float]] = {name: [] for name in commands}
+            cpu: dict[str, list[float]] = {name: [] for name in commands}
             peaks: dict[str, float] = {}
             for _ in range(arguments.runs):
                 for name, command in commands.items():
                     out = root / f"case{i}/out_{name}"
                     shutil.rmtree(out, ignore_errors=True)
-                    wall, peak = run([command, "compare", *paths, "-o", str(out), *options], out)
+                    wall, used, peak = run([command, "compare", *paths, "-o", str(out), *options], out)
                     times[name].append(wall)
+                    cpu[name].append(used)
                     peaks[name] = max(peak, peaks.get(name, 0))
             for name, walls in times.items():
                 median = statistics.median(walls)
-                print(f"{case:<22}{name:<8}{median:>8.2f}{min(walls):>8.2f}{max(walls):>8.2f}{peaks[name]:>9.0f}")
+                used = statistics.median(cpu[name])
+                print(
+                    f"{case:<22}{name:<8}{median:>8.2f}{min(walls):>8.2f}{max(walls):>8.2f}{used:>8.2f}"
+                    f"{peaks[name]:>9.0f}"
+                )
             if len(times) == 2:
                 ratio = statistics.median(times["other"]) / statistics.median(times["ours"])
                 print(f"{'':<22}other/ours: {ratio:.1f}")

@@ -213,6 +213,7 @@ _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
 
 def _escaped(text: pl.Expr) -> pl.Expr:
     """Return text as XML; what looks like an escaped character of the format (22.9.2.19) is escaped itself."""
-    return text.str.replace_many(list(_ESCAPES), list(_ESCAPES.values())).str.replace_all(
-        r"_(x[0-9A-Fa-f]{4}_)", "_x005F_${1}"
-    )
+    looks_escaped = text.str.contains("_x[0-9A-Fa-f]{4}_")
+    # All of them, because two may share an underscore.
+    escaped = pl.when(looks_escaped).then(text.str.replace_all("_x", "_x005F_x", literal=True)).otherwise(text)
+    return escaped.str.replace_many(list(_ESCAPES), list(_ESCAPES.values()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 from typing import BinaryIO
 
+import polars as pl
+
 from msprobe_core.report.guard import guarded
 from msprobe_core.report.table import Table
 
@@ -30,4 +32,7 @@ def write_parquet(table: Table, file: BinaryIO) -> None:
         OSError: it cannot be written.
     """
     shown = table.rows.lazy().select(column.value.alias(column.header) for column in table.columns)
-    shown.sink_parquet(file)
+    try:
+        shown.sink_parquet(file)
+    except pl.exceptions.ComputeError as error:  # what polars makes of a disk that is full
+        raise OSError(str(error)) from error
