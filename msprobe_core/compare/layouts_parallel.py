@@ -143,7 +143,12 @@ class DeclaredRanks:
         if not self._order:
             return None
         last = (len(self._order) + 1,) * 4
-        keys = [self._order.get(entry, last) for entry in union.rows["entry"].to_list()]
+        # Of a module around the whole, the first stage has the inputs and the last the outputs.
+        roles = {role.value: i for i, role in enumerate((Role.INPUT, Role.PARAMETERS, Role.OUTPUT))}
+        keys = [
+            (*self._order.get(entry, last), roles.get(role, 0))
+            for entry, role in union.rows.select("entry", "role").iter_rows()
+        ]
         return np.array(sorted(range(len(keys)), key=lambda i: keys[i]), np.int64)
 
     # layers and experts

@@ -7,126 +7,45 @@ that says why. Values that several ranks should have alike are compared on the w
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from msprobe_core.compare.shard_sources import CHUNK, Assembled, Reader, overlap, slabs
 from msprobe_core.compare.shards import (
-    STATISTICS,
     Assembly,
-    Held,
     Numbers,
     Refusal,
-    assemble,
     counts_as_whole,
     merge_hashes,
     merge_sketches,
     merge_statistics,
 )
 from msprobe_core.compare.shards_calls import fakes, machinery, reduced_values, results_for_all, unwrapped, without
+from msprobe_core.compare.shards_columns import Columns
+from msprobe_core.compare.shards_declaration import Declaration, Undeclared
 from msprobe_core.compare.shards_findings import ReplicaFinding
+from msprobe_core.compare.shards_groups import Groups, one_part
 from msprobe_core.compare.shards_lie import (
-    Along,
-    Whereabouts,
-    assemble_declared,
-    assemble_recorded,
-    axis_cut_to,
     recorded,
 )
-from msprobe_core.compare.shards_replicas import agreement, differing
-from msprobe_core.compare.shards_union import Part, Union, part_of, unite
+from msprobe_core.compare.shards_replicas import differing
+from msprobe_core.compare.shards_union import Part, part_of, unite
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
-from msprobe_core.model import Distribution, Role, RunHeader
-from msprobe_core.store.frame import COLUMNS, RowKind
+from msprobe_core.model import Distribution, RunHeader
+from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
 """A NumPy array, of whose functions the type checker knows only part."""
 
 _COUNTS = ("num_nan", "num_inf")
-
-
-class Declaration(Protocol):
-    """What is declared of the ranks of one side."""
-
-    @property
-    def axes(self) -> Sequence[str]:
-        """Names of the axes along which there is more than one rank."""
-        ...
-
-    @property
-    def divides_calls(self) -> bool:
-        """Whether ranks make different calls: stages of a pipeline, or experts."""
-        ...
-
-    def place_of(self, rank: int) -> Whereabouts:
-        """Return where a rank stands."""
-        ...
-
-    def named(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts with the names that their rows have in the whole, in the order of execution."""
-        ...
-
-    def order(self, union: Union) -> Array | None:
-        """Return the order of execution of all values, int64 ``[values]``; ``None`` if it is as they are."""
-        ...
-
-    def spreads(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> Sequence[Sequence[Along] | None]:
-        """Return how each value lies along the axes; ``None`` where nothing is declared.
-
-        Args:
-            rows: Columns of a dump.
-            parents: Enclosing call by entry.
-        """
-        ...
-
-
-class Undeclared:
-    """Ranks of which nothing is declared: one axis that all of them are on."""
-
-    axes = ("rank",)
-    divides_calls = False
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._places = {rank: Whereabouts((("rank", i),)) for i, rank in enumerate(ranks)}
-
-    def place_of(self, rank: int) -> Whereabouts:
-        """Return where a rank stands."""
-        return self._places[rank]
-
-    def named(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts as they are."""
-        return parts
-
-    def order(self, union: Union) -> Array | None:  # noqa: ARG002
-        """Return ``None``."""
-        return None
-
-    def spreads(
-        self,
-        rows: pl.DataFrame,
-        parents: Mapping[str, str | None],  # noqa: ARG002
-    ) -> Sequence[Sequence[Along] | None]:
-        """Return for parameters of data parallel models that they are replicated, and nothing for all else."""
-        if not is_data_parallel(rows):
-            return [None] * rows.height
-        is_parameter = rows["role"] == Role.PARAMETERS.value
-        return [() if yes else None for yes in is_parameter.to_list()]
-
-
-def is_data_parallel(rows: pl.DataFrame) -> bool:
-    """Whether all ranks have the same parameters: the model is wrapped for it, and none of its layers is cut."""
-    entries = rows["entry"]
-    is_wrapped = entries.str.contains(r"\.DistributedDataParallel\.(forward|backward|parameters_grad)\.").any()
-    return bool(is_wrapped) and not entries.str.contains(r"ParallelLinear|VocabParallel").any()
 
 
 @dataclass(frozen=True)
@@ -257,76 +176,6 @@ def check_replicas(dumps: Sequence[Dump], declaration: Declaration | None = None
 # --- one merging ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Cell:
-    """What one part has in the place of a value."""
-
-    kind: str
-    shape: tuple[int, ...]
-    distribution: str | None
-    is_complex: bool
-
-
-@dataclass
-class _Columns:
-    """Columns of the frame that are made anew, for all values."""
-
-    size: int
-    is_new: Array = field(init=False)
-    numbers: dict[str, Numbers] = field(init=False)
-    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
-    texts: dict[str, dict[int, Any]] = field(init=False)
-    refused: dict[int, str] = field(default_factory=dict[int, str])
-
-    def __post_init__(self) -> None:
-        self.is_new = np.zeros(self.size, np.bool_)
-        self.numbers = {name: Numbers.unknown(self.size) for name in STATISTICS}
-        self.texts = {name: {} for name in ("checksum", "sketch", "file_name", "exact")}
-
-    def put(self, values: Array, numbers: Mapping[str, Numbers]) -> None:
-        """Set the statistics of some values."""
-        self.is_new[values] = True
-        for name, column in numbers.items():
-            self.numbers[name].values[values] = column.values
-            self.numbers[name].is_known[values] = column.is_known
-
-    def over(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with what is new in its place."""
-        if not self.is_new.any() and not self.refused:
-            return rows
-        is_new = pl.Series(self.is_new)
-        made: list[Any] = []
-        unknown = pl.Series([None] * self.size, dtype=pl.Float64)
-        for name, column in self.numbers.items():
-            values: Any = cast("Any", pl.Series(name, column.values)).zip_with(pl.Series(column.is_known), unknown)
-            made.append(values.cast(COLUMNS[name], strict=False))
-        for name, cells in self.texts.items():
-            made.append(pl.Series(name, _spread_out(cells, self.size), dtype=COLUMNS[name]))
-        shapes = {value: str(list(shape)) for value, shape in self.shapes.items()}
-        sizes = {value: math.prod(shape) for value, shape in self.shapes.items()}
-        made.append(pl.Series("shape", _spread_out(shapes, self.size), dtype=pl.String))
-        made.append(pl.Series("numel", _spread_out(sizes, self.size), dtype=pl.Int64))
-        made.append(pl.Series("distribution", [None] * self.size, dtype=pl.String))
-        rows = rows.with_columns(
-            pl.when(is_new).then(column).otherwise(pl.col(column.name)).alias(column.name) for column in made
-        )
-        refused = pl.Series("refused", _spread_out(self.refused, self.size), dtype=pl.String)
-        blank = [name for name in list(COLUMNS)[list(COLUMNS).index("type") :] if name != "failure"]
-        is_refused = refused.is_not_null()
-        return rows.with_columns(
-            *[pl.when(is_refused).then(None).otherwise(pl.col(name)).alias(name) for name in blank],
-            kind=pl.when(is_refused).then(pl.lit(RowKind.NONE.value, COLUMNS["kind"])).otherwise("kind"),
-            failure=pl.coalesce(refused, pl.col("failure")),
-        )
-
-
-def _spread_out(cells: Mapping[int, Any], size: int) -> list[Any]:
-    column: list[Any] = [None] * size
-    for value, cell in cells.items():
-        column[value] = cell
-    return column
-
-
 class _Merging:
     """Puts the parts together; what comes of it is in ``frame``, ``notes`` and ``replicas``."""
 
@@ -350,12 +199,11 @@ class _Merging:
             union = union.at(order)
         self.union = union
         self._note_sequence()
-        self._columns = _Columns(union.rows.height)
-        self._cells: dict[str, int] = {}
-        self._cell_list: list[_Cell] = []
+        self._columns = Columns(union.rows.height)
         self._reduced = reduced_values(union)
-        for values, assembly in self._groups():
-            self._take(values, assembly)
+        groups = Groups(union, self._declaration, self._like, self._reduced)
+        for values, assembly in groups.all():
+            self._take(values, assembly, is_complex=groups.is_complex)
         self._check_communication()
         self._refuse_sizes()
         self._note_refused()
@@ -377,146 +225,9 @@ class _Merging:
         own = part.names.get(entry, entry)
         return self._renamed.get(own, own)
 
-    # how values lie
-
-    def _groups(self) -> Iterator[tuple[Array, Assembly | Refusal]]:
-        """Yield the values of tensors that are put together in the same way, and how."""
-        union = self.union
-        codes = [self._codes_of(number) for number in range(len(union.parts))]
-        spreads, spread_codes = self._spread_codes()
-        shapes, shape_codes = self._like_shapes()
-        is_parameter = (union.rows["role"] == Role.PARAMETERS.value).to_numpy()
-        table = np.stack([*codes, spread_codes, shape_codes, is_parameter.astype(np.int64)], axis=1)
-        unique: tuple[Array, Array] = np.unique(table, axis=0, return_inverse=True)
-        numbers: Array = unique[1].reshape(-1)
-        order = np.argsort(numbers, kind="stable")
-        kinds: list[list[int]] = unique[0].tolist()
-        ends = np.searchsorted(numbers[order], np.arange(len(kinds) + 1))
-        for i, kind in enumerate(kinds):
-            values = order[ends[i] : ends[i + 1]]
-            *cells, spread, shape, is_parameter_kind = kind
-            present = [part for part, code in enumerate(cells) if code >= 0]
-            held = [self._cell_list[cells[part]] for part in present]
-            if all(cell.kind != RowKind.TENSOR.value for cell in held):
-                continue
-            self._is_complex = any(cell.is_complex for cell in held)
-            yield from self._lie(
-                values,
-                present,
-                held,
-                None if spread < 0 else spreads[spread],
-                None if shape < 0 else shapes[shape],
-                is_parameter=bool(is_parameter_kind),
-            )
-
-    def _codes_of(self, number: int) -> Array:
-        """Return for each value a number for what a part has in its place, -1 for nothing."""
-        frame = self.union.parts[number].frame
-        texts = frame.select(
-            pl.concat_str(
-                pl.col("kind").cast(pl.String),
-                pl.col("shape").fill_null(""),
-                pl.col("distribution").fill_null(""),
-                pl.col("dtype").str.to_lowercase().str.contains("complex").fill_null(False).cast(pl.String),
-                separator="\n",
-            )
-        ).to_series()
-        for text in texts.unique().to_list():
-            if text not in self._cells:
-                kind, shape, distribution, is_complex = text.split("\n")
-                self._cells[text] = len(self._cell_list)
-                sizes = _sizes(shape) if kind == RowKind.TENSOR.value else ()
-                self._cell_list.append(_Cell(kind, sizes, distribution or None, is_complex == "true"))
-        codes: Array = cast("Any", texts).replace_strict(self._cells, return_dtype=pl.Int64).to_numpy()
-        index = self.union.index[:, number]
-        return np.where(index >= 0, codes[np.maximum(index, 0)], -1) if len(codes) else np.full(len(index), -1)
-
-    def _spread_codes(self) -> tuple[list[tuple[Along, ...]], Array]:
-        parents: dict[str, str | None] = {}
-        for part in self.union.parts:
-            for entry, parent in part.dump.parents.items():
-                own = part.names.get(entry, entry)
-                parents.setdefault(own, None if parent is None else part.names.get(parent, parent))
-        known: dict[tuple[Along, ...], int] = {}
-        codes = [
-            -1 if spread is None else known.setdefault(tuple(spread), len(known))
-            for spread in self._declaration.spreads(self.union.rows, parents)
-        ]
-        return list(known), np.array(codes, np.int64)
-
-    def _like_shapes(self) -> tuple[list[tuple[int, ...]], Array]:
-        """Return the shapes of the other side, and for each value the number of its own, -1 where it is not known."""
-        size = self.union.rows.height
-        if len(self._like) != 1:
-            return [], np.full(size, -1)
-        other = self._like[0].frame.filter(pl.col("kind") == RowKind.TENSOR.value)
-        other = other.select("key", like="shape").unique("key", keep="first", maintain_order=True)
-        found = self.union.rows.select("key").join(other, on="key", how="left", maintain_order="left")["like"]
-        texts = found.drop_nulls().unique(maintain_order=True).to_list()
-        numbers = {text: i for i, text in enumerate(texts)}
-        codes: Any = cast("Any", found).replace_strict(numbers, default=-1, return_dtype=pl.Int64)
-        return [_sizes(text) for text in texts], codes.fill_null(-1).to_numpy()
-
-    def _lie(
-        self,
-        values: Array,
-        present: Sequence[int],
-        held: Sequence[_Cell],
-        spread: Sequence[Along] | None,
-        like: tuple[int, ...] | None,
-        *,
-        is_parameter: bool,
-    ) -> Iterator[tuple[Array, Assembly | Refusal]]:
-        ranks = [self.union.parts[part].rank for part in present]
-        if any(cell.kind != RowKind.TENSOR.value for cell in held):
-            yield values, Refusal("some ranks have a tensor there and others have not")
-        elif all(cell.distribution is not None for cell in held):
-            texts = [cell.distribution or "" for cell in held]
-            yield values, assemble_recorded(held[0].shape, present, ranks, texts, are_meshes_alike=is_parameter)
-        elif any(cell.distribution is not None for cell in held):
-            yield values, Refusal("some ranks have it as a distributed tensor and others have not")
-        elif len(present) == 1:
-            yield values, _one_part(present[0], held[0].shape)
-        else:
-            yield from self._lie_plain(values, present, [cell.shape for cell in held], spread, like)
-
-    def _lie_plain(
-        self,
-        values: Array,
-        present: Sequence[int],
-        shapes: Sequence[tuple[int, ...]],
-        spread: Sequence[Along] | None,
-        like: tuple[int, ...] | None,
-    ) -> Iterator[tuple[Array, Assembly | Refusal]]:
-        places = [self._declaration.place_of(self.union.parts[part].rank) for part in present]
-        if spread is not None:
-            declared = assemble_declared(spread, present, places, shapes)
-            # The other side knows better how large the whole is than a rule that holds for all of a kind.
-            if isinstance(declared, Refusal) or like is None or declared.shape == like or shapes[0] != like:
-                yield values, declared
-                return
-        if like is not None and any(shape != like for shape in shapes):
-            along = axis_cut_to(shapes, places, self._declaration.axes, like)
-            if along is not None:
-                yield values, assemble_declared([along], present, places, shapes)
-                return
-        is_alike = np.ones(len(values), np.bool_)
-        if len(set(shapes)) > 1:
-            is_alike[:] = False
-        else:
-            for part in present[1:]:
-                is_alike &= agreement(self.union, values, present[0], part)
-        whole = tuple(((0, n),) if n else () for n in shapes[0])
-        yield values[is_alike], assemble(shapes[0], [Held(part, whole) for part in present])
-        rest = values[~is_alike]
-        is_term = self._are_reduced(rest)
-        yield rest[is_term], assemble(shapes[0], [Held(part, whole, (part,)) for part in present], "sum")
-        unknown = Refusal("the ranks have different values there, and nothing says how these make up the whole")
-        yield rest[~is_term], unknown
-
     # what is known of them
 
-    def _take(self, values: Array, assembly: Assembly | Refusal) -> None:
+    def _take(self, values: Array, assembly: Assembly | Refusal, *, is_complex: bool) -> None:
         if isinstance(assembly, Refusal):
             self._columns.refused.update(dict.fromkeys(values.tolist(), assembly.reason))
             return
@@ -535,7 +246,7 @@ class _Merging:
             self._take_one(values, assembly)
             return
         numbers = [self.union.numbers(piece.part, values) for piece in assembly.pieces]
-        self._columns.put(values, merge_statistics(assembly, numbers, is_complex=self._is_complex))
+        self._columns.put(values, merge_statistics(assembly, numbers, is_complex=is_complex))
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
         self._take_fingerprints(values, assembly)
         self._take_exact(values, assembly)
@@ -570,7 +281,7 @@ class _Merging:
             self._columns.shapes[value] = assembly.shape
             for name in ("checksum", "sketch", "exact"):
                 self._columns.texts[name][value] = self.union.cells(name, part, np.array([result]))[0]
-            self._take_files(one, _one_part(part, assembly.shape), result)
+            self._take_files(one, one_part(part, assembly.shape), result)
 
     def _take_fingerprints(self, values: Array, assembly: Assembly) -> None:
         is_placed = [self._is_placed(values, i, assembly) for i in range(len(assembly.pieces))]
@@ -752,16 +463,8 @@ def _where(assembly: Assembly, blocks: Sequence[Any]) -> str:
     return ""
 
 
-def _one_part(part: int, shape: tuple[int, ...]) -> Assembly | Any:
-    return assemble(shape, [Held(part, tuple(((0, n),) if n else () for n in shape))])
-
-
 def _whole_numbers(numbers: Mapping[str, Numbers], i: int) -> list[int] | None:
     pair = [numbers[name] for name in ("max", "min")]
     if not all(column.is_known[i] and math.isfinite(column.values[i]) for column in pair):
         return None
     return [int(column.values[i]) for column in pair]
-
-
-def _sizes(shape: str) -> tuple[int, ...]:
-    return tuple(ast.literal_eval(shape))

@@ -1,0 +1,85 @@
+"""A dump whose tensors lie otherwise than they are stored."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import polars as pl
+
+from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.model import RunHeader
+
+Open: TypeAlias = Callable[[], TensorSource]
+Row: TypeAlias = dict[str, Any]
+"""A row of a frame by column."""
+
+
+@dataclass
+class RelaidDump:
+    """A dump whose tensors lie otherwise than they are stored; see `msprobe_core.hookspecs.Dump`.
+
+    Attributes:
+        inner: The dump as it is stored.
+        frame: Its rows as they lie now.
+        notes: Those of the dump, and what there is to say of the changes.
+    """
+
+    inner: Dump
+    frame: pl.DataFrame
+    notes: list[str]
+    views: dict[str, Open] = field(default_factory=dict[str, Open])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def path(self) -> Path:
+        """As stored."""
+        return self.inner.path
+
+    @property
+    def header(self) -> RunHeader:
+        """As stored."""
+        return self.inner.header
+
+    @property
+    def stacks(self) -> Mapping[str, Sequence[str]]:
+        """As stored; what was fused has those of its first part."""
+        return _under_new_names(self.inner.stacks, self.names)
+
+    @property
+    def parents(self) -> Mapping[str, str | None]:
+        """As stored; what was fused has that of its first part."""
+        found = {
+            entry: None if name is None else self.names.get(name, name) for entry, name in self.inner.parents.items()
+        }
+        return _under_new_names(found, self.names)
+
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """Return a tensor as it lies now.
+
+        Raises:
+            DumpError: it cannot be read.
+        """
+        view = self.views.get(file_name)
+        return self.inner.open_tensor(file_name) if view is None else view()
+
+    def opener(self, file_name: str) -> Open:
+        """Return what opens a tensor as it lies now, whatever becomes of its name."""
+        view = self.views.get(file_name)
+        return view if view is not None else lambda: self.inner.open_tensor(file_name)
+
+
+def _under_new_names(found: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    renamed = dict(found)
+    for old, new in names.items():
+        if old in found:
+            renamed.setdefault(new, found[old])
+    return renamed
+
+
+def sizes_in(shape: str) -> tuple[int, ...]:
+    """Return a shape that a frame has as text."""
+    return tuple(ast.literal_eval(shape))

@@ -1,0 +1,90 @@
+"""What is declared of the ranks that are merged, and what holds where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import polars as pl
+
+from msprobe_core.compare.shards_lie import Along, Whereabouts
+from msprobe_core.compare.shards_union import Part, Union
+from msprobe_core.model import Role
+
+Array: TypeAlias = Any
+"""A NumPy array, of whose functions the type checker knows only part."""
+
+
+class Declaration(Protocol):
+    """What is declared of the ranks of one side."""
+
+    @property
+    def axes(self) -> Sequence[str]:
+        """Names of the axes along which there is more than one rank."""
+        ...
+
+    @property
+    def divides_calls(self) -> bool:
+        """Whether ranks make different calls: stages of a pipeline, or experts."""
+        ...
+
+    def place_of(self, rank: int) -> Whereabouts:
+        """Return where a rank stands."""
+        ...
+
+    def named(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts with the names that their rows have in the whole, in the order of execution."""
+        ...
+
+    def order(self, union: Union) -> Array | None:
+        """Return the order of execution of all values, int64 ``[values]``; ``None`` if it is as they are."""
+        ...
+
+    def spreads(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> Sequence[Sequence[Along] | None]:
+        """Return how each value lies along the axes; ``None`` where nothing is declared.
+
+        Args:
+            rows: Columns of a dump.
+            parents: Enclosing call by entry.
+        """
+        ...
+
+
+class Undeclared:
+    """Ranks of which nothing is declared: one axis that all of them are on."""
+
+    axes = ("rank",)
+    divides_calls = False
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._places = {rank: Whereabouts((("rank", i),)) for i, rank in enumerate(ranks)}
+
+    def place_of(self, rank: int) -> Whereabouts:
+        """Return where a rank stands."""
+        return self._places[rank]
+
+    def named(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts as they are."""
+        return parts
+
+    def order(self, union: Union) -> Array | None:  # noqa: ARG002
+        """Return ``None``."""
+        return None
+
+    def spreads(
+        self,
+        rows: pl.DataFrame,
+        parents: Mapping[str, str | None],  # noqa: ARG002
+    ) -> Sequence[Sequence[Along] | None]:
+        """Return for parameters of data parallel models that they are replicated, and nothing for all else."""
+        if not is_data_parallel(rows):
+            return [None] * rows.height
+        is_parameter = rows["role"] == Role.PARAMETERS.value
+        return [() if yes else None for yes in is_parameter.to_list()]
+
+
+def is_data_parallel(rows: pl.DataFrame) -> bool:
+    """Whether all ranks have the same parameters: the model is wrapped for it, and none of its layers is cut."""
+    entries = rows["entry"]
+    is_wrapped = entries.str.contains(r"\.DistributedDataParallel\.(forward|backward|parameters_grad)\.").any()
+    return bool(is_wrapped) and not entries.str.contains(r"ParallelLinear|VocabParallel").any()

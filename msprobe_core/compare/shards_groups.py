@@ -1,0 +1,205 @@
+"""Values of several ranks in groups, of which each is put together in one way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import polars as pl
+
+from msprobe_core.compare.shards import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards_declaration import Declaration
+from msprobe_core.compare.shards_lie import Along, assemble_declared, assemble_recorded, axis_cut_to
+from msprobe_core.compare.shards_replicas import agreement
+from msprobe_core.compare.shards_union import Union
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Role
+from msprobe_core.store.frame import RowKind
+
+Array: TypeAlias = Any
+"""A NumPy array, of whose functions the type checker knows only part."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What one part has in the place of a value."""
+
+    kind: str
+    shape: tuple[int, ...]
+    distribution: str | None
+    is_complex: bool
+
+
+class Groups:
+    """Finds out how values lie: from what was recorded, else what is declared, else the other side's shapes.
+
+    Attributes:
+        is_complex: Whether the group that was handed out last has complex elements.
+    """
+
+    def __init__(self, union: Union, declaration: Declaration, like: Sequence[Dump], terms: Collection[int]) -> None:
+        """Begin.
+
+        Args:
+            union: All values.
+            declaration: How plain tensors lie, where it is declared.
+            like: The other side of the comparison.
+            terms: Values that are terms of a sum which is recorded too.
+        """
+        self._union = union
+        self._declaration = declaration
+        self._like = like
+        self._terms = terms
+        self._cells: dict[str, int] = {}
+        self._cell_list: list[_Cell] = []
+        self.is_complex = False
+
+    def all(self) -> Iterator[tuple[Array, Assembly | Refusal]]:
+        """Yield the values of tensors that are put together in the same way, and how."""
+        union = self._union
+        codes = [self._codes_of(number) for number in range(len(union.parts))]
+        spreads, spread_codes = self._spread_codes()
+        shapes, shape_codes = self._like_shapes()
+        is_parameter = (union.rows["role"] == Role.PARAMETERS.value).to_numpy()
+        table = np.stack([*codes, spread_codes, shape_codes, is_parameter.astype(np.int64)], axis=1)
+        unique: tuple[Array, Array] = np.unique(table, axis=0, return_inverse=True)
+        numbers: Array = unique[1].reshape(-1)
+        order = np.argsort(numbers, kind="stable")
+        kinds: list[list[int]] = unique[0].tolist()
+        ends = np.searchsorted(numbers[order], np.arange(len(kinds) + 1))
+        for i, kind in enumerate(kinds):
+            values = order[ends[i] : ends[i + 1]]
+            *cells, spread, shape, is_parameter_kind = kind
+            present = [part for part, code in enumerate(cells) if code >= 0]
+            held = [self._cell_list[cells[part]] for part in present]
+            if all(cell.kind != RowKind.TENSOR.value for cell in held):
+                continue
+            self.is_complex = any(cell.is_complex for cell in held)
+            yield from self._lie(
+                values,
+                present,
+                held,
+                None if spread < 0 else spreads[spread],
+                None if shape < 0 else shapes[shape],
+                is_parameter=bool(is_parameter_kind),
+            )
+
+    def _codes_of(self, number: int) -> Array:
+        """Return for each value a number for what a part has in its place, -1 for nothing."""
+        frame = self._union.parts[number].frame
+        texts = frame.select(
+            pl.concat_str(
+                pl.col("kind").cast(pl.String),
+                pl.col("shape").fill_null(""),
+                pl.col("distribution").fill_null(""),
+                pl.col("dtype").str.to_lowercase().str.contains("complex").fill_null(False).cast(pl.String),
+                separator="\n",
+            )
+        ).to_series()
+        for text in texts.unique().to_list():
+            if text not in self._cells:
+                kind, shape, distribution, is_complex = text.split("\n")
+                self._cells[text] = len(self._cell_list)
+                sizes = _sizes(shape) if kind == RowKind.TENSOR.value else ()
+                self._cell_list.append(_Cell(kind, sizes, distribution or None, is_complex == "true"))
+        codes: Array = cast("Any", texts).replace_strict(self._cells, return_dtype=pl.Int64).to_numpy()
+        index = self._union.index[:, number]
+        return np.where(index >= 0, codes[np.maximum(index, 0)], -1) if len(codes) else np.full(len(index), -1)
+
+    def _spread_codes(self) -> tuple[list[tuple[Along, ...]], Array]:
+        parents: dict[str, str | None] = {}
+        for part in self._union.parts:
+            for entry, parent in part.dump.parents.items():
+                own = part.names.get(entry, entry)
+                parents.setdefault(own, None if parent is None else part.names.get(parent, parent))
+        known: dict[tuple[Along, ...], int] = {}
+        codes = [
+            -1 if spread is None else known.setdefault(tuple(spread), len(known))
+            for spread in self._declaration.spreads(self._union.rows, parents)
+        ]
+        return list(known), np.array(codes, np.int64)
+
+    def _like_shapes(self) -> tuple[list[tuple[int, ...]], Array]:
+        """Return the shapes of the other side, and for each value the number of its own, -1 where it is not known."""
+        size = self._union.rows.height
+        if len(self._like) != 1:
+            return [], np.full(size, -1)
+        other = self._like[0].frame.filter(pl.col("kind") == RowKind.TENSOR.value)
+        other = other.select("key", like="shape").unique("key", keep="first", maintain_order=True)
+        found = self._union.rows.select("key").join(other, on="key", how="left", maintain_order="left")["like"]
+        texts = found.drop_nulls().unique(maintain_order=True).to_list()
+        numbers = {text: i for i, text in enumerate(texts)}
+        codes: Any = cast("Any", found).replace_strict(numbers, default=-1, return_dtype=pl.Int64)
+        return [_sizes(text) for text in texts], codes.fill_null(-1).to_numpy()
+
+    def _lie(
+        self,
+        values: Array,
+        present: Sequence[int],
+        held: Sequence[_Cell],
+        spread: Sequence[Along] | None,
+        like: tuple[int, ...] | None,
+        *,
+        is_parameter: bool,
+    ) -> Iterator[tuple[Array, Assembly | Refusal]]:
+        ranks = [self._union.parts[part].rank for part in present]
+        if any(cell.kind != RowKind.TENSOR.value for cell in held):
+            yield values, Refusal("some ranks have a tensor there and others have not")
+        elif all(cell.distribution is not None for cell in held):
+            texts = [cell.distribution or "" for cell in held]
+            yield values, assemble_recorded(held[0].shape, present, ranks, texts, are_meshes_alike=is_parameter)
+        elif any(cell.distribution is not None for cell in held):
+            yield values, Refusal("some ranks have it as a distributed tensor and others have not")
+        elif len(present) == 1:
+            yield values, one_part(present[0], held[0].shape)
+        else:
+            yield from self._lie_plain(values, present, [cell.shape for cell in held], spread, like)
+
+    def _lie_plain(
+        self,
+        values: Array,
+        present: Sequence[int],
+        shapes: Sequence[tuple[int, ...]],
+        spread: Sequence[Along] | None,
+        like: tuple[int, ...] | None,
+    ) -> Iterator[tuple[Array, Assembly | Refusal]]:
+        places = [self._declaration.place_of(self._union.parts[part].rank) for part in present]
+        if spread is not None:
+            declared = assemble_declared(spread, present, places, shapes)
+            # The other side knows better how large the whole is than a rule that holds for all of a kind.
+            if isinstance(declared, Refusal) or like is None or declared.shape == like or shapes[0] != like:
+                yield values, declared
+                return
+        if like is not None and any(shape != like for shape in shapes):
+            along = axis_cut_to(shapes, places, self._declaration.axes, like)
+            if along is not None:
+                yield values, assemble_declared([along], present, places, shapes)
+                return
+        is_alike = np.ones(len(values), np.bool_)
+        if len(set(shapes)) > 1:
+            is_alike[:] = False
+        else:
+            for part in present[1:]:
+                is_alike &= agreement(self._union, values, present[0], part)
+        whole = tuple(((0, n),) if n else () for n in shapes[0])
+        yield values[is_alike], assemble(shapes[0], [Held(part, whole) for part in present])
+        rest = values[~is_alike]
+        is_term = self._are_reduced(rest)
+        yield rest[is_term], assemble(shapes[0], [Held(part, whole, (part,)) for part in present], "sum")
+        unknown = Refusal("the ranks have different values there, and nothing says how these make up the whole")
+        yield rest[~is_term], unknown
+
+    def _are_reduced(self, values: Array) -> Array:
+        return np.array([value in self._terms for value in values.tolist()], np.bool_)
+
+
+def one_part(part: int, shape: tuple[int, ...]) -> Assembly | Any:
+    """Return how a tensor is made up that one part has whole."""
+    return assemble(shape, [Held(part, tuple(((0, n),) if n else () for n in shape))])
+
+
+def _sizes(shape: str) -> tuple[int, ...]:
+    return tuple(ast.literal_eval(shape))
