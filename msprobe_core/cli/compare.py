@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
 if TYPE_CHECKING:
+    from msprobe_core.compare import CompareOptions
     from msprobe_core.compare.limits import LimitTable
+    from msprobe_core.report import TableOptions
     from msprobe_core.report.run import RunProgress
 
 
@@ -32,10 +35,37 @@ if TYPE_CHECKING:
     show_default=True,
     help="Directory for the results.",
 )
-@click.option("--xlsx", is_flag=True, help="Write a spreadsheet instead of csv; implied by -i.")
-@click.option("-s", "--stack_mode", is_flag=True, help="Accepted; the call stack is shown whenever it was recorded.")
-@click.option("-c", "--compare_only", is_flag=True, help="Accepted; the first fault is always named.")
-@click.option("-hl", "--highlight", is_flag=True, help="Accepted; spreadsheets are always coloured.")
+@click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx, and implied by -i.")
+@click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are written to.")
+@click.option(
+    "--compat",
+    "layout",
+    type=click.Choice(["a", "c"]),
+    help="Tables as mstt 8.x (a; implied by -i) or mindstudio-probe 26.x (c) have them, instead of ours.",
+)
+@click.option("-s", "--stack_mode", is_flag=True, help="With --compat a: show call stacks; others show them anyway.")
+@click.option("-c", "--compare_only", is_flag=True, help="With --compat a: write no advisor file.")
+@click.option("-hl", "--highlight", is_flag=True, help="With --compat a: colour rows by the rules of 8.x.")
+@click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs.")
+@click.option("-dm", "--data_mapping", metavar="YAML", help="Row names that belong together.")
+@click.option(
+    "-cm", "--cell_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Modules that belong together."
+)
+@click.option("-am", "--api_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="APIs that belong together.")
+@click.option(
+    "-lm", "--layer_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Layers that belong together."
+)
+@click.option(
+    "--layout",
+    "layouts",
+    metavar="YAML|auto",
+    help="How tensors and ranks of the two sides lie differently; auto: as recorded.",
+)
+@click.option("--config", metavar="YAML", help="What tensors are multiplied by before they are compared.")
+@click.option("-da", "--diff_analyze", is_flag=True, help="Also write where ranks part first, as 26.x does.")
+@click.option(
+    "-tensor_log", "--is_print_compare_log", is_flag=True, help="Accepted; the table has a line for each row."
+)
 @click.option(
     "--limit",
     "limits",
@@ -55,25 +85,7 @@ if TYPE_CHECKING:
 )
 @click.option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; implies --executor ray.")
 @click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
-def compare(
-    *,
-    target_path: Path | None,
-    golden_path: Path | None,
-    input_path: Path | None,
-    output_path: Path,
-    xlsx: bool,
-    stack_mode: bool,
-    compare_only: bool,
-    highlight: bool,
-    limits: tuple[tuple[str, str], ...],
-    limits_file: Path | None,
-    steps: str | None,
-    ranks: str | None,
-    executor: str | None,
-    workers: int | None,
-    ray_address: str | None,
-    resume: bool,
-) -> int:
+def compare(**given: Any) -> int:
     """Compare the dump of a run under test with that of a trusted run.
 
     Both paths name a dump.json or dump.arrow, a rank's directory, a step's directory, whose ranks are then paired by
@@ -81,41 +93,113 @@ def compare(
 
     Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps could not be compared.
     """
-    del stack_mode, compare_only, highlight  # what they ask for is always done
+    asked = _Asked(**given)
     # polars and numpy are not needed to say --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-    from msprobe_core.compare import Chosen, CompareOptions
+    from msprobe_core.compare import Chosen
     from msprobe_core.model import ExecutorOptions
-    from msprobe_core.report import TableForm, TableOptions, time_stamp
     from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
 
-    request = _request(target_path, golden_path, input_path)
+    request = _request(asked.target_path, asked.golden_path, asked.input_path)
     run = RunOptions(
-        executor="ray" if ray_address and executor is None else executor,
-        workers=ExecutorOptions(workers=workers, address=ray_address),
-        resume=resume,
+        executor="ray" if asked.ray_address and asked.executor is None else asked.executor,
+        workers=ExecutorOptions(workers=asked.workers, address=asked.ray_address),
+        resume=asked.resume,
     )
     try:
         with _progress_bar() as progress:
             result, files = compare_run(
                 Path(request.npu_path),
                 Path(request.bench_path),
-                output_path,
-                tables=TableOptions(
-                    stamp=time_stamp(), form=TableForm.XLSX if xlsx or input_path is not None else TableForm.CSV
-                ),
-                options=CompareOptions(stack_path=request.stack_file, limits=_limits(limits_file, limits)),
-                chosen=Chosen(_numbers(steps, "--steps"), _numbers(ranks, "--ranks")),
+                asked.output_path,
+                tables=_tables(asked),
+                options=_options(asked, request),
+                chosen=Chosen(_numbers(asked.steps, "--steps"), _numbers(asked.ranks, "--ranks")),
                 run=run,
                 progress=progress,
             )
     except KeyboardInterrupt:
         # Of polars one interruption may come twice; the second has then ended the progress bar's block.
-        _say_how_to_resume(output_path)
+        _say_how_to_resume(asked.output_path)
         raise
     show(lambda console: print_summary(result, files, console), f"it is in {files.summary}")
     return EXIT_AGREES if result.agrees else EXIT_DIFFERENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The options, as click gives them."""
+
+    target_path: Path | None
+    golden_path: Path | None
+    input_path: Path | None
+    output_path: Path
+    xlsx: bool
+    form: str | None
+    layout: str | None
+    stack_mode: bool
+    compare_only: bool
+    highlight: bool
+    fuzzy_match: bool
+    data_mapping: str | None
+    cell_mapping: str | None
+    api_mapping: str | None
+    layer_mapping: str | None
+    layouts: str | None
+    config: str | None
+    diff_analyze: bool
+    is_print_compare_log: bool
+    limits: tuple[tuple[str, str], ...]
+    limits_file: Path | None
+    steps: str | None
+    ranks: str | None
+    executor: str | None
+    workers: int | None
+    ray_address: str | None
+    resume: bool
+
+
+def _tables(asked: _Asked) -> TableOptions:
+    from msprobe_core.report import TableForm, TableLayout, TableOptions, time_stamp
+
+    is_old = asked.input_path is not None
+    form = asked.form or ("xlsx" if asked.xlsx or is_old else None)
+    layout = TableLayout(asked.layout or ("a" if is_old else TableLayout.OURS.value))
+    is_a = layout is TableLayout.A
+    return TableOptions(
+        stamp=time_stamp(),
+        form=None if form is None else TableForm(form),
+        layout=layout,
+        has_stacks=asked.stack_mode if is_a else None,
+        has_highlights=asked.highlight and is_a,
+        has_advice=is_a and not asked.compare_only,
+        has_calls=asked.diff_analyze,
+    )
+
+
+def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
+    from msprobe_core.compare import CompareOptions
+    from msprobe_core.compare.layouts import LayoutRules, load_layouts
+    from msprobe_core.compare.mapping_files import read_matching
+    from msprobe_core.compare.post_processing import load_post_processing
+
+    layouts = None
+    if asked.layouts is not None:
+        layouts = LayoutRules() if asked.layouts == "auto" else load_layouts(asked.layouts)
+    return CompareOptions(
+        stack_path=request.stack_file,
+        limits=_limits(asked.limits_file, asked.limits),
+        matching=read_matching(
+            is_fuzzy=asked.fuzzy_match,
+            data_mapping=asked.data_mapping,
+            cell_mapping=asked.cell_mapping,
+            api_mapping=asked.api_mapping,
+            layer_mapping=asked.layer_mapping,
+        ),
+        post_processing=None if asked.config is None else load_post_processing(Path(asked.config)),
+        layouts=layouts,
+    )
 
 
 class CompareRequest(msgspec.Struct, frozen=True):

@@ -51,6 +51,7 @@ class Fault:
         output_error: The same of its outputs.
         findings: Row name and message of each row that shows it.
         stack: Where the call came from, innermost frame first; empty if unknown.
+        num_communications: How many calls of communication this rank has finished before it.
     """
 
     entry: str
@@ -63,6 +64,7 @@ class Fault:
     output_error: float | None
     findings: Sequence[tuple[str, str]]
     stack: Sequence[str]
+    num_communications: int = 0
 
 
 def judge_nodes(judged: pl.DataFrame, *, limits: LimitTable | None = None, target: Dump | None = None) -> pl.DataFrame:
@@ -173,7 +175,7 @@ def first_lone_call(
     alone = nodes.filter("is_alone")
     if not alone.height:
         return None
-    return _describe(alone.row(0, named=True), rows, target, golden, stacks)
+    return _describe(alone.row(0, named=True), rows, nodes, target, golden, stacks)
 
 
 def first_fault(
@@ -195,7 +197,7 @@ def first_fault(
         modules = {other["entry"]: other for other in shared.filter("is_suspect").iter_rows(named=True)}
         module = modules.get(target.parents.get(node["entry"]) or "", node)
         node = module if module["parameters_fail"] else node
-    return _describe(node, rows, target, golden, stacks)
+    return _describe(node, rows, nodes, target, golden, stacks)
 
 
 def _ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
@@ -207,8 +209,16 @@ def _ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
         parent = parents.get(parent)
 
 
+_COMMUNICATION = r"^(Distributed|MintDistributed)\..+\.forward$"
+
+
 def _describe(
-    node: dict[str, Any], rows: pl.DataFrame, target: Dump, golden: Dump, stacks: Mapping[str, Sequence[str]]
+    node: dict[str, Any],
+    rows: pl.DataFrame,
+    nodes: pl.DataFrame,
+    target: Dump,
+    golden: Dump,
+    stacks: Mapping[str, Sequence[str]],
 ) -> Fault:
     entry: str = node["entry"]
     only_on = str(node["match"]).removeprefix("only ") if node["is_alone"] else None
@@ -227,6 +237,9 @@ def _describe(
         output_error=node["output_error"],
         findings=findings,
         stack=list(_stack_of(entry, source_stacks)),
+        num_communications=nodes.filter(
+            (pl.col("position") < node["position"]) & pl.col("entry").str.contains(_COMMUNICATION)
+        ).height,
     )
 
 

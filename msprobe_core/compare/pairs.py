@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msprobe_core.compare.layouts import LayoutRules
+from msprobe_core.compare.layouts_parallel import Group, plan_groups
 from msprobe_core.compare.reading import check_exists, is_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.store.layout import Unit, find_steps, find_units
@@ -51,13 +53,14 @@ class Pairing:
     missing: Sequence[str]
 
 
-def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None) -> Pairing:
+def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts: LayoutRules | None = None) -> Pairing:
     """Return what to compare with what.
 
     Args:
         target: One dump, a step's directory with its ranks, or a run's directory with its steps.
         golden: Of the same kind.
         chosen: Which steps and ranks; one that neither side has is an error, one that one side lacks is missing.
+        layouts: How ranks are arranged; if given, those that hold parts of the same tensors are compared together.
 
     Raises:
         CompareError: the two are not of the same kind, or have nothing in common.
@@ -82,8 +85,8 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None) -> Pair
         )
     if not steps[0]:
         _refuse_choice(Chosen(steps=chosen.steps), f"{target} is a single step")
-        return _pair_ranks(target, golden, None, chosen.ranks)
-    return _pair_steps(target, golden, steps, chosen)
+        return _pair_ranks(target, golden, None, chosen.ranks, layouts)
+    return _pair_steps(target, golden, steps, chosen, layouts)
 
 
 def _refuse_choice(chosen: Chosen, reason: str) -> None:
@@ -92,13 +95,19 @@ def _refuse_choice(chosen: Chosen, reason: str) -> None:
             raise CompareError(f"{reason}: there are no {what} to choose from; leave out --{what}")
 
 
-def _pair_steps(target: Path, golden: Path, steps: tuple[dict[int, Path], dict[int, Path]], chosen: Chosen) -> Pairing:
+def _pair_steps(
+    target: Path,
+    golden: Path,
+    steps: tuple[dict[int, Path], dict[int, Path]],
+    chosen: Chosen,
+    layouts: LayoutRules | None,
+) -> Pairing:
     wanted = chosen.steps or sorted({*steps[0], *steps[1]})
     missing = _lone("step", set(steps[0]), set(steps[1]), target, golden, wanted)
     pairs: list[UnitPair] = []
     for step in (step for step in sorted(wanted) if step in steps[0] and step in steps[1]):
         try:
-            found = _pair_ranks(steps[0][step], steps[1][step], step, chosen.ranks)
+            found = _pair_ranks(steps[0][step], steps[1][step], step, chosen.ranks, layouts)
         except (CompareError, DumpError) as error:  # noqa: PERF203  # a step costs more than a try
             missing.append(f"step{step} could not be compared: {error}")
         else:
@@ -134,9 +143,14 @@ def _listed(what: str, numbers: Collection[int]) -> str:
     return ", ".join(f"{what}{number}" for number in few) + (", …" if len(numbers) > len(few) else "")
 
 
-def _pair_ranks(target: Path, golden: Path, step: int | None, wanted: Collection[int]) -> Pairing:
+def _pair_ranks(
+    target: Path, golden: Path, step: int | None, wanted: Collection[int], layouts: LayoutRules | None
+) -> Pairing:
     targets, goldens = find_units(target), find_units(golden)
     prefix = "" if step is None else f"step{step}/"
+    if layouts is not None:
+        sides = [[unit for unit in units if not wanted or unit.rank in wanted] for units in (targets, goldens)]
+        return Pairing([_pair_of(group, prefix, step) for group in plan_groups(sides[0], sides[1], layouts)], [])
     have_ranks = [units[0].rank is not None for units in (targets, goldens)]
     if len(targets) == len(goldens) == 1 and not all(have_ranks):
         # One process on either side: whatever the directories are called, they belong together.
@@ -161,6 +175,14 @@ def _pair_ranks(target: Path, golden: Path, step: int | None, wanted: Collection
             "with each other, give their directories"
         )
     return Pairing(pairs, missing)
+
+
+def _pair_of(group: Group, prefix: str, step: int | None) -> UnitPair:
+    sides = (group.target, group.golden)
+    ranks = group.target[0].rank if len(group.target) == len(group.golden) == 1 else None
+    whole = [units[0].directory if len(units) == 1 else units[0].directory.parent for units in sides]
+    parts = [tuple(unit.directory for unit in units) if len(units) > 1 else () for units in sides]
+    return UnitPair(prefix + group.label, step, ranks, whole[0], whole[1], parts[0], parts[1])
 
 
 def _check_ranks(units: Sequence[Unit], path: Path) -> None:

@@ -126,6 +126,13 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
-        """The first fault of the earliest step, and its unit; of several ranks, the one that executed least before."""
+        """The first fault of the earliest step, and its unit; of several ranks, that with the least communication yet.
+
+        What a rank did before it took part in fewer calls of communication came before what others did after more.
+        """
         found = [(unit, fault) for unit in self.units if (fault := unit.first_fault) is not None]
-        return min(found, key=lambda pair: (pair[0].step or 0, pair[1].position), default=None)
+        return min(
+            found,
+            key=lambda pair: (pair[0].step or 0, pair[1].num_communications, pair[1].position),
+            default=None,
+        )

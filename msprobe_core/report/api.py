@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.errors import CompareError, ConfigError
@@ -164,10 +165,10 @@ def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> Tabl
 
 
 def _options(stacks: Path | None, *, is_fuzzy: bool) -> CompareOptions:
-    if is_fuzzy:
-        raise ConfigError("'fuzzy_match' is not available yet; leave it out")
     # A directory of stacks is that of the dump, where they are found anyway.
-    return CompareOptions(stack_path=stacks if stacks is not None and stacks.is_file() else None)
+    return CompareOptions(
+        matching=Matching(is_fuzzy=is_fuzzy), stack_path=stacks if stacks is not None and stacks.is_file() else None
+    )
 
 
 def _required(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path:

@@ -12,6 +12,7 @@ from msprobe_core.compare.advice import advise
 from msprobe_core.compare.compat import RESULT, compat_a
 from msprobe_core.compare.result import ComparisonResult, Mode, UnitResult, UnitSummary
 from msprobe_core.model import Phase
+from msprobe_core.report.difference import write_calls
 from msprobe_core.report.guard import printable
 from msprobe_core.report.layouts import table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
@@ -45,22 +46,24 @@ class TableOptions:
 
     Attributes:
         stamp: What file names end in: the time, see `time_stamp`.
-        form: What kind of file.
+        form: What kind of file; ``None`` for csv, or Parquet where there are very many pairs.
         layout: Which columns, and what their cells look like.
         has_stacks: Whether there is a column of call stacks, where they are known; ``None`` for what the layout has by
             itself.
         has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict, with the
             reasons among its messages.
         has_advice: Whether a text file of advice is written beside the table, as 8.x does.
+        has_calls: Whether a file of all calls is written beside it, for `msprobe_core.report.difference`.
         max_sheet_rows: How many rows a sheet may have, the header included; the worst of a longer table are shown.
     """
 
     stamp: str
-    form: TableForm = TableForm.CSV
+    form: TableForm | None = None
     layout: TableLayout = TableLayout.OURS
     has_stacks: bool | None = None
     has_highlights: bool = False
     has_advice: bool = False
+    has_calls: bool = False
     max_sheet_rows: int = MAX_SHEET_ROWS
 
 
@@ -83,11 +86,19 @@ def write_report(
         StoreError: a file cannot be written.
     """
     options = options or TableOptions(stamp=time_stamp())
-    return write_summary(result, [write_tables(unit, directory, options) for unit in result.units], directory)
+    return write_summary(result, [write_tables(unit, directory, options).tables for unit in result.units], directory)
 
 
-def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Sequence[Path]:
-    """Write the tables of one unit; return their paths: that of the form asked for first.
+@dataclass(frozen=True)
+class UnitFiles:
+    """Where the results of one unit are: its tables, that of the form asked for first, and the file of its calls."""
+
+    tables: tuple[Path, ...]
+    calls: Path | None = None
+
+
+def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> UnitFiles:
+    """Write the tables of one unit; return where they are.
 
     Of a table that is longer than a sheet a spreadsheet has the worst rows, and a csv file beside it all.
 
@@ -103,8 +114,9 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Se
     directory = directory / step
     make_directory(directory)
     table = table_of(unit, options.layout, has_stacks=options.has_stacks, has_highlights=options.has_highlights)
-    is_too_long = options.form is TableForm.XLSX and table.rows.height >= options.max_sheet_rows
-    forms = (TableForm.XLSX, TableForm.CSV) if is_too_long else (options.form,)
+    wanted = options.form or TableForm.CSV
+    is_too_long = wanted is TableForm.XLSX and table.rows.height >= options.max_sheet_rows
+    forms = (TableForm.XLSX, TableForm.CSV) if is_too_long else (wanted,)
     kind = "debug_compare_result" if _holds_saved_values(unit) else "compare_result"
     marks = [*([name] if unit.rank is not None else []), options.stamp]
     paths = unused_paths(directory, "_".join([kind, *marks]), [form.value for form in forms])
@@ -119,7 +131,8 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Se
                 write_csv(table, file)
     if options.has_advice:
         _write_advice(unit, directory, "_".join(["advisor", *marks]))
-    return paths
+    calls = write_calls(unit, directory, marks) if options.has_calls else None
+    return UnitFiles(tuple(paths), calls)
 
 
 def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:

@@ -25,7 +25,8 @@ from msprobe_core.errors import CompareError, ConfigError, MsprobeError
 from msprobe_core.hookspecs import Executor
 from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
-from msprobe_core.report.files import ReportFiles, TableOptions, write_summary, write_tables
+from msprobe_core.report.difference import write_first_differences
+from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, UnitFiles, write_summary, write_tables
 from msprobe_core.store.layout import create_file, make_directory
 
 _logger = logging.getLogger(__name__)
@@ -41,6 +42,10 @@ _WORTH_BYTES = 16 << 20
 
 Measured: a process takes 0.5 s of CPU time to start, 20 MB a second to compare.
 """
+
+_MANY_PAIRS = 64
+"""More pairs than these have tables in Parquet if nobody asks for another form: a thousand csv files of 10,000 rows are
+several gigabytes that nobody opens."""
 
 _ARROW_DENSITY = 10
 """How many times as many values a byte of ``dump.arrow`` holds."""
@@ -78,12 +83,12 @@ class UnitDone:
     Attributes:
         key: Hash of all that the result depends on.
         summary: The result.
-        tables: Paths of its tables.
+        files: Where its tables are.
     """
 
     key: str
     summary: UnitSummary
-    tables: tuple[Path, ...]
+    files: UnitFiles
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,9 @@ def compare_run(
         PluginError: the executor cannot run here.
     """
     options, run = options or CompareOptions(), run or RunOptions()
-    pairing = find_pairs(target, golden, chosen)
+    pairing = find_pairs(target, golden, chosen, options.layouts)
+    if tables.form is None and len(pairing.pairs) > _MANY_PAIRS:
+        tables = replace(tables, form=TableForm.PARQUET)
     tasks = [UnitTask(pair, options, directory, tables) for pair in pairing.pairs]
     make_directory(directory)
     if len(tasks) == 1:
@@ -143,7 +150,10 @@ def compare_run(
         raise CompareError(f"nothing of {target} and {golden} could be compared; {failed[0]}")
     units = [unit.summary for unit in done]
     result = ComparisonResult(target, golden, units, [*pairing.missing, *failed], options.limits)
-    return result, write_summary(result, [unit.tables for unit in done], directory)
+    calls = {unit.summary.label: unit.files.calls for unit in done if unit.files.calls is not None}
+    if calls:
+        write_first_differences(units, calls, directory)
+    return result, write_summary(result, [unit.files.tables for unit in done], directory)
 
 
 def _of_tensors(progress: RunProgress | None) -> Callable[[int, int], None] | None:
@@ -197,7 +207,7 @@ def compare_and_write(task: UnitTask) -> UnitDone | UnitFailed:
 def _compare(task: UnitTask, progress: Callable[[int, int], None] | None) -> UnitDone:
     key = _key_of(task)
     result = compare_unit(task.pair, task.options, progress)
-    return UnitDone(key, result.summary(), tuple(write_tables(result, task.directory, task.tables)))
+    return UnitDone(key, result.summary(), write_tables(result, task.directory, task.tables))
 
 
 def _executor_for(run: RunOptions, pairs: Sequence[UnitPair]) -> Executor:
@@ -221,7 +231,7 @@ def _is_worth_processes(pairs: Sequence[UnitPair]) -> bool:
 def _dump_files(pair: UnitPair) -> list[Path]:
     """Return the files directly in the pair's directories, or the files that it was given as."""
     found: list[Path] = []
-    for side in (pair.target, pair.golden):
+    for side in (*(pair.target_parts or (pair.target,)), *(pair.golden_parts or (pair.golden,))):
         found += sorted(path for path in side.iterdir() if path.is_file()) if side.is_dir() else [side]
     return found
 
@@ -235,6 +245,10 @@ def _key_of(task: UnitTask) -> str:
     tables = replace(task.tables, stamp="")
     content = repr((__version__, files, task.options, tables))
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _paths_of(files: UnitFiles) -> list[Path]:
+    return [*files.tables, *([files.calls] if files.calls is not None else [])]
 
 
 def _record_of(task: UnitTask) -> Path:
@@ -257,7 +271,7 @@ def _taken_over(task: UnitTask) -> UnitDone | None:
         done = msgspec.json.decode(content, type=UnitDone, dec_hook=_decoded)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
-    is_whole = done.key == _key_of(task) and all(path.is_file() for path in done.tables)
+    is_whole = done.key == _key_of(task) and all(path.is_file() for path in _paths_of(done.files))
     return done if is_whole else None
 
 

@@ -1,0 +1,107 @@
+"""What ``-da`` asks for: for each rank every call with whether it is the same, and the calls where ranks part first.
+
+The files have the layout of ``mindstudio-probe`` 26.x. Which rank parted first is told by communication: what a rank
+did before it took part in fewer calls of communication came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import time_ns
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.result import UnitResult, UnitSummary
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import StoreError
+from msprobe_core.model import Role
+from msprobe_core.report.compat_table import compat_table
+from msprobe_core.report.table import TableLayout
+from msprobe_core.report.whole import unused_paths, whole_file
+
+_FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
+
+
+def write_calls(unit: UnitResult, directory: Path, marks: Sequence[str]) -> Path:
+    """Write all calls of a unit, each with its rows and whether it is the same on both sides; return the path.
+
+    Args:
+        unit: The unit.
+        directory: Is there.
+        marks: What the file name ends in.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    table = compat_table(unit, TableLayout.C, has_stacks=True)
+    cells = table.rows.select(
+        *[column.value.cast(pl.String).fill_null("N/A").alias(column.header) for column in table.columns],
+        pl.col("role").cast(pl.String).alias("state"),
+        pl.col("entry").alias("api_origin_name"),
+        pl.col("verdict").is_in(_FAILED).alias("_differs"),
+    )
+    calls: dict[str, dict[str, Any]] = {}
+    for row in cells.iter_rows(named=True):
+        call = calls.setdefault(row["api_origin_name"], {"is_same": True, "op_items": []})
+        if row.pop("_differs"):
+            call["is_same"] = False
+        call["op_items"].append(row)
+    (path,) = unused_paths(directory, "_".join(["compare_result", *marks]), ["json"])
+    with whole_file(path) as file:
+        file.write(msgspec.json.encode(calls))
+    return path
+
+
+def write_first_differences(units: Sequence[UnitSummary], calls: Mapping[str, Path], directory: Path) -> Sequence[Path]:
+    """Write, for each step where ranks part, the calls where they do so first; return the paths.
+
+    Args:
+        units: All that were compared.
+        calls: By label, the file that `write_calls` has written.
+        directory: Of the whole result.
+
+    Raises:
+        StoreError: a file cannot be written, or one of ``calls`` cannot be read any more.
+    """
+    paths: list[Path] = []
+    for step in sorted({unit.step for unit in units}, key=lambda step: step or 0):
+        parted = [(unit, fault) for unit in units if unit.step == step and (fault := unit.first_fault) is not None]
+        if not parted:
+            continue
+        least = min(fault.num_communications for _, fault in parted)
+        first = [(unit, fault.entry) for unit, fault in parted if fault.num_communications == least]
+        place = directory / first[0][0].label.rpartition("/")[0]
+        (path,) = unused_paths(place, f"diff_analyze_{time_ns()}", ["json"])
+        content = {_rank_of(unit): [_call(entry, _rows_of(calls[unit.label], entry))] for unit, entry in first}
+        with whole_file(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(content), indent=2))
+        paths.append(path)
+    return paths
+
+
+def _rank_of(unit: UnitSummary) -> str:
+    return unit.label or "rank_0" if unit.rank is None else f"rank_{unit.rank}"
+
+
+def _rows_of(path: Path, entry: str) -> Sequence[Mapping[str, str]]:
+    try:
+        content: dict[str, dict[str, Any]] = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(f"{path}: was written a moment ago and cannot be read ({error})") from error
+    return content.get(entry, {}).get("op_items", [])
+
+
+def _call(entry: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    results = {Role.OUTPUT.value, Role.PARAMETERS_GRAD.value}
+    stack = next((text for row in rows if (text := row.get("NPU_Stack_Info", "N/A")) != "N/A"), None)
+    return {
+        "op_name": entry,
+        "data_info": {
+            "input": [row for row in rows if row["state"] not in results],
+            "output": [row for row in rows if row["state"] in results],
+        },
+        "stack_info": stack,
+    }
