@@ -131,7 +131,7 @@ def test_an_extra_call(record, change, level, micro_batches):
     # The same the other way round.
     turned = unit_of(golden, target)
     check_others(turned)
-    assert lone(turned, "golden") == lone(unit, "target")
+    assert sorted(lone(turned, "golden")) == sorted(lone(unit, "target"))
     assert (turned.lone_call.entry, turned.lone_call.only_on) == (f"{names[0]}.forward", "golden")
 
 
