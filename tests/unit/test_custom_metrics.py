@@ -9,7 +9,6 @@ import pytest
 
 from msprobe_core.compare import compare_dumps, custom
 from msprobe_core.compare.custom import CustomMetrics
-from msprobe_core.compare.tensors import TensorMetrics
 from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
