@@ -197,6 +197,19 @@ def test_the_percentile_of_a_large_tensor_is_that_of_a_sample():
     assert compare_tensors(target, golden).ulp_p99 == pytest.approx(990, abs=3)
 
 
+@pytest.mark.parametrize("num_equal", [0, 37])
+def test_samples_are_evenly_spaced_across_blocks_and_pieces(monkeypatch, num_equal):
+    monkeypatch.setattr(pairwise, "NUM_SAMPLES", 10)
+    golden = np.ones(95, np.float32)
+    steps = np.arange(95, dtype=np.int32) * 3
+    steps[:num_equal] = 0
+    target = (golden.view(np.int32) + steps).view(np.float32)
+    with cut_into(7, 16):
+        found = compare_tensors(target, golden)
+    assert found.ulp_p99 == np.percentile(steps[::11], 99, method="inverted_cdf")
+    assert found.ulp_max == steps.max()
+
+
 def test_nan_and_inf_are_counted_and_the_first_that_differs_is_shown():
     target = np.array([[NAN, 1, INF], [-INF, NAN, 2]], np.float32)
     golden = np.array([[NAN, 1, INF], [-INF, 3, 2]], np.float32)
