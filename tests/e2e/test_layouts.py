@@ -59,6 +59,11 @@ def test_hashes_of_parts_add_up_to_that_of_the_whole(distributed, kind):
     found = [hashes(path) for path in parts_of(distributed / kind / "hash")]
     leaves = [one["weight"][0] if kind == "fsdp2" else one["input_args"][1] for one in found]
     assert [leaf["local_offset"] for leaf in leaves] == ([[0, 0], [4, 0]] if kind == "fsdp2" else [[0, 0], [0, 8]])
+    result = compare(distributed / kind / "hash", distributed / "alone" / "hash")
+    parameters = result.rows.filter((pl.col("role") == "parameters") & (pl.col("kind_target") == "tensor"))
+    assert parameters.height > 10
+    assert (parameters["checksum_target"] == parameters["checksum_golden"]).all()
+    assert parameters["checksum_target"].null_count() == 0
     if kind == "tp":  # gradients differ in rounding
         whole = hashes(parts_of(distributed / "alone" / "hash")[0])["input_args"][1]
         assert sum(int(leaf["md5"], 16) for leaf in leaves) % 2**64 == int(whole["md5"], 16)

@@ -17,7 +17,7 @@ WORLD = 2
 
 
 @contextmanager
-def recording(directory: Path, model: nn.Module, mode: str):
+def recording(directory: Path, model: nn.Module, mode: str, level: str = "mix"):
     """Record one step of ``model``; ``mode`` is a task, or a summary mode of the task statistics."""
     from msprobe.pytorch import PrecisionDebugger
 
@@ -25,7 +25,7 @@ def recording(directory: Path, model: nn.Module, mode: str):
     config = directory / f"config{os.getpid()}.json"
     task = "tensor" if mode == "tensor" else "statistics"
     options = {} if mode == "tensor" else {"statistics": {"summary_mode": mode}}
-    config.write_text(json.dumps({"task": task, "level": "mix", **options}))
+    config.write_text(json.dumps({"task": task, "level": level, **options}))
     debugger = PrecisionDebugger(config_path=str(config), dump_path=str(directory))
     debugger.start(model)
     yield

@@ -252,6 +252,27 @@ def test_the_sum_is_taken_from_the_communication_that_made_it():
     assert "left out: 1" in dump.notes[0]
 
 
+@pytest.mark.parametrize(("operation", "ranks"), [("max", [0, 1]), ("sum", [0, 1, 2]), ("sum", [0])])
+def test_other_communication_of_the_same_values_is_no_sum(operation, ranks):
+    terms = [np.array([1.0, 2.0]), np.array([3.0, 5.0])]
+    group = {"type": "torch.ProcessGroup", "group_ranks": ranks}
+    dumps = [
+        ArrayDump(
+            {
+                "Functional.linear.0.forward": {"output": [part(v)]},
+                "Distributed.all_reduce.0.forward": {
+                    "input_args": [part(v), {"type": "str", "value": operation}, group],
+                    "output": [part(np.array([9.0, 9.0]))],
+                },
+            },
+            rank=rank,
+        )
+        for rank, v in enumerate(terms)
+    ]
+    row = merged(dumps).frame.row(0, named=True)
+    assert "nothing says how these make up the whole" in row["failure"]
+
+
 def test_parts_that_are_not_all_there_are_not_put_together():
     dumps = dumps_of(np.arange(9.0), (3,), (Placement("Shard", 0),))
     dump = merged(dumps[:2])
