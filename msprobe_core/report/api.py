@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TypeAlias
 
@@ -150,7 +150,9 @@ def _compare(
 ) -> Comparison:
     result, files = compare_run(target, golden, directory, tables=tables, options=options, run=run)
     _logger.info("compared %s with %s: %s", target, golden, files.summary)
-    return Comparison(result.target, result.golden, result.units, result.missing, result.limits, files=files)
+    return Comparison(
+        result.target, result.golden, result.units, result.missing, result.limits, result.replicas, files=files
+    )
 
 
 def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> TableOptions:

@@ -50,6 +50,7 @@ def test_values_are_named_by_order_and_nested_like_the_variable(open_session):
     content = json.loads((session.directory / "debug.json").read_text())
     assert {key: content[key] for key in content if key != "data"} == {
         "task": "statistics", "level": "debug", "framework": "numpy", "dump_data_dir": None,
+        "summary_mode": "statistics",
     }  # fmt: skip
     first, second, number = content["data"].values()
     assert list(content["data"]) == ["x.0.debug", "x.1.debug", "n.0.debug"]
