@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -16,6 +16,11 @@ from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats
+
+_Read = TypeVar("_Read")
+
+_Elements = tuple[int, int, int, int | torch.SymInt, int, torch.dtype]
+"""What tells the elements of a dense tensor: whose view it is, in which version, and which part of which memory."""
 
 _WeakTensorRef: Callable[[Tensor], object] | None = getattr(torch._C, "_WeakTensorRef", None)
 
@@ -47,6 +52,7 @@ class TorchReducer:
         self._sketchers: dict[torch.device, Sketcher] = {}
         self._alive: dict[int, object] = {}
         self._exposed: set[int] = set()
+        self._known: dict[Callable[[Tensor], Any], dict[_Elements, Any]] = {}
 
     def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``, now or at the next ``collect``."""
@@ -54,7 +60,7 @@ class TorchReducer:
         if values is None or values.dtype in WITHOUT_ARITHMETIC or values.numel() == 0:
             digest.stats = Stats()
         elif self._is_on_host(values):
-            digest.stats = host_statistics(values)
+            digest.stats = self._read(tensor, values, host_statistics)
         else:
             self._deferred.setdefault(values.device, DeferredStatistics()).add(values, digest)
 
@@ -64,7 +70,7 @@ class TorchReducer:
         if values is None:
             return
         if self._is_on_host(values):
-            digest.checksum = crc32_of(values)
+            digest.checksum = self._read(tensor, values, crc32_of, in_order=True)
         else:
             self._checksums.append((digest, values.clone()))
 
@@ -74,7 +80,7 @@ class TorchReducer:
         if values is None:
             return
         if self._is_on_host(values):
-            digest.checksum = xor_of(values)
+            digest.checksum = self._read(tensor, values, xor_of, in_order=True)
         else:
             self._words.setdefault(values.device, []).append((digest, xor_on_device(bytes_of(values))))
 
@@ -84,7 +90,7 @@ class TorchReducer:
         if values is None:
             return
         if self._is_on_host(values):
-            digest.checksum = word_text(int(hash_of(values, HostTensors())[0]))
+            digest.checksum = self._read(tensor, values, _host_hash_of, in_order=True)
         else:
             word = hash_of(values, DeviceTensors(values.device))[0]
             self._words.setdefault(values.device, []).append((digest, word))
@@ -94,11 +100,14 @@ class TorchReducer:
         values = readable(tensor)
         if values is None or values.numel() == 0 or values.dtype in WITHOUT_VALUES:
             return
-        sketch = self._sketcher(values).sketch(values)
         if self._is_on_host(values):
-            digest.sketch = sketch.astype("<f4").tobytes()
+            digest.sketch = self._read(tensor, values, self._host_sketch_of, in_order=True)
         else:
+            sketch = self._sketcher(values).sketch(values)
             self._sketches.setdefault(values.device, []).append((digest, sketch))
+
+    def _host_sketch_of(self, values: Tensor) -> bytes:
+        return self._sketcher(values).sketch(values).astype("<f4").tobytes()
 
     def _sketcher(self, values: Tensor) -> Sketcher:
         sketcher = self._sketchers.get(values.device)
@@ -107,12 +116,45 @@ class TorchReducer:
             sketcher = self._sketchers[values.device] = Sketcher(arrays)
         return sketcher
 
+    def _read(
+        self, tensor: Tensor, values: Tensor, read: Callable[[Tensor], _Read], *, in_order: bool = False
+    ) -> _Read:
+        """Return what ``read`` makes of the values; once only, where the same elements are seen under several views.
+
+        That is for tensors that have been identified: who does not ask for their identity does not follow writes.
+
+        Args:
+            tensor: The tensor.
+            values: The same, detached.
+            read: Reads the values.
+            in_order: Whether the result depends on the order of the elements; if not, it does for none of the views
+                that permute dimensions.
+        """
+        if _WeakTensorRef is None or tensor._cdata not in self._alive or not _is_dense(tensor, in_order=in_order):
+            return read(values)
+        base = tensor
+        if tensor._is_view():
+            base = cast("Tensor", tensor._base)
+            if base.is_inference():
+                return read(values)
+        if base._cdata not in self._alive:
+            self._alive[base._cdata] = _WeakTensorRef(base)
+        storage = tensor.untyped_storage()
+        elements = (
+            base._cdata, base._version, storage._cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype
+        )  # fmt: skip
+        known = self._known.setdefault(read, {})
+        if elements not in known or not self.shows_writes(base) or not self._is_followed(storage):
+            known[elements] = read(values)
+        return known[elements]
+
     def identity(self, tensor: Any) -> tuple[int, int] | None:
         """Return address and version of the tensor; the address is not given to another tensor before ``collect``.
 
         ``None`` for tensors without a version (made under ``inference_mode``).
         """
-        tensor = held_by(tensor)
+        if type(tensor) not in _PLAIN_TYPES:
+            tensor = held_by(tensor)
         if _WeakTensorRef is None or tensor.is_inference():
             return None
         address: int = tensor._cdata
@@ -129,13 +171,16 @@ class TorchReducer:
         some that is not Python's, by which buffers, gradients and buckets of them are exchanged, so nothing is trusted
         there but what autograd has computed.
         """
-        tensor = held_by(tensor)
+        if type(tensor) not in _PLAIN_TYPES:
+            tensor = held_by(tensor)
         if not tensor.requires_grad:
             if _has_collectives():
                 return False
         elif not tensor._is_view() and tensor.is_leaf:  # a view is no leaf, and asking one may make its node
             return False
-        storage = tensor.untyped_storage()
+        return self._is_followed(tensor.untyped_storage())
+
+    def _is_followed(self, storage: torch.UntypedStorage) -> bool:
         return storage.resizable() and storage._cdata not in self._exposed
 
     def distrust(self, tensor: Any) -> None:
@@ -167,9 +212,29 @@ class TorchReducer:
         self._sketches.clear()
         self._alive.clear()
         self._exposed.clear()
+        self._known.clear()
 
     def _is_on_host(self, values: Tensor) -> bool:
         return values.device.type == "cpu" and not self._defer_host
+
+
+def _host_hash_of(values: Tensor) -> str:
+    return word_text(int(hash_of(values, HostTensors())[0]))
+
+
+def _is_dense(tensor: Tensor, *, in_order: bool) -> bool:
+    """Whether a plain tensor has one element for each place in its part of the memory; ``in_order``, one by one."""
+    if type(tensor) not in _PLAIN_TYPES or tensor.is_neg() or tensor.is_conj():
+        return False
+    if in_order or tensor.is_contiguous():
+        return tensor.is_contiguous()
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def held_by(tensor: Tensor) -> Tensor:
