@@ -275,18 +275,23 @@ def plant_and_record(directory: str, mode: str, fault: Fault, *, is_target: bool
 def outcome(fault: Fault, target: Path, golden: Path) -> str:
     """Return what compare says of a planted fault."""
     unit = compare_dumps(target, golden).units[0]
-    if unit.first_fault is None:
+    found = unit.first_fault
+    if found is None:
         is_mentioned = unit.first_difference is not None and fault.place in unit.first_difference
         return "mentioned" if is_mentioned else "not seen"
-    parents = json.loads(next(target.glob("*/construct.json")).read_text())
+    side = golden if found.only_on == "golden" else target
+    parents = json.loads(next(side.glob("*/construct.json")).read_text())
     own: list[str] = []
-    entry: str | None = unit.first_fault.entry
+    entry: str | None = found.entry
     while entry is not None and BLOCK not in entry:
         own.append(entry)
         entry = parents.get(entry)
     own += [entry] if entry is not None and fault.place in BLOCK else []
-    is_there = any(fault.place in name for name in own) and f".{fault.direction}" in unit.first_fault.entry
-    return "**named**" if is_there and unit.first_fault.is_culprit else f"at {unit.first_fault.entry}"
+    is_there = any(fault.place in name for name in own)
+    is_forward = ".forward" in found.entry
+    if is_there and found.is_culprit and is_forward == (fault.direction == "forward"):
+        return "**named**"
+    return f"at {found.entry}"
 
 
 BLOCK = ".layers.2.LlamaDecoderLayer"

@@ -86,7 +86,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
-    nodes = judge_nodes(rows, target=target)
+    nodes = judge_nodes(rows, target=target, limits=options.limits)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
