@@ -70,6 +70,8 @@ def _columns(dump: Dump) -> pl.DataFrame:
 
 def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
     """Return both frames joined by ``key``; ``unit`` in ``golden``: what the entry of such a row is called here."""
+    if target["key"].equals(golden["key"]):
+        return _side_by_side(target, golden)
     joined = _side(target, "target").join(_side(golden, "golden"), on=["key", "occurrence"], how="full", coalesce=True)
     has_target, has_golden = pl.col("row_target").is_not_null(), pl.col("row_golden").is_not_null()
     return joined.with_columns(
@@ -84,6 +86,23 @@ def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _side_by_side(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
+    """Return what `_join` returns, for frames with the same keys in the same order: most pairs, and far quicker."""
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
+    sides = [
+        frame.with_columns(row=row).rename(
+            {name: f"{name}_{side}" for name in [*frame.columns, "row"] if name != "key"}
+        )
+        for frame, side, keys in ((target, "target", ["key"]), (golden, "golden", []))
+    ]
+    return pl.concat(sides, how="horizontal").with_columns(
+        occurrence=pl.lit(0, dtype=pl.Int64),
+        match=pl.lit(Match.BOTH.value),
+        entry=pl.col("entry_target"),
+        **{name: pl.col(f"{name}_target") for name in _SHARED},
+    )
+
+
 def _side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
     return frame.with_columns(
         # A key occurs once in a sound dump; should one occur twice, rows are paired in order.
@@ -94,19 +113,20 @@ def _side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
 
 def _in_order(joined: pl.DataFrame) -> pl.DataFrame:
     only_golden = pl.col("match") == Match.GOLDEN.value
-    return (
-        joined.sort("row_golden", nulls_last=True)
-        .with_columns(anchor=pl.coalesce("row_target", pl.col("row_target").forward_fill(), pl.lit(-1)))
-        .sort("anchor", only_golden, "row_golden", nulls_last=False)
-        .drop(
-            "anchor",
-            "occurrence",
-            "row_target",
-            "row_golden",
-            "entry_target",
-            "unit_golden",
-            *[f"{n}_{s}" for n in _SHARED for s in ("target", "golden")],
+    if not joined["row_target"].is_sorted() or joined["row_target"].null_count():
+        joined = (
+            joined.sort("row_golden", nulls_last=True)
+            .with_columns(anchor=pl.coalesce("row_target", pl.col("row_target").forward_fill(), pl.lit(-1)))
+            .sort("anchor", only_golden, "row_golden", nulls_last=False)
+            .drop("anchor")
         )
+    return joined.drop(
+        "occurrence",
+        "row_target",
+        "row_golden",
+        "entry_target",
+        "unit_golden",
+        *[f"{n}_{s}" for n in _SHARED for s in ("target", "golden")],
     )
 
 
