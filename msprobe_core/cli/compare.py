@@ -84,11 +84,6 @@ if TYPE_CHECKING:
     "--workers", type=click.IntRange(1), help="How many ranks are compared at a time; one per core by default."
 )
 @click.option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; implies --executor ray.")
-@click.option(
-    "--replicas/--no-replicas",
-    default=None,
-    help="Compare ranks of the target with each other where they should have the same; by default up to 16 of them.",
-)
 @click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
 def compare(**given: Any) -> int:
     """Compare the dump of a run under test with that of a trusted run.
@@ -111,7 +106,6 @@ def compare(**given: Any) -> int:
         executor="ray" if asked.ray_address and asked.executor is None else asked.executor,
         workers=ExecutorOptions(workers=asked.workers, address=asked.ray_address),
         resume=asked.resume,
-        checks_replicas=asked.replicas,
     )
     try:
         with _progress_bar() as progress:
@@ -163,7 +157,6 @@ class _Asked:
     executor: str | None
     workers: int | None
     ray_address: str | None
-    replicas: bool | None
     resume: bool
 
 

@@ -75,11 +75,8 @@ class UnitSummary:
 
     @property
     def agrees(self) -> bool:
-        """Whether every row is matched and within its limit, and ranks have alike what they should.
-
-        Warnings do not count.
-        """
-        return not self.replicas and not self.counts[Verdict.ERROR.value] and not self.counts[Verdict.UNMATCHED.value]
+        """Whether every row is matched and within its limit; warnings do not count."""
+        return not self.counts[Verdict.ERROR.value] and not self.counts[Verdict.UNMATCHED.value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +111,6 @@ class ComparisonResult(Generic[AnyUnit_co]):
         units: One per pair, by step and rank.
         missing: What was not compared, in words: steps and ranks that one side lacks, and those that cannot be read.
         limits: Those that rows were judged by.
-        replicas: Values that ranks of the target should have alike and have not, in words.
     """
 
     target: Path
@@ -122,12 +118,11 @@ class ComparisonResult(Generic[AnyUnit_co]):
     units: Sequence[AnyUnit_co]
     missing: Sequence[str] = field(default_factory=list[str])
     limits: LimitTable = field(default_factory=conventional)
-    replicas: Sequence[str] = field(default_factory=list[str])
 
     @property
     def agrees(self) -> bool:
-        """Whether every pair agrees, none was left out, and the target's ranks have alike what they should."""
-        return not self.missing and not self.replicas and all(unit.agrees for unit in self.units)
+        """Whether every pair agrees and none was left out."""
+        return not self.missing and all(unit.agrees for unit in self.units)
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:

@@ -16,12 +16,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from msprobe_core.compare.mapping import Matching
-from msprobe_core.compare.mapping_files import OptionalFile, read_matching
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.errors import CompareError, ConfigError
@@ -59,10 +58,6 @@ def compare(
     fuzzy_match: bool = False,
     highlight: bool = False,
     *,
-    data_mapping: _Path | None = None,
-    cell_mapping: OptionalFile = None,
-    api_mapping: OptionalFile = None,
-    layer_mapping: OptionalFile = None,
     executor: str = "inline",
     workers: int | None = None,
 ) -> Comparison:
@@ -77,10 +72,6 @@ def compare(
         auto_analyze: Write ``advisor_{time}.txt``, which names the first suspicious row and says what to look at.
         fuzzy_match: Pair calls also where their numbers differ.
         highlight: Colour rows by the rules of 8.x instead of our verdict.
-        data_mapping: File of names of rows that belong together.
-        cell_mapping: File of names of modules; ``True`` pairs them by their paths.
-        api_mapping: File of names of APIs; ``True`` takes the maps of the plugins.
-        layer_mapping: File of names of layers; ``True`` pairs them by their paths.
         executor: Where several pairs are compared; ``processes`` needs a script with ``if __name__ == "__main__":``.
         workers: How many pairs are compared at a time, by an executor that has a choice.
 
@@ -92,13 +83,6 @@ def compare(
         DumpError: one of them cannot be read.
         StoreError: a result cannot be written.
     """
-    matching = read_matching(
-        is_fuzzy=fuzzy_match,
-        data_mapping=data_mapping,
-        cell_mapping=cell_mapping,
-        api_mapping=api_mapping,
-        layer_mapping=layer_mapping,
-    )
     unknown = [str(key) for key in input_param if key not in _KNOWN]
     if unknown:
         raise ConfigError(f"input_param: unknown field {unknown[0]!r}; known are {', '.join(_KNOWN)}")
@@ -111,7 +95,7 @@ def compare(
         golden,
         Path(output_path),
         _tables(has_stacks=stack_mode, has_advice=auto_analyze, has_highlights=highlight),
-        _options(stacks, matching),
+        _options(stacks, is_fuzzy=fuzzy_match),
         RunOptions(executor=executor, workers=ExecutorOptions(workers=workers)),
     )
 
@@ -126,10 +110,6 @@ def compare_distributed(
     fuzzy_match: bool = False,
     highlight: bool = False,
     is_print_compare_log: bool = True,
-    data_mapping: _Path | None = None,
-    cell_mapping: OptionalFile = None,
-    api_mapping: OptionalFile = None,
-    layer_mapping: OptionalFile = None,
     executor: str = "inline",
     workers: int | None = None,
 ) -> Comparison:
@@ -144,10 +124,6 @@ def compare_distributed(
         fuzzy_match: See there.
         highlight: See there.
         is_print_compare_log: Accepted.
-        data_mapping: See there.
-        cell_mapping: See there.
-        api_mapping: See there.
-        layer_mapping: See there.
         executor: See there.
         workers: See there.
 
@@ -159,19 +135,12 @@ def compare_distributed(
         StoreError: a result cannot be written.
     """
     del is_print_compare_log
-    matching = read_matching(
-        is_fuzzy=fuzzy_match,
-        data_mapping=data_mapping,
-        cell_mapping=cell_mapping,
-        api_mapping=api_mapping,
-        layer_mapping=layer_mapping,
-    )
     return _compare(
         Path(npu_dump_dir),
         Path(bench_dump_dir),
         Path(output_path),
         _tables(has_stacks=stack_mode, has_advice=auto_analyze, has_highlights=highlight),
-        _options(None, matching),
+        _options(None, is_fuzzy=fuzzy_match),
         RunOptions(executor=executor, workers=ExecutorOptions(workers=workers)),
     )
 
@@ -181,8 +150,7 @@ def _compare(
 ) -> Comparison:
     result, files = compare_run(target, golden, directory, tables=tables, options=options, run=run)
     _logger.info("compared %s with %s: %s", target, golden, files.summary)
-    found = {part.name: getattr(result, part.name) for part in fields(ComparisonResult)}
-    return Comparison(**found, files=files)
+    return Comparison(result.target, result.golden, result.units, result.missing, result.limits, files=files)
 
 
 def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> TableOptions:
@@ -196,9 +164,11 @@ def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> Tabl
     )
 
 
-def _options(stacks: Path | None, matching: Matching) -> CompareOptions:
+def _options(stacks: Path | None, *, is_fuzzy: bool) -> CompareOptions:
     # A directory of stacks is that of the dump, where they are found anyway.
-    return CompareOptions(stack_path=stacks if stacks is not None and stacks.is_file() else None, matching=matching)
+    return CompareOptions(
+        matching=Matching(is_fuzzy=is_fuzzy), stack_path=stacks if stacks is not None and stacks.is_file() else None
+    )
 
 
 def _required(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path:

@@ -18,14 +18,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from msprobe_core import __version__
-from msprobe_core.compare.layouts import LayoutRules, Side
-from msprobe_core.compare.layouts_parallel import DeclaredRanks
-from msprobe_core.compare.merged import check_replicas
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions, compare_unit
-from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
+from msprobe_core.errors import CompareError, ConfigError, MsprobeError
 from msprobe_core.hookspecs import Executor
 from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
@@ -47,9 +43,6 @@ _WORTH_BYTES = 16 << 20
 Measured: a process takes 0.5 s of CPU time to start, 20 MB a second to compare.
 """
 
-_FEW_RANKS = 16
-"""All ranks of a step are in memory at once to compare them with each other, which takes about 20 us a row."""
-
 _MANY_PAIRS = 64
 """More pairs than these have tables in Parquet if nobody asks for another form: a thousand csv files of 10,000 rows are
 several gigabytes that nobody opens."""
@@ -66,14 +59,11 @@ class RunOptions:
         executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
         workers: Of the executor.
         resume: Take over pairs that an earlier, interrupted comparison has finished.
-        checks_replicas: Whether ranks of the target are compared with each other, where they should have the same;
-            ``None`` for up to `_FEW_RANKS` ranks.
     """
 
     executor: str | None = None
     workers: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: bool = False
-    checks_replicas: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -159,32 +149,11 @@ def compare_run(
     if not done:
         raise CompareError(f"nothing of {target} and {golden} could be compared; {failed[0]}")
     units = [unit.summary for unit in done]
-    missing = [*pairing.missing, *failed]
-    replicas = _replicas_that_differ(pairing.pairs, options.layouts, run)
-    result = ComparisonResult(target, golden, units, missing, options.limits, replicas)
+    result = ComparisonResult(target, golden, units, [*pairing.missing, *failed], options.limits)
     calls = {unit.summary.label: unit.files.calls for unit in done if unit.files.calls is not None}
     if calls:
         write_first_differences(units, calls, directory)
     return result, write_summary(result, [unit.files.tables for unit in done], directory)
-
-
-def _replicas_that_differ(pairs: Sequence[UnitPair], layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
-    """Return in words what ranks of the target should have alike and have not."""
-    lines: list[str] = []
-    for step in dict.fromkeys(pair.step for pair in pairs):
-        own = [pair for pair in pairs if pair.step == step]
-        num_ranks = sum(len(pair.target_parts) or 1 for pair in own)
-        if len(own) < 2 or not (num_ranks <= _FEW_RANKS if run.checks_replicas is None else run.checks_replicas):
-            continue  # of a single pair the comparison itself says it
-        try:
-            dumps = [read_dump(path) for pair in own for path in pair.target_parts or (pair.target,)]
-            declared = None if layouts is None else DeclaredRanks(layouts, Side.TARGET)
-            found = check_replicas(dumps, declared)
-        except (CompareError, DumpError) as error:
-            _logger.info("replicas were not checked: %s", error)
-            continue
-        lines += [f"{'' if step is None else f'step{step}: '}{finding.text}" for finding in found]
-    return lines
 
 
 def _of_tensors(progress: RunProgress | None) -> Callable[[int, int], None] | None:

@@ -53,7 +53,6 @@ def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Pa
         "target": str(result.target),
         "golden": str(result.golden),
         "missing": list(result.missing),
-        "replicas": list(result.replicas),
         "limits": result.limits.summary(),
         "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
     }

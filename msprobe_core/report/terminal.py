@@ -12,9 +12,9 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
+from msprobe_core.errors import printable
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
-from msprobe_core.report.guard import printable
 from msprobe_core.report.summary import table_notes
 from msprobe_core.store.stack_text import frames_of_user
 
@@ -36,10 +36,6 @@ def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, con
     else:
         for unit in result.units:
             _print_unit(unit, console)
-    for line in result.replicas[:_MAX_FINDINGS]:
-        console.print(Text(f"Replicas differ: {line}", style="bold red"), soft_wrap=True)
-    if len(result.replicas) > _MAX_FINDINGS:
-        console.print(Text(f"Replicas differ: {len(result.replicas) - _MAX_FINDINGS:,} more, in the summary"))
     for line in result.missing[:_MAX_MISSING]:
         console.print(Text(f"Not compared: {line}.", style="bold red"))
     if len(result.missing) > _MAX_MISSING:
@@ -171,8 +167,6 @@ def _verdict_line(result: ComparisonResult[UnitSummary]) -> Text:
         but = f"; values that were not recorded and could not be judged: {num_unrecorded:,}" if num_unrecorded else ""
         return Text(f"AGREE: every row is matched and within its limit{but}.", style="bold green")
     found = result.first_fault
-    if found is None and (result.replicas or any(unit.replicas for unit in result.units)):
-        return Text("DIFFERENT: ranks that should have the same have not.", style="bold red")
     if found is None:
         what = "step and rank" if any(unit.step is not None for unit in result.units) else "rank"
         return Text(f"DIFFERENT: not every {what} could be compared.", style="bold red")

@@ -76,26 +76,6 @@ def test_ranks_of_a_step(dumps):
     ]
 
 
-def test_names_may_be_matched(dumps):
-    (dumps / "rows.yaml").write_text("Functional.dense.0.forward.output.0: Functional.linear.0.forward.output.0\n")
-    write_dump(dumps / "npu" / "rank0", {"Functional.dense.0.forward": api(tensor(X), output=tensor(X))})
-    write_dump(dumps / "npu" / "rank1", {"Functional.linear.7.forward": api(tensor(X), output=tensor(X))})
-    files = {
-        rank: {"npu_path": dumps / f"npu/rank{rank}/dump.json", "bench_path": dumps / f"gpu/rank{rank}/dump.json"}
-        for rank in (0, 1)
-    }
-    with pytest.raises(CompareError, match="have no row in common"):
-        compare(files[0], dumps / "out")
-    (unit,) = compare(files[0], dumps / "out", data_mapping=dumps / "rows.yaml").units
-    assert (unit.counts["pass"], unit.counts["error"]) == (1, 0)
-    (unit,) = compare(files[1], dumps / "out", fuzzy_match=True).units
-    assert unit.counts["pass"] == 2
-    result = compare_distributed(dumps / "npu", dumps / "gpu", dumps / "out", data_mapping=dumps / "rows.yaml")
-    assert result.units[0].counts["pass"] == 1
-    with pytest.raises(ConfigError, match=r"gone\.yaml"):
-        compare_distributed(dumps / "npu", dumps / "gpu", dumps / "out", cell_mapping="gone.yaml")
-
-
 @pytest.mark.parametrize("plugin", ["pytorch", "mindspore"])
 def test_a_script_as_tutorials_write_it(dumps, plugin):
     """It has no guard, so that starting processes that import it would run it again and again."""

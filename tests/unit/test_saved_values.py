@@ -49,8 +49,8 @@ def test_values_are_named_by_order_and_nested_like_the_variable(open_session):
     session.close()
     content = json.loads((session.directory / "debug.json").read_text())
     assert {key: content[key] for key in content if key != "data"} == {
-        "task": "statistics", "level": "debug", "framework": "numpy", "dump_data_dir": None,
-        "summary_mode": "statistics",
+        "task": "statistics", "level": "debug", "framework": "numpy", "summary_mode": "statistics",
+        "dump_data_dir": None,
     }  # fmt: skip
     first, second, number = content["data"].values()
     assert list(content["data"]) == ["x.0.debug", "x.1.debug", "n.0.debug"]

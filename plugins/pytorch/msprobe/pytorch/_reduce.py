@@ -129,9 +129,7 @@ class TorchReducer:
     def _read(
         self, tensor: Tensor, values: Tensor, read: Callable[[Tensor], _Read], *, in_order: bool = False
     ) -> _Read:
-        """Return what ``read`` makes of the values; once only, where the same elements are seen under several views.
-
-        That is for tensors that have been identified: who does not ask for their identity does not follow writes.
+        """Return what ``read`` makes of the values, if it has not been read of the same elements under another view.
 
         Args:
             tensor: The tensor.
@@ -140,7 +138,7 @@ class TorchReducer:
             in_order: Whether the result depends on the order of the elements; if not, it does for none of the views
                 that permute dimensions.
         """
-        if _WeakTensorRef is None or tensor._cdata not in self._alive or not _is_dense(tensor, in_order=in_order):
+        if not _is_dense(tensor, in_order=in_order) or _WeakTensorRef is None or tensor.is_inference():
             return read(values)
         base = tensor
         if tensor._is_view():
