@@ -41,3 +41,8 @@ class CompareError(MsprobeError, ValueError):
 
 class EstimateError(MsprobeError, RuntimeError):
     """A training program cannot be measured: correct the program, or how it is called."""
+
+
+def printable(text: str) -> str:
+    """Return ``text`` in one line, without characters that would command a terminal or turn around what is read."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

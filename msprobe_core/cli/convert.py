@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.errors import printable
+
 if TYPE_CHECKING:
     from msprobe_core.store.convert import ConvertProgress
 
@@ -43,7 +45,7 @@ def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool,
             progress=progress,
         )
     for note in done.notes:
-        click.echo(f"note: {note}", err=True)
+        click.echo(f"note: {printable(note)}", err=True)
     before, after = done.to.other.value, done.to.value
     click.echo(
         f"converted {done.num_units} dumps from {before} to {after}: {done.size_before:,} bytes became "

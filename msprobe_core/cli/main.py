@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from msprobe_core import __version__
-from msprobe_core.errors import MsprobeError
+from msprobe_core.errors import MsprobeError, printable
 
 EXIT_AGREES = 0
 EXIT_DIFFERENT = 1
@@ -90,5 +90,5 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(sentence: str) -> int:
-    click.echo(f"msprobe: error: {' '.join(sentence.split())}", err=True)
+    click.echo(f"msprobe: error: {printable(' '.join(sentence.split()))}", err=True)
     return EXIT_FAILED

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msprobe_core.errors import StoreError
+from msprobe_core.errors import StoreError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,8 +24,16 @@ def show(draw: Callable[[Console], None], advice: str) -> None:
         StoreError: it cannot be written.
     """
     from rich.console import Console
+    from rich.text import Text
 
     class PatientConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            """Print; what is not to be seen in a text that may come out of a dump, such as an escape, is spelt out."""
+            for text in objects:
+                if isinstance(text, Text) and not text.plain.isprintable():
+                    text.plain = printable(text.plain)
+            super().print(*objects, **options)
+
         def on_broken_pipe(self) -> None:
             """Do not exit, which rich would do with status 1."""
             raise BrokenPipeError

@@ -11,9 +11,9 @@ from pathlib import Path
 from msprobe_core.compare.advice import advise
 from msprobe_core.compare.compat import RESULT, compat_a
 from msprobe_core.compare.result import ComparisonResult, Mode, UnitResult, UnitSummary
+from msprobe_core.errors import printable
 from msprobe_core.model import Phase
 from msprobe_core.report.difference import write_calls
-from msprobe_core.report.guard import printable
 from msprobe_core.report.layouts import table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet

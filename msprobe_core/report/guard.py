@@ -27,11 +27,6 @@ _SIGNED_NUMBER = r"^[+-](\d+(\.\d*)?([eE][+-]?\d+)?%?|inf)$"
 _RISKY = f"{_NO_CHARACTER}|{_WOULD_RUN}"
 
 
-def printable(text: str) -> str:
-    """Return ``text`` in one line, without characters that would command a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def guarded(cells: pl.DataFrame) -> pl.DataFrame:
     """Return ``cells`` with texts that are safe; columns of other types stay as they are.
 

@@ -12,9 +12,9 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
+from msprobe_core.errors import printable
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
-from msprobe_core.report.guard import printable
 from msprobe_core.report.summary import table_notes
 from msprobe_core.store.stack_text import frames_of_user
 

@@ -133,10 +133,10 @@ class Document(msgspec.Struct):
     def header(self, summary_mode: str) -> RunHeader:
         """Return what the dump says about itself, with what it may not say."""
         return RunHeader(
-            task=self.task,
-            level=str(self.level),
-            framework=str(self.framework),
-            summary_mode=summary_mode,
+            task=clip(self.task),
+            level=clip(self.level) if isinstance(self.level, str) else "",
+            framework=clip(self.framework) if isinstance(self.framework, str) else "",
+            summary_mode=clip(summary_mode),
             keeps_tensors=isinstance(self.dump_data_dir, str),
         )
 
@@ -228,7 +228,7 @@ def decode_record(record: Any) -> Any:
         return msgspec.json.decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Numbers beyond what strict JSON readers take, and bytes that are no text, do not make a record malformed.
-        return json.loads(bytes(record).decode("utf-8", "replace"))
+        return _loads_text(bytes(record).decode("utf-8", "replace"))
 
 
 def read_document(path: Path, notes: list[str]) -> Document:
@@ -298,7 +298,7 @@ def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
     # Other tools write NaN and Infinity as bare words, which strict JSON does not have.
     text = content.decode("utf-8", "replace")
     try:
-        return json.loads(text)
+        return _loads_text(text)
     except (ValueError, RecursionError) as error:
         recovered = _recover(text)
         if notes is None or not recovered.get("data"):
@@ -310,6 +310,28 @@ def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
         return recovered
 
 
+def _loads_text(text: str) -> Any:
+    """Return what JSON stands for, with a question mark for each half of a surrogate pair: it is in no text.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON.
+    """
+    value = json.loads(text)
+    return _without_surrogates(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Return a JSON value whose texts can be encoded."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        members = cast("dict[str, Any]", value).items()
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in members}
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in cast("list[Any]", value)]
+    return value
+
+
 def _recover(text: str) -> dict[str, Any]:
     """Return the members of a damaged dump up to the first that is not whole."""
     found: dict[str, Any] = {}
@@ -317,7 +339,8 @@ def _recover(text: str) -> dict[str, Any]:
         if key == "data":
             found[key] = dict(_whole_members(text, start + 1))
             break
-        found[key] = _value_at(text, start)[0]
+        with suppress(RecursionError, ValueError, StopIteration):
+            found[key] = _without_surrogates(_value_at(text, start)[0])
     return found
 
 
@@ -341,7 +364,10 @@ def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
 
 def _whole_members(text: str, position: int) -> Iterator[tuple[str, Any]]:
     for key, start in _members(text, position):
-        yield key, _value_at(text, start)[0]
+        with suppress(
+            RecursionError, ValueError, StopIteration
+        ):  # too deep to be a record, or called "data" and cut off
+            yield _without_surrogates(key), _without_surrogates(_value_at(text, start)[0])
 
 
 _scan = json.JSONDecoder().raw_decode

@@ -158,3 +158,15 @@ def test_a_record_that_is_no_text_does_not_make_the_others_invalid(tmp_path):
     dump = read_json_dump(path)
     assert dump.frame["text"].to_list() == ["x", "inf", "m��r", "0.5", "x", "0.5"]
     assert not dump.notes
+
+
+@pytest.mark.parametrize("name", ["data", "x"])
+def test_a_record_that_is_cut_off(tmp_path, name):
+    path = tmp_path / "dump.json"
+    content = json.dumps(
+        {"task": "statistics", "data": {"Torch.f.0.forward": {"output": [tensor()]}, name: {"output": 1}}}
+    )
+    path.write_text(content[:-4])
+    dump = read_json_dump(path)
+    assert dump.frame["entry"].to_list() == ["Torch.f.0.forward"]
+    assert "cut off or damaged after 1 whole records" in dump.notes[0]
