@@ -187,12 +187,13 @@ def _tables(asked: _Asked) -> TableOptions:
 
 def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
     from msprobe_core.compare import CompareOptions
-    from msprobe_core.compare.layouts import LayoutRules, load_layouts
     from msprobe_core.compare.mapping_files import read_matching
     from msprobe_core.compare.post_processing import load_post_processing
 
     layouts = None
     if asked.layouts is not None:
+        from msprobe_core.compare.layouts import LayoutRules, load_layouts  # takes time, and few need it
+
         layouts = LayoutRules() if asked.layouts == "auto" else load_layouts(asked.layouts)
     return CompareOptions(
         stack_path=request.stack_file,

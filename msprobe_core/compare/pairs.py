@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from msprobe_core.compare.layouts import LayoutRules
-from msprobe_core.compare.layouts_parallel import Group, plan_groups
 from msprobe_core.compare.reading import check_exists, is_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.store.layout import Unit, find_steps, find_units
+
+if TYPE_CHECKING:
+    from msprobe_core.compare.layouts import LayoutRules
+    from msprobe_core.compare.layouts_parallel import Group
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,8 @@ def _pair_ranks(
     targets, goldens = find_units(target), find_units(golden)
     prefix = "" if step is None else f"step{step}/"
     if layouts is not None:
+        from msprobe_core.compare.layouts_parallel import plan_groups  # takes time to import, and few need it
+
         sides = [[unit for unit in units if not wanted or unit.rank in wanted] for units in (targets, goldens)]
         return Pairing([_pair_of(group, prefix, step) for group in plan_groups(sides[0], sides[1], layouts)], [])
     have_ranks = [units[0].rank is not None for units in (targets, goldens)]

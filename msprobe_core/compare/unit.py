@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
 from msprobe_core.compare import metrics
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
-from msprobe_core.compare.layouts import LayoutRules
 from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import PostProcessing
+from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.compare.sides import find_replicas, note_parts, read_sides
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.structure import judge_nesting, structure_dumps
 from msprobe_core.compare.tensors import Progress, add_tensor_metrics
@@ -38,6 +37,10 @@ from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase
 from msprobe_core.store.json_reader import read_stacks
+
+if TYPE_CHECKING:
+    from msprobe_core.compare.layouts import LayoutRules
+    from msprobe_core.compare.shards_findings import ReplicaFinding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         DumpError: one of them cannot be read.
     """
     options = options or CompareOptions()
-    sides = read_sides(pair, options.layouts)
+    sides = _read_sides(pair, options.layouts)
     target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
@@ -91,6 +94,12 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
     fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
+    replicas: list[ReplicaFinding] = []
+    if _is_in_parts(pair):
+        from msprobe_core.compare.sides import find_replicas, note_parts
+
+        replicas = find_replicas(*sides)
+        notes = [*notes, *note_parts(fault, rows, *sides)]
     return UnitResult(
         label=pair.label,
         step=pair.step,
@@ -104,12 +113,25 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows), *note_parts(fault, rows, *sides)],
-        replicas=find_replicas(*sides),
+        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows)],
+        replicas=replicas,
         rows=rows,
         entries=nodes,
         stacks=stacks,
     )
+
+
+def _is_in_parts(pair: UnitPair) -> bool:
+    return bool(pair.target_parts or pair.golden_parts)
+
+
+def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump]:
+    if layouts is None and not _is_in_parts(pair):
+        return read_dump(pair.target), read_dump(pair.golden)
+    # Merging takes as long to import as a small comparison takes, and few need it.
+    from msprobe_core.compare.sides import read_sides
+
+    return read_sides(pair, layouts)
 
 
 def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching) -> Alignment:

@@ -13,14 +13,11 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from msprobe_core import __version__
-from msprobe_core.compare.layouts import LayoutRules, Side
-from msprobe_core.compare.layouts_parallel import DeclaredRanks
-from msprobe_core.compare.merged import check_replicas
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
@@ -32,6 +29,9 @@ from msprobe_core.plugins import registry
 from msprobe_core.report.difference import write_first_differences
 from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, UnitFiles, write_summary, write_tables
 from msprobe_core.store.layout import create_file, make_directory
+
+if TYPE_CHECKING:
+    from msprobe_core.compare.layouts import LayoutRules
 
 _logger = logging.getLogger(__name__)
 
@@ -170,6 +170,13 @@ def compare_run(
 
 def _replicas_that_differ(pairs: Sequence[UnitPair], layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
     """Return in words what ranks of the target should have alike and have not."""
+    if len(pairs) < 2 or run.checks_replicas is False:
+        return []
+    # Takes time to import, which a single pair does without.
+    from msprobe_core.compare.layouts import Side
+    from msprobe_core.compare.layouts_parallel import DeclaredRanks
+    from msprobe_core.compare.merged import check_replicas
+
     lines: list[str] = []
     for step in dict.fromkeys(pair.step for pair in pairs):
         own = [pair for pair in pairs if pair.step == step]
