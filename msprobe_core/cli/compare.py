@@ -170,6 +170,8 @@ class _Asked:
 def _tables(asked: _Asked) -> TableOptions:
     from msprobe_core.report import TableForm, TableLayout, TableOptions, time_stamp
 
+    if asked.xlsx and asked.form not in {None, "xlsx"}:
+        raise click.UsageError(f"--xlsx and --format {asked.form} contradict each other; give one of them")
     is_old = asked.input_path is not None
     form = asked.form or ("xlsx" if asked.xlsx or is_old else None)
     layout = TableLayout(asked.layout or ("a" if is_old else TableLayout.OURS.value))

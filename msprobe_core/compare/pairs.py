@@ -81,6 +81,7 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts
     steps = find_steps(target), find_steps(golden)
     if bool(steps[0]) != bool(steps[1]):
         run, step = (target, golden) if steps[0] else (golden, target)
+        find_units(step)  # says what it is if it is no step either
         number = min(steps[0] or steps[1])
         raise CompareError(
             f"{run} holds whole steps and {step} is a single one; give one of its steps, for example "
@@ -151,12 +152,20 @@ def _pair_ranks(
 ) -> Pairing:
     targets, goldens = find_units(target), find_units(golden)
     prefix = "" if step is None else f"step{step}/"
+    have_ranks = [units[0].rank is not None for units in (targets, goldens)]
+    if not all(have_ranks):
+        unnumbered, path = (targets, target) if not have_ranks[0] else (goldens, golden)
+        _refuse_choice(Chosen(ranks=wanted), f"{path} holds {unnumbered[0].label} without a rank")
     if layouts is not None:
         from msprobe_core.compare.layouts_parallel import plan_groups  # takes time to import, and few need it
 
         sides = [[unit for unit in units if not wanted or unit.rank in wanted] for units in (targets, goldens)]
-        return Pairing([_pair_of(group, prefix, step) for group in plan_groups(sides[0], sides[1], layouts)], [])
-    have_ranks = [units[0].rank is not None for units in (targets, goldens)]
+        known = {unit.rank for unit in (*targets, *goldens)}
+        lone = [f"rank{rank} is in neither {target} nor {golden}" for rank in sorted({*wanted} - known)]
+        for units, path in zip(sides, (target, golden), strict=True):
+            if not units:
+                raise CompareError(f"{path}: has none of the ranks asked for ({_listed('rank', wanted)})")
+        return Pairing([_pair_of(group, prefix, step) for group in plan_groups(sides[0], sides[1], layouts)], lone)
     if len(targets) == len(goldens) == 1 and not all(have_ranks):
         # One process on either side: whatever the directories are called, they belong together.
         label = prefix + targets[0].label

@@ -160,4 +160,4 @@ def write_summary(
 
 
 def _holds_saved_values(unit: UnitResult) -> bool:
-    return bool((unit.rows["phase"] == Phase.DEBUG.value).all())
+    return unit.rows.height > 0 and bool((unit.rows["phase"] == Phase.DEBUG.value).all())

@@ -41,6 +41,9 @@ RunProgress: TypeAlias = Callable[[int, int, str], None]
 UNITS_DIRECTORY = ".units"
 """Where in the result's directory the summaries of finished pairs are."""
 
+_RECORD = ".msgpack"
+"""Unlike JSON it has NaN and Inf, which an error may be."""
+
 _WORTH_BYTES = 16 << 20
 """Below this many bytes of ``dump.json``, both sides together, starting processes takes longer than they save.
 
@@ -139,6 +142,8 @@ def compare_run(
         PluginError: the executor cannot run here.
     """
     options, run = options or CompareOptions(), run or RunOptions()
+    if run.executor is not None:
+        _executor_called(run.executor)  # a name that is wrong is, however many pairs there are
     pairing = find_pairs(target, golden, chosen, options.layouts)
     if tables.form is None and len(pairing.pairs) > _MANY_PAIRS:
         tables = replace(tables, form=TableForm.PARQUET)
@@ -249,8 +254,11 @@ def _compare(task: UnitTask, progress: Callable[[int, int], None] | None) -> Uni
 
 
 def _executor_for(run: RunOptions, pairs: Sequence[UnitPair]) -> Executor:
+    return _executor_called(run.executor or ("processes" if _is_worth_processes(pairs) else "inline"))
+
+
+def _executor_called(name: str) -> Executor:
     executors = registry().executors()
-    name = run.executor or ("processes" if _is_worth_processes(pairs) else "inline")
     if name not in executors:
         raise ConfigError(f"there is no executor {name!r}; known are {', '.join(sorted(executors))}")
     return executors[name]
@@ -290,7 +298,7 @@ def _paths_of(files: UnitFiles) -> list[Path]:
 
 
 def _record_of(task: UnitTask) -> Path:
-    return task.directory / UNITS_DIRECTORY / f"{task.pair.label.replace('/', '_')}.json"
+    return task.directory / UNITS_DIRECTORY / f"{task.pair.label.replace('/', '_')}{_RECORD}"
 
 
 def _keep(task: UnitTask, done: UnitDone) -> None:
@@ -298,7 +306,7 @@ def _keep(task: UnitTask, done: UnitDone) -> None:
     make_directory(path.parent)
     part = path.with_suffix(f".{os.getpid()}")
     with create_file(part) as file:
-        file.write(msgspec.json.encode(done, enc_hook=_encoded))
+        file.write(msgspec.msgpack.encode(done, enc_hook=_encoded))
     part.replace(path)  # so that there is a whole record or none
 
 
@@ -306,7 +314,7 @@ def _taken_over(task: UnitTask) -> UnitDone | None:
     """Return what an earlier comparison found of the same pair in the same way; ``None`` if there is nothing."""
     try:
         content = _record_of(task).read_bytes()
-        done = msgspec.json.decode(content, type=UnitDone, dec_hook=_decoded)
+        done = msgspec.msgpack.decode(content, type=UnitDone, dec_hook=_decoded)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
     is_whole = done.key == _key_of(task) and all(path.is_file() for path in _paths_of(done.files))
@@ -315,7 +323,7 @@ def _taken_over(task: UnitTask) -> UnitDone | None:
 
 def num_finished(directory: Path) -> int:
     """Return how many pairs have been finished whose results are in ``directory``."""
-    return len(list((directory / UNITS_DIRECTORY).glob("*.json")))
+    return len(list((directory / UNITS_DIRECTORY).glob(f"*{_RECORD}")))
 
 
 def _encoded(value: Any) -> Any:

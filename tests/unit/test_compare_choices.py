@@ -1,0 +1,113 @@
+"""What is asked for and cannot be is said, whatever else there is to compare; and what is resumed is what was found."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core.cli import main
+from msprobe_core.report import TableOptions, time_stamp
+from msprobe_core.report import run as run_module
+from msprobe_core.report.run import RunOptions, compare_run
+
+ENTRY = "Functional.linear.0.forward"
+DATA = {ENTRY: api(tensor([1.0, 2.0]), output=tensor([3.0, 4.0]))}
+WRONG = {ENTRY: api(tensor([1.0, 2.0]), output=tensor([6.0, 8.0]))}
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Run a comparison of ``target`` with ``golden`` and return exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*options, target="target", golden="golden"):
+        arguments = ["compare", "-tp", tmp_path / target, "-gp", tmp_path / golden, "-o", tmp_path / "out", *options]
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    for side in ("target", "golden"):
+        for rank in range(2):
+            write_dump(tmp_path / side / f"rank{rank}", DATA)
+
+
+@pytest.fixture
+def processes(tmp_path):
+    for side, number in (("target", 11), ("golden", 12)):
+        write_dump(tmp_path / side / f"proc{number}", DATA)
+
+
+@pytest.mark.parametrize("layout", [(), ("--layout", "auto")])
+def test_processes_have_no_ranks_to_choose_from(run, processes, layout):
+    code, _, err = run("--ranks", "3", *layout)
+    assert code == 2
+    assert "holds proc11 without a rank: there are no ranks to choose from; leave out --ranks" in err
+
+
+def test_ranks_that_nobody_has_are_said_with_layouts_too(run, ranks):
+    code, out, _ = run("--ranks", "0,5", "--layout", "auto")
+    assert code == 1
+    assert "Not compared: rank5 is in neither" in out
+    code, _, err = run("--ranks", "5", "--layout", "auto")
+    assert code == 2
+    assert "target: has none of the ranks asked for (rank5)" in err
+
+
+def test_a_directory_without_dumps_is_not_called_a_step(run, tmp_path):
+    write_dump(tmp_path / "golden" / "step0" / "rank0", DATA)
+    (tmp_path / "target").mkdir()
+    code, _, err = run()
+    assert code == 2
+    assert "target: holds no dump" in err
+
+
+def test_an_unknown_executor_is_said_of_a_single_pair_too(run, processes):
+    code, _, err = run("--executor", "foo")
+    assert code == 2
+    assert "there is no executor 'foo'; known are inline, processes, ray" in err
+
+
+def test_two_forms_at_once_are_refused(run, processes):
+    code, _, err = run("--xlsx", "--format", "csv")
+    assert code == 2
+    assert "--xlsx and --format csv contradict each other" in err
+    assert run("--xlsx", "--format", "xlsx")[0] == 0
+
+
+def test_a_call_without_values_makes_no_table_of_saved_values(run, tmp_path):
+    for side in ("target", "golden"):
+        write_dump(tmp_path / side, {ENTRY: {"input_args": [], "input_kwargs": {}, "output": []}})
+    assert run()[0] == 0
+    assert [path.name[:14] for path in (tmp_path / "out").glob("*.csv")] == ["compare_result"]
+
+
+def test_errors_that_are_no_numbers_are_resumed_as_they_were(tmp_path, monkeypatch):
+    for rank in range(2):
+        write_dump(tmp_path / "golden" / f"rank{rank}", DATA)
+        write_dump(tmp_path / "target" / f"rank{rank}", WRONG)
+    plain = run_module.compare_unit
+
+    def with_infinite_error(*arguments):
+        found = plain(*arguments)
+        return replace(found, fault=replace(found.fault, output_error=math.inf))
+
+    monkeypatch.setattr(run_module, "compare_unit", with_infinite_error)
+
+    def compare(**options):
+        tables = TableOptions(stamp=time_stamp())
+        run = RunOptions(executor="inline", **options)
+        return compare_run(tmp_path / "target", tmp_path / "golden", tmp_path / "out", tables=tables, run=run)
+
+    first, files = compare()
+    again, files_again = compare(resume=True)
+    assert again == first
+    assert files_again.tables == files.tables
+    faults = [unit["first_fault"] for unit in json.loads(files.summary.read_text())["units"]]
+    assert [fault["output_error"] for fault in faults] == ["inf", "inf"]
