@@ -278,7 +278,10 @@ def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) 
     )
 
 
-_FOREIGN = pl.lit(" (golden)")
+FOREIGN = " (golden)"
+"""Ends the entry of a call that only the golden dump has, where the target has another one of that name."""
+
+_FOREIGN = pl.lit(FOREIGN)
 
 
 def _with_given_pairs(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.compare.limits import LimitTable
+from msprobe_core.compare.limits import LimitOverride, LimitTable
 from msprobe_core.store.frame import RowKind
 
 TERMS = ("rel", "abs", "cos", "ulp")
@@ -65,8 +65,7 @@ def _with_own(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     """Add the terms of the last limit in whose reach each row is."""
     found = pl.lit(None, dtype=pl.Int32)
     for i, override in enumerate(table.overrides):
-        reaches = [pl.col(f"name_{side}").str.contains(override.pattern).fill_null(False) for side in _SIDES]
-        found = pl.when(pl.any_horizontal(reaches)).then(pl.lit(i, dtype=pl.Int32)).otherwise(found)
+        found = pl.when(_reaches(override)).then(pl.lit(i, dtype=pl.Int32)).otherwise(found)
     terms = pl.DataFrame(
         {
             "override": [override.origin for override in table.overrides],
@@ -85,6 +84,27 @@ def _with_own(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
 
 
 _SIDES = ("target", "golden")
+
+
+def _reaches(override: LimitOverride) -> pl.Expr:
+    """Whether the pattern is found in the row's name on either side."""
+    names = [pl.col(f"name_{side}") for side in _SIDES]
+    return pl.any_horizontal([name.str.contains(override.pattern).fill_null(False) for name in names])
+
+
+def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[str]:
+    """Return a sentence on limits in whose pattern's reach no row is, most likely because the pattern is mistaken.
+
+    Args:
+        rows: As `with_overrides` returns them.
+        table: The limits in force.
+    """
+    used = set(rows["override"].unique())
+    unused = [each for each in table.overrides if each.origin not in used]  # or hidden by a later one
+    idle = [each for each in unused if not rows.select(_reaches(each).any()).item()]
+    if not idle:
+        return []
+    return [f"limits whose pattern is found in no row's name: {len(idle):,}; the first is {idle[0].origin}"]
 
 
 def _known(term: str, columns: list[str]) -> pl.Expr:

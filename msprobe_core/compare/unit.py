@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
-from msprobe_core.compare import metrics
+from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.limits import LimitTable, conventional
@@ -36,6 +36,7 @@ from msprobe_core.compare.verdict import (
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase
+from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
+    told = [*_note_uncompared(rows, mode), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
@@ -113,7 +115,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *notes, *_note_uncompared(rows)],
+        notes=[*target.notes, *golden.notes, *notes, *told],
         replicas=replicas,
         rows=rows,
         entries=nodes,
@@ -157,17 +159,34 @@ def _is_empty_call() -> pl.Expr:
     return is_whole & ~is_saved & ~has_failed()
 
 
-def _note_uncompared(rows: pl.DataFrame) -> list[str]:
+def _note_uncompared(rows: pl.DataFrame, mode: Mode) -> list[str]:
+    """Return sentences on values of which nothing could be compared.
+
+    Raises:
+        CompareError: there is no other tensor, so that nothing says whether the two agree.
+    """
     failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
     notes = [
         f"values that could not be recorded, and were not compared: {failed.height:,}; the first is {name} ({reason})"
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
     if number := rows.filter(is_uncompared()).height:
+        if mode is not Mode.STRUCTURE and number == rows.filter(_has_values()).height:
+            raise CompareError(
+                f"none of the {number:,} tensors that both sides have could be compared, because one side or both have "
+                "no statistics of them; record both with values that can be compared (task 'statistics' or 'tensor')"
+            )
         notes.append(
             f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"
         )
     return notes
+
+
+def _has_values() -> pl.Expr:
+    """Whether a row is of a tensor that both sides have, and that has elements."""
+    are_tensors = [pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in ("target", "golden")]
+    is_pair = pl.all_horizontal(pl.col("match") == Match.BOTH.value, *are_tensors)
+    return is_pair & (pl.col("numel_golden") > 0)
 
 
 def _count(rows: pl.DataFrame) -> dict[str, int]:

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from msprobe_core.compare.align import FOREIGN
+from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import UnitResult, UnitSummary
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import StoreError
@@ -72,10 +74,10 @@ def write_first_differences(units: Sequence[UnitSummary], calls: Mapping[str, Pa
         if not parted:
             continue
         least = min(fault.num_communications for _, fault in parted)
-        first = [(unit, fault.entry) for unit, fault in parted if fault.num_communications == least]
+        first = [(unit, fault) for unit, fault in parted if fault.num_communications == least]
         place = directory / first[0][0].label.rpartition("/")[0]
         (path,) = unused_paths(place, f"diff_analyze_{time_ns()}", ["json"])
-        content = {_rank_of(unit): [_call(entry, _rows_of(calls[unit.label], entry))] for unit, entry in first}
+        content = {_rank_of(unit): [_call(fault.entry, _rows_of(calls[unit.label], fault))] for unit, fault in first}
         with whole_file(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(content), indent=2))
         paths.append(path)
@@ -86,12 +88,13 @@ def _rank_of(unit: UnitSummary) -> str:
     return unit.label or "rank_0" if unit.rank is None else f"rank_{unit.rank}"
 
 
-def _rows_of(path: Path, entry: str) -> Sequence[Mapping[str, str]]:
+def _rows_of(path: Path, fault: Fault) -> Sequence[Mapping[str, str]]:
     try:
         content: dict[str, dict[str, Any]] = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(f"{path}: was written a moment ago and cannot be read ({error})") from error
-    return content.get(entry, {}).get("op_items", [])
+    foreign = content.get(f"{fault.entry}{FOREIGN}") if fault.only_on == "golden" else None
+    return (foreign or content.get(fault.entry, {})).get("op_items", [])
 
 
 def _call(entry: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:

@@ -111,3 +111,44 @@ def test_errors_that_are_no_numbers_are_resumed_as_they_were(tmp_path, monkeypat
     assert files_again.tables == files.tables
     faults = [unit["first_fault"] for unit in json.loads(files.summary.read_text())["units"]]
     assert [fault["output_error"] for fault in faults] == ["inf", "inf"]
+
+
+def test_a_limit_whose_pattern_is_found_nowhere_is_said(run, processes):
+    limits = ("--limit", "lm_haed", "rel<=0.1", "--limit", "linear", "rel<=0.1", "--limit", "linear", "rel<=0.2")
+    code, out, _ = run(*limits)
+    assert code == 0
+    notes = [line for line in out.splitlines() if line.startswith("Note: limits whose")]
+    assert notes == [
+        "Note: limits whose pattern is found in no row's name: 1; the first is --limit 'lm_haed' 'rel<=0.1'"
+    ]
+
+
+NOTHING = dict.fromkeys(("Max", "Min", "Mean", "Norm"))
+
+
+def test_two_dumps_of_which_no_tensor_can_be_compared_do_not_agree(run, tmp_path):
+    for side in ("target", "golden"):
+        data = {ENTRY: api(tensor([1.0], **NOTHING), 7, output=tensor([2.0], **NOTHING))}
+        write_dump(tmp_path / side, data)
+    code, out, err = run()
+    assert code == 2
+    assert "AGREE" not in out
+    assert "none of the 2 tensors that both sides have could be compared" in err
+
+
+def test_the_first_difference_of_a_call_that_only_golden_has_is_that_call(run, tmp_path):
+    def value(number):
+        return tensor([number, 1.0])
+
+    calls = [api(value(number), output=value(number + 1)) for number in (1.0, 2.0, 3.0)]
+    for side, kept in (("target", [calls[0], calls[2]]), ("golden", calls)):
+        data = {f"Functional.gelu.{i}.forward": call for i, call in enumerate(kept)}
+        write_dump(tmp_path / side / "rank0", data)
+    code, out, _ = run("-da")
+    assert (code, "First fault: Functional.gelu.1.forward" in out) == (1, True)
+    (path,) = (tmp_path / "out").glob("diff_analyze_*.json")
+    (call,) = json.loads(path.read_text())["rank_0"]
+    rows = [*call["data_info"]["input"], *call["data_info"]["output"]]
+    assert [(row["NPU Name"], row["Bench Name"]) for row in rows] == [
+        ("N/A", f"Functional.gelu.1.forward.{place}.0") for place in ("input", "output")
+    ]
