@@ -152,3 +152,18 @@ def test_the_first_difference_of_a_call_that_only_golden_has_is_that_call(run, t
     assert [(row["NPU Name"], row["Bench Name"]) for row in rows] == [
         ("N/A", f"Functional.gelu.1.forward.{place}.0") for place in ("input", "output")
     ]
+
+
+def module(weight):
+    return api(tensor([1.0, 2.0]), output=tensor([3.0, 4.0])) | {"parameters": {"weight": tensor(weight)}}
+
+
+@pytest.mark.parametrize(("other", "code"), [([5.0, 6.0], 0), ([5.0, 6.1], 1)])
+def test_a_parameter_that_one_of_two_ranks_has_otherwise_is_no_agreement(run, tmp_path, other, code):
+    name = "Module.fc.Linear.forward.0"
+    write_dump(tmp_path / "golden" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "rank1", {name: module(other)})
+    ended, out, _ = run("--layout", "auto")
+    assert ended == code
+    assert (f"{name}.parameters.weight: rank 1 differs from rank 0" in out) == bool(code)
