@@ -167,3 +167,18 @@ def test_a_parameter_that_one_of_two_ranks_has_otherwise_is_no_agreement(run, tm
     ended, out, _ = run("--layout", "auto")
     assert ended == code
     assert (f"{name}.parameters.weight: rank 1 differs from rank 0" in out) == bool(code)
+
+
+@pytest.mark.parametrize(("other", "code"), [([5.0, 6.0], 0), ([5.0, 6.1], 1)])
+def test_replicas_without_a_counterpart_are_said_and_checked(run, tmp_path, other, code):
+    name = "Module.fc.Linear.forward.0"
+    write_dump(tmp_path / "golden" / "step0" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "step0" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "step0" / "rank1", {name: module(other)})
+    layout = tmp_path / "layout.yaml"
+    layout.write_text("parallel: {target: {dp: 2}}\n")
+    ended, out, _ = run("--layout", layout)
+    assert ended == code
+    assert "that were not compared, because the other side has fewer replicas: rank1" in out
+    assert (f"{name}.parameters.weight: rank 1 differs from rank 0" in out) == bool(code)
+    assert run("--layout", layout, "--no-replicas")[0] == 0
