@@ -182,3 +182,16 @@ def test_replicas_without_a_counterpart_are_said_and_checked(run, tmp_path, othe
     assert "that were not compared, because the other side has fewer replicas: rank1" in out
     assert (f"{name}.parameters.weight: rank 1 differs from rank 0" in out) == bool(code)
     assert run("--layout", layout, "--no-replicas")[0] == 0
+
+
+def test_what_comes_of_a_call_that_one_side_lacks_is_not_called_unrecorded(run, tmp_path):
+    def linear(first, last):
+        return api(tensor([first, 1.0]), output=tensor([last, 1.0]))
+
+    write_dump(tmp_path / "golden", {ENTRY: linear(1.0, 2.0), "Functional.gelu.0.forward": linear(2.0, 3.0)})
+    data = {ENTRY: linear(1.0, 2.0), "Tensor.mul.0.forward": linear(2.0, 4.0)}
+    write_dump(tmp_path / "target", data | {"Functional.gelu.0.forward": linear(4.0, 6.0)})
+    _, out, _ = run()
+    second = out[out.index("Then also: Functional.gelu.0.forward") :]
+    assert "What it got differs already; the call above, which one side lacks, may be why." in second
+    assert "outside of what was recorded" not in out
