@@ -13,7 +13,7 @@ from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.layouts import LayoutRules
-from msprobe_core.compare.limits import LimitTable, conventional
+from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
@@ -87,7 +87,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
-    told = [*_note_uncompared(rows, mode), *overrides.note_idle(rows, options.limits)]
+    told = [*_note_uncompared(rows, mode), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
@@ -158,6 +158,25 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode) -> list[str]:
             f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"
         )
     return notes
+
+
+def _note_precisions(rows: pl.DataFrame) -> list[str]:
+    """Return a sentence on tensors that are coarser on one side: they pass by wider limits, and may be the fault."""
+    dtypes = ("dtype_target", "dtype_golden")
+    own = rows.with_row_index("row").filter(_has_values())
+    found = own.group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
+    other = [each for each in found if _are_other_precisions(each[0], each[1])]
+    if not other:
+        return []
+    target, golden, _, row = other[0]
+    number, first = sum(each[2] for each in other), rows["name_target"][row]
+    what = "tensors whose precision is another on each side, and whose limits are those of the coarser"
+    return [f"{what}: {number:,}; the first is {first} ({target}, golden {golden})"]
+
+
+def _are_other_precisions(target: str | None, golden: str | None) -> bool:
+    precisions = precision_of(target), precision_of(golden)
+    return None not in precisions and precisions[0] != precisions[1]
 
 
 def _has_values() -> pl.Expr:

@@ -195,3 +195,16 @@ def test_what_comes_of_a_call_that_one_side_lacks_is_not_called_unrecorded(run, 
     second = out[out.index("Then also: Functional.gelu.0.forward") :]
     assert "What it got differs already; the call above, which one side lacks, may be why." in second
     assert "outside of what was recorded" not in out
+
+
+def test_a_coarser_precision_is_said(run, tmp_path):
+    for side, dtype in (("target", "torch.bfloat16"), ("golden", "torch.float32")):
+        output = tensor([3.0, 4.0], dtype=dtype)
+        write_dump(tmp_path / side, {ENTRY: api(tensor([1.0]), tensor([1.0], dtype="torch.int64"), output=output)})
+    code, out, _ = run()
+    assert code == 0
+    assert (
+        "Note: tensors whose precision is another on each side, and whose limits are those of the coarser: 1; "
+        f"the first is {ENTRY}.output.0 (torch.bfloat16, golden torch.float32)"
+    ) in out
+    assert "whose precision" not in run(target="golden")[1]
