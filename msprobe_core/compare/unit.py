@@ -87,7 +87,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
-    told = [*_note_uncompared(rows, mode), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
+    told = [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
@@ -137,15 +137,16 @@ def _is_empty_call() -> pl.Expr:
     return is_whole & ~is_saved & ~has_failed()
 
 
-def _note_uncompared(rows: pl.DataFrame, mode: Mode) -> list[str]:
+def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str]:
     """Return sentences on values of which nothing could be compared.
 
     Raises:
         CompareError: there is no other tensor, so that nothing says whether the two agree.
     """
     failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
+    done = "recorded, or put together from several ranks" if pair.target_parts or pair.golden_parts else "recorded"
     notes = [
-        f"values that could not be recorded, and were not compared: {failed.height:,}; the first is {name} ({reason})"
+        f"values that could not be {done}, and were not compared: {failed.height:,}; the first is {name} ({reason})"
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
     if number := rows.filter(is_uncompared()).height:

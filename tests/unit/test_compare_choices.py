@@ -208,3 +208,13 @@ def test_a_coarser_precision_is_said(run, tmp_path):
         f"the first is {ENTRY}.output.0 (torch.bfloat16, golden torch.float32)"
     ) in out
     assert "whose precision" not in run(target="golden")[1]
+
+
+def test_values_that_cannot_be_put_together_are_not_called_unrecorded(run, tmp_path):
+    write_dump(tmp_path / "golden" / "rank0", DATA)
+    for rank, data in enumerate((DATA, WRONG)):
+        write_dump(tmp_path / "target" / f"rank{rank}", data)
+    _, out, _ = run("--layout", "auto")
+    assert (
+        f"put together from several ranks, and were not compared: 1; the first is {ENTRY}.output.0 (target the" in out
+    )
