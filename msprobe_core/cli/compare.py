@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     metavar="PATTERN LIMIT",
     help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
 )
-@click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, instead of ours.")
+@click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, laid over ours.")
 @click.option("--steps", metavar="LIST", help="Of two runs: steps to compare, for example 0-3,10; all by default.")
 @click.option("--ranks", metavar="LIST", help="Ranks to compare, for example 0,2; all by default.")
 @click.option(

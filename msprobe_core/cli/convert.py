@@ -47,8 +47,9 @@ def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool,
     for note in done.notes:
         click.echo(f"note: {printable(note)}", err=True)
     before, after = done.to.other.value, done.to.value
+    dumps = "1 dump" if done.num_units == 1 else f"{done.num_units} dumps"
     click.echo(
-        f"converted {done.num_units} dumps from {before} to {after}: {done.size_before:,} bytes became "
+        f"converted {dumps} from {before} to {after}: {done.size_before:,} bytes became "
         f"{done.size_after:,}; they are in {destination}"
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ class UnitPair:
         target_parts: Dumps of several ranks that are merged to one; empty where ``target`` is all there is. Then
             ``target`` is what reports call them, for example their directory.
         golden_parts: Likewise.
+        notes: What there is to say about the pairing, such as which ranks have no counterpart.
     """
 
     label: str
@@ -38,6 +39,7 @@ class UnitPair:
     golden: Path
     target_parts: tuple[Path, ...] = ()
     golden_parts: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,17 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairs, by step and rank, and in words what has no partner."""
+    """The pairs, by step and rank, and in words what has no partner.
+
+    Attributes:
+        pairs: What is compared.
+        missing: What should be and cannot.
+        spare: By step, dumps of the target's replicas beyond as many as both sides have.
+    """
 
     pairs: Sequence[UnitPair]
     missing: Sequence[str]
+    spare: Mapping[int | None, Sequence[Path]] = field(default_factory=dict[int | None, Sequence[Path]])
 
 
 def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts: LayoutRules | None = None) -> Pairing:
@@ -109,6 +118,7 @@ def _pair_steps(
     wanted = chosen.steps or sorted({*steps[0], *steps[1]})
     missing = _lone("step", set(steps[0]), set(steps[1]), target, golden, wanted)
     pairs: list[UnitPair] = []
+    spare: dict[int | None, Sequence[Path]] = {}
     for step in (step for step in sorted(wanted) if step in steps[0] and step in steps[1]):
         try:
             found = _pair_ranks(steps[0][step], steps[1][step], step, chosen.ranks, layouts)
@@ -117,6 +127,7 @@ def _pair_steps(
         else:
             pairs += found.pairs
             missing += found.missing
+            spare |= found.spare
     if not pairs:
         have = [_listed("step", side) for side in steps]
         reason = missing[0] if missing else "none was chosen"
@@ -124,7 +135,7 @@ def _pair_steps(
             f"{target} ({have[0]}) and {golden} ({have[1]}) have no step to compare: {reason}; to compare two steps "
             "with each other, give their directories"
         )
-    return Pairing(pairs, missing)
+    return Pairing(pairs, missing, spare)
 
 
 def _lone(
@@ -165,7 +176,17 @@ def _pair_ranks(
         for units, path in zip(sides, (target, golden), strict=True):
             if not units:
                 raise CompareError(f"{path}: has none of the ranks asked for ({_listed('rank', wanted)})")
-        return Pairing([_pair_of(group, prefix, step) for group in plan_groups(sides[0], sides[1], layouts)], lone)
+        groups = plan_groups(sides[0], sides[1], layouts)
+        used = {unit.directory for group in groups for unit in (*group.target, *group.golden)}
+        spare, others = ([unit for unit in units if unit.directory not in used] for units in sides)
+        notes = tuple(
+            f"ranks of {path} that were not compared, because the other side has fewer replicas: "
+            + _listed("rank", [unit.rank for unit in units if unit.rank is not None])
+            for path, units in ((target, spare), (golden, others))
+            if units
+        )
+        own = [replace(_pair_of(group, prefix, step), notes=notes) for group in groups]
+        return Pairing(own, lone, {step: [unit.directory for unit in spare]})
     if len(targets) == len(goldens) == 1 and not all(have_ranks):
         # One process on either side: whatever the directories are called, they belong together.
         label = prefix + targets[0].label

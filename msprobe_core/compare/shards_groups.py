@@ -156,7 +156,8 @@ class Groups:
         elif len(present) == 1:
             yield values, one_part(present[0], held[0].shape)
         else:
-            yield from self._lie_plain(values, present, [cell.shape for cell in held], spread, like)
+            shapes = [cell.shape for cell in held]
+            yield from self._lie_plain(values, present, shapes, spread, like, is_parameter=is_parameter)
 
     def _lie_plain(
         self,
@@ -165,6 +166,8 @@ class Groups:
         shapes: Sequence[tuple[int, ...]],
         spread: Sequence[Along] | None,
         like: tuple[int, ...] | None,
+        *,
+        is_parameter: bool,
     ) -> Iterator[tuple[Array, Assembly | Refusal]]:
         places = [self._declaration.place_of(self._union.parts[part].rank) for part in present]
         if spread is not None:
@@ -181,7 +184,7 @@ class Groups:
         is_alike = np.ones(len(values), np.bool_)
         if len(set(shapes)) > 1:
             is_alike[:] = False
-        else:
+        elif not (is_parameter and shapes[0] == like):  # whole parameters are replicas, and those that differ are said
             for part in present[1:]:
                 is_alike &= agreement(self._union, values, present[0], part)
         whole = tuple(((0, n),) if n else () for n in shapes[0])

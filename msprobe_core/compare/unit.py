@@ -12,7 +12,7 @@ import polars as pl
 from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
-from msprobe_core.compare.limits import LimitTable, conventional
+from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
@@ -90,7 +90,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
-    told = [*_note_uncompared(rows, mode), *overrides.note_idle(rows, options.limits)]
+    told = [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
@@ -115,7 +115,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         fault=fault,
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
-        notes=[*target.notes, *golden.notes, *notes, *told],
+        notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
         replicas=replicas,
         rows=rows,
         entries=nodes,
@@ -159,15 +159,16 @@ def _is_empty_call() -> pl.Expr:
     return is_whole & ~is_saved & ~has_failed()
 
 
-def _note_uncompared(rows: pl.DataFrame, mode: Mode) -> list[str]:
+def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str]:
     """Return sentences on values of which nothing could be compared.
 
     Raises:
         CompareError: there is no other tensor, so that nothing says whether the two agree.
     """
     failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
+    done = "recorded, or put together from several ranks" if pair.target_parts or pair.golden_parts else "recorded"
     notes = [
-        f"values that could not be recorded, and were not compared: {failed.height:,}; the first is {name} ({reason})"
+        f"values that could not be {done}, and were not compared: {failed.height:,}; the first is {name} ({reason})"
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
     if number := rows.filter(is_uncompared()).height:
@@ -180,6 +181,25 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode) -> list[str]:
             f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"
         )
     return notes
+
+
+def _note_precisions(rows: pl.DataFrame) -> list[str]:
+    """Return a sentence on tensors that are coarser on one side: they pass by wider limits, and may be the fault."""
+    dtypes = ("dtype_target", "dtype_golden")
+    own = rows.with_row_index("row").filter(_has_values())
+    found = own.group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
+    other = [each for each in found if _are_other_precisions(each[0], each[1])]
+    if not other:
+        return []
+    target, golden, _, row = other[0]
+    number, first = sum(each[2] for each in other), rows["name_target"][row]
+    what = "tensors whose precision is another on each side, and whose limits are those of the coarser"
+    return [f"{what}: {number:,}; the first is {first} ({target}, golden {golden})"]
+
+
+def _are_other_precisions(target: str | None, golden: str | None) -> bool:
+    precisions = precision_of(target), precision_of(golden)
+    return None not in precisions and precisions[0] != precisions[1]
 
 
 def _has_values() -> pl.Expr:

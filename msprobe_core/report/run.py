@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from msprobe_core import __version__
-from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions, compare_unit
@@ -165,7 +165,7 @@ def compare_run(
         raise CompareError(f"nothing of {target} and {golden} could be compared; {failed[0]}")
     units = [unit.summary for unit in done]
     missing = [*pairing.missing, *failed]
-    replicas = _replicas_that_differ(pairing.pairs, options.layouts, run)
+    replicas = _replicas_that_differ(pairing, options.layouts, run)
     result = ComparisonResult(target, golden, units, missing, options.limits, replicas)
     calls = {unit.summary.label: unit.files.calls for unit in done if unit.files.calls is not None}
     if calls:
@@ -173,9 +173,9 @@ def compare_run(
     return result, write_summary(result, [unit.files.tables for unit in done], directory)
 
 
-def _replicas_that_differ(pairs: Sequence[UnitPair], layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
+def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
     """Return in words what ranks of the target should have alike and have not."""
-    if len(pairs) < 2 or run.checks_replicas is False:
+    if len(pairing.pairs) + sum(map(len, pairing.spare.values())) < 2 or run.checks_replicas is False:
         return []
     # Takes time to import, which a single pair does without.
     from msprobe_core.compare.layouts import Side
@@ -183,13 +183,17 @@ def _replicas_that_differ(pairs: Sequence[UnitPair], layouts: LayoutRules | None
     from msprobe_core.compare.merged import check_replicas
 
     lines: list[str] = []
-    for step in dict.fromkeys(pair.step for pair in pairs):
-        own = [pair for pair in pairs if pair.step == step]
-        num_ranks = sum(len(pair.target_parts) or 1 for pair in own)
-        if len(own) < 2 or not (num_ranks <= _FEW_RANKS if run.checks_replicas is None else run.checks_replicas):
+    for step in dict.fromkeys(pair.step for pair in pairing.pairs):
+        own = [pair for pair in pairing.pairs if pair.step == step]
+        paths = [path for pair in own for path in pair.target_parts or (pair.target,)]
+        spare = pairing.spare.get(step, ())
+        num_ranks = len(paths) + len(spare)
+        if len(own) + len(spare) < 2 or not (
+            num_ranks <= _FEW_RANKS if run.checks_replicas is None else run.checks_replicas
+        ):
             continue  # of a single pair the comparison itself says it
         try:
-            dumps = [read_dump(path) for pair in own for path in pair.target_parts or (pair.target,)]
+            dumps = [read_dump(path) for path in (*paths, *spare)]
             declared = None if layouts is None else DeclaredRanks(layouts, Side.TARGET)
             found = check_replicas(dumps, declared)
         except (CompareError, DumpError) as error:

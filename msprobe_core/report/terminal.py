@@ -119,8 +119,8 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     for note in unit.notes:
         console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
     faults = sorted((f for f in (unit.fault, unit.lone_call) if f is not None), key=lambda fault: fault.position)
-    for title, fault in zip(("First fault", "Then also"), faults, strict=False):
-        for line in fault_lines(title, fault):
+    for number, fault in enumerate(faults):
+        for line in fault_lines("Then also" if number else "First fault", fault, is_second=number > 0):
             console.print(line, soft_wrap=True)
     if faults:
         return
@@ -131,12 +131,12 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     console.print(Text(line), soft_wrap=True)
 
 
-def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
-    """Yield the lines that describe a fault."""
+def fault_lines(title: str, fault: Fault, *, is_second: bool = False) -> Iterator[Text]:
+    """Yield the lines that describe a fault; of a second one, the first may be the cause."""
     yield Text(f"{title}: {fault.entry}", style="bold red")
     if fault.parent:
         yield Text(f"  inside {fault.parent}")
-    yield Text(f"  {_reason(fault)}")
+    yield Text(f"  {_reason(fault, is_second=is_second)}")
     for row, message in fault.findings[:_MAX_FINDINGS]:
         yield Text(f"  {row}  {printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
@@ -148,9 +148,11 @@ def fault_lines(title: str, fault: Fault) -> Iterator[Text]:
             yield Text(f"    {' '.join(frame.split())}")
 
 
-def _reason(fault: Fault) -> str:
+def _reason(fault: Fault, *, is_second: bool) -> str:
     if fault.only_on is not None:
         return f"This call is in the {fault.only_on} only: from here on the two programs differ."
+    if is_second and not fault.is_culprit and "inputs" in fault.parts:
+        return "What it got differs already; the call above, which one side lacks, may be why."
     if not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
     if is_saved(fault.entry):

@@ -152,3 +152,69 @@ def test_the_first_difference_of_a_call_that_only_golden_has_is_that_call(run, t
     assert [(row["NPU Name"], row["Bench Name"]) for row in rows] == [
         ("N/A", f"Functional.gelu.1.forward.{place}.0") for place in ("input", "output")
     ]
+
+
+def module(weight):
+    return api(tensor([1.0, 2.0]), output=tensor([3.0, 4.0])) | {"parameters": {"weight": tensor(weight)}}
+
+
+@pytest.mark.parametrize(("other", "code"), [([5.0, 6.0], 0), ([5.0, 6.1], 1)])
+def test_a_parameter_that_one_of_two_ranks_has_otherwise_is_no_agreement(run, tmp_path, other, code):
+    name = "Module.fc.Linear.forward.0"
+    write_dump(tmp_path / "golden" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "rank1", {name: module(other)})
+    ended, out, _ = run("--layout", "auto")
+    assert ended == code
+    assert (f"{name}.parameters.weight: rank 1 differs from rank 0" in out) == bool(code)
+
+
+@pytest.mark.parametrize(("other", "code"), [([5.0, 6.0], 0), ([5.0, 6.1], 1)])
+def test_replicas_without_a_counterpart_are_said_and_checked(run, tmp_path, other, code):
+    name = "Module.fc.Linear.forward.0"
+    write_dump(tmp_path / "golden" / "step0" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "step0" / "rank0", {name: module([5.0, 6.0])})
+    write_dump(tmp_path / "target" / "step0" / "rank1", {name: module(other)})
+    layout = tmp_path / "layout.yaml"
+    layout.write_text("parallel: {target: {dp: 2}}\n")
+    ended, out, _ = run("--layout", layout)
+    assert ended == code
+    assert "that were not compared, because the other side has fewer replicas: rank1" in out
+    assert (f"{name}.parameters.weight: rank 1 differs from rank 0" in out) == bool(code)
+    assert run("--layout", layout, "--no-replicas")[0] == 0
+
+
+def test_what_comes_of_a_call_that_one_side_lacks_is_not_called_unrecorded(run, tmp_path):
+    def linear(first, last):
+        return api(tensor([first, 1.0]), output=tensor([last, 1.0]))
+
+    write_dump(tmp_path / "golden", {ENTRY: linear(1.0, 2.0), "Functional.gelu.0.forward": linear(2.0, 3.0)})
+    data = {ENTRY: linear(1.0, 2.0), "Tensor.mul.0.forward": linear(2.0, 4.0)}
+    write_dump(tmp_path / "target", data | {"Functional.gelu.0.forward": linear(4.0, 6.0)})
+    _, out, _ = run()
+    second = out[out.index("Then also: Functional.gelu.0.forward") :]
+    assert "What it got differs already; the call above, which one side lacks, may be why." in second
+    assert "outside of what was recorded" not in out
+
+
+def test_a_coarser_precision_is_said(run, tmp_path):
+    for side, dtype in (("target", "torch.bfloat16"), ("golden", "torch.float32")):
+        output = tensor([3.0, 4.0], dtype=dtype)
+        write_dump(tmp_path / side, {ENTRY: api(tensor([1.0]), tensor([1.0], dtype="torch.int64"), output=output)})
+    code, out, _ = run()
+    assert code == 0
+    assert (
+        "Note: tensors whose precision is another on each side, and whose limits are those of the coarser: 1; "
+        f"the first is {ENTRY}.output.0 (torch.bfloat16, golden torch.float32)"
+    ) in out
+    assert "whose precision" not in run(target="golden")[1]
+
+
+def test_values_that_cannot_be_put_together_are_not_called_unrecorded(run, tmp_path):
+    write_dump(tmp_path / "golden" / "rank0", DATA)
+    for rank, data in enumerate((DATA, WRONG)):
+        write_dump(tmp_path / "target" / f"rank{rank}", data)
+    _, out, _ = run("--layout", "auto")
+    assert (
+        f"put together from several ranks, and were not compared: 1; the first is {ENTRY}.output.0 (target the" in out
+    )

@@ -337,7 +337,7 @@ def test_the_command(tmp_path, capsys):
 
     code, out, _ = run(source / "dump.json", tmp_path / "a")
     assert code == 0
-    assert out.startswith("converted 1 dumps from json to arrow: ")
+    assert out.startswith("converted 1 dump from json to arrow: ")
     code, out, err = run(source, tmp_path / "a")
     assert (code, out) == (2, "")
     assert "msprobe: error:" in err
