@@ -163,7 +163,7 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str
     """Return sentences on values of which nothing could be compared.
 
     Raises:
-        CompareError: there is no other tensor, so that nothing says whether the two agree.
+        CompareError: there is no other tensor, and nothing else that differs, so that nothing says whether they agree.
     """
     failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
     done = "recorded, or put together from several ranks" if pair.target_parts or pair.golden_parts else "recorded"
@@ -172,7 +172,8 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
     if number := rows.filter(is_uncompared()).height:
-        if mode is not Mode.STRUCTURE and number == rows.filter(_has_values()).height:
+        differs_at_all = rows["verdict"].is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]).any()
+        if mode is not Mode.STRUCTURE and not differs_at_all and number == rows.filter(_has_values()).height:
             raise CompareError(
                 f"none of the {number:,} tensors that both sides have could be compared, because one side or both have "
                 "no statistics of them; record both with values that can be compared (task 'statistics' or 'tensor')"
