@@ -33,6 +33,8 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/compare_scale.py
+	$(BIN)/python bench/run_scale.py
+	$(BIN)/python bench/tensor_scale.py
 	$(BIN)/python bench/store_scale.py
 	$(BIN)/python bench/capture_cost.py
 	$(BIN)/python bench/healthy_pairs.py

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
@@ -68,7 +69,9 @@ def _pooled(
         while waiting or under_way:
             while waiting and len(under_way) < workers * _AHEAD:
                 number = waiting.pop()
-                under_way[pool.submit(function, tasks[number])] = number
+                with _held_interrupts():  # it may start a process, which inherits that
+                    future = pool.submit(function, tasks[number])
+                under_way[future] = number
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 result = future.result()
@@ -83,6 +86,19 @@ def _pooled(
         if under_way:  # interrupted: what still runs is not wanted any more
             for process in workers_left:
                 process.terminate()
+
+
+@contextmanager
+def _held_interrupts() -> Generator[None, None, None]:
+    """Hold Ctrl-C back while a process is started: one that is still importing would print a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker(num_threads: int) -> None:
