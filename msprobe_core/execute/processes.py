@@ -68,10 +68,9 @@ def _pooled(
     try:
         while waiting or under_way:
             while waiting and len(under_way) < workers * _AHEAD:
-                number = waiting.pop()
                 with _held_interrupts():  # it may start a process, which inherits that
-                    future = pool.submit(function, tasks[number])
-                under_way[future] = number
+                    future = pool.submit(function, tasks[waiting[-1]])  # raises if the pool has just broken
+                under_way[future] = waiting.pop()
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 result = future.result()

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
 from msprobe_core.errors import PluginError
+from msprobe_core.execute import processes
 from msprobe_core.execute.inline import Inline
 from msprobe_core.execute.processes import Processes
 from msprobe_core.model import ExecutorOptions, TaskLost
@@ -116,3 +118,18 @@ def test_ray_that_is_not_installed_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PluginError, match=r"needs the library ray.*pip install 'msprobe-core\[ray\]'"):
         RayCluster().check(ExecutorOptions())
+
+
+def test_a_pool_that_breaks_between_two_tasks_loses_none(monkeypatch):
+    """The task that is handed over just when the pool breaks is neither waiting nor under way in anybody's books."""
+    submitted = []
+    submit = processes.ProcessPoolExecutor.submit
+
+    def submit_or_break(pool, function, task):
+        submitted.append(task)
+        if len(submitted) == 3:
+            raise BrokenProcessPool
+        return submit(pool, function, task)
+
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", submit_or_break)
+    assert dict(Processes().run(square, list(range(6)), TWO)) == {n: n * n for n in range(6)}
