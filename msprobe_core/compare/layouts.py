@@ -14,10 +14,8 @@ from typing import Any, TypeAlias, cast
 import yaml
 
 from msprobe_core.compare.shards_lie import Along, Spread, Whereabouts
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
-
-MAX_BYTES = 16 << 20
-"""Largest file of layouts that is read."""
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes that ranks may be arranged along: tensor, context, expert, data and pipeline parallel."""
@@ -241,16 +239,10 @@ def load_layouts(path: str | os.PathLike[str]) -> LayoutRules:
 
 
 def _read(path: Path) -> _Located:
+    text = read_text(path, kind="a file of layouts", advice="give the path of a YAML file")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than 16 MiB; this is no file of layouts")
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  # a SafeLoader
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
-    except (yaml.YAMLError, RecursionError) as error:
+        content = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, _Located):
         raise ConfigError(f"{path}: holds {_kind(content)}, not an object; {_LOOK}")

@@ -18,6 +18,7 @@ from typing import Annotated, Any, cast
 import msgspec
 import polars as pl
 
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 
 
@@ -165,13 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
     # Imported here: whoever does not compare needs no yaml.
     import yaml
 
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: is larger than {_MAX_FILE_BYTES >> 10} KiB; it is no file of limits")
-        content = path.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: cannot be read ({reason}); give a yaml file of limits") from error
+    content = read_text(path, kind="a file of limits", advice="give a yaml file of limits", max_bytes=_MAX_FILE_BYTES)
     try:
         loaded: Any = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe
     except (ValueError, RecursionError, yaml.YAMLError) as error:

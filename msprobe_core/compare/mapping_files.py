@@ -16,10 +16,8 @@ import yaml
 
 from msprobe_core import names
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
-
-MAX_BYTES = 16 << 20
-"""Largest file of names that is read."""
 
 OptionalFile = str | os.PathLike[str] | bool | None
 """A file; ``True`` or empty text for an option that was given without one; ``None`` or ``False`` for one not given."""
@@ -179,15 +177,7 @@ def _checked(rule: ApiRule) -> ApiRule:
 
 def _read(path: Path, look: str) -> yaml.Node:
     """Return the content of a file as YAML's nodes, which know their lines."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is no file of names")
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: cannot be read ({reason}); give the path of a YAML file") from error
+    text = read_text(path, kind="a file of names", advice="give the path of a YAML file")
     try:
         node = cast("yaml.Node | None", cast("Any", yaml).compose(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:

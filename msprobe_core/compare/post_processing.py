@@ -24,6 +24,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.hookspecs import TensorSource
 from msprobe_core.store.tensors import open_tensor
@@ -109,12 +110,12 @@ _RUNS = ("target", "golden")
 def _read_fields(path: Path) -> dict[object, object]:
     import yaml  # few comparisons need it
 
+    advice = "give a YAML file with 'mode' and maps"
+    text = read_text(path, kind="a list of matrices", advice=advice, max_bytes=_MAX_FILE_BYTES)
     try:
-        size = path.stat().st_size
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8")) if size <= _MAX_FILE_BYTES else None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read ({reason}); give a YAML file with 'mode' and maps") from error
+        content: Any = yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: holds {type(content).__name__}, but must hold the fields 'mode' and maps of tensors"

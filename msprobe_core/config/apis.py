@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import yaml
 
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 
 _MODULE = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)*", re.ASCII)
@@ -33,15 +34,12 @@ def load_apis(path: Path, where: str) -> tuple[ListedApi, ...]:
         ConfigError: the file cannot be read, or is something else than module paths with names of functions.
     """
     where = f"{where}: {path}"
+    advice = "give a YAML file such as 'my.module: [api]'"
+    text = read_text(path, kind="a list of APIs", advice=advice, max_bytes=_MAX_FILE_BYTES, where=where)
     try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ConfigError(f"{where}: larger than 1 MiB; this is not a list of APIs")
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise ConfigError(f"{where}: cannot be read ({reason}); give a YAML file such as 'my.module: [api]'") from error
+        content: Any = yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
     if content is None:
         return ()
     if not isinstance(content, dict):

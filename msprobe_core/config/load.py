@@ -25,12 +25,12 @@ from msprobe_core.config.schema import (
     LoadOptions,
     TaskOptions,
 )
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, EntryNameError
 from msprobe_core.model import Level, Phase, SiteKind, Task
 
 _logger = logging.getLogger(__name__)
 
-_MAX_CONFIG_BYTES = 16 * 1024 * 1024
 
 _COMMON_TYPES = get_type_hints(CommonFields)
 _OPTION_TYPES = get_type_hints(TaskOptions)
@@ -120,15 +120,7 @@ def read_fields(path: Path) -> JsonObject:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path}: larger than 16 MiB; this is not a configuration file")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from error
-    except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: cannot be read ({reason}); give the path of a JSON or YAML file") from error
+    text = read_text(path, kind="a configuration file", advice="give the path of a JSON or YAML file")
     content = _decode(path, text)
     if not isinstance(content, dict):
         raise ConfigError(f'{path}: holds {type(content).__name__}, but must hold an object such as {{"level": "L0"}}')

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from msprobe_core.errors import PluginError
+from msprobe_core.extras import import_extra
 from msprobe_core.hookspecs import Executor, hookimpl
 from msprobe_core.model import ExecutorOptions, TaskLost
 
@@ -105,13 +105,7 @@ def _import_ray() -> Any:
     Raises:
         PluginError: it is not installed, or cannot be imported.
     """
-    try:
-        return importlib.import_module("ray")
-    except Exception as error:  # an installation may be broken in any way
-        raise PluginError(
-            f"the executor 'ray' needs the library ray, which cannot be imported here ({error}); install it with: "
-            "pip install 'msprobe-core[ray]'"
-        ) from error
+    return import_extra("ray", "the executor 'ray' needs", "ray")
 
 
 @hookimpl

@@ -17,6 +17,7 @@ import yaml
 
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.report.files import time_stamp
 from msprobe_core.report.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
@@ -96,10 +97,9 @@ def read_request(path: Path) -> MergeRequest:
         ConfigError: it cannot be read, or says something else.
     """
     example = "it needs a list 'api', for example api: [Functional.gelu.1.forward]"
+    text = read_text(path, kind="a list of rows and indices", advice="give a YAML file")
     try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        content: Any = yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
     if not isinstance(content, dict):

@@ -8,7 +8,6 @@ passed over, so that files of older and newer releases are read.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from msprobe_core.errors import PluginError
+from msprobe_core.extras import import_extra
 from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import (
     Argument,
@@ -69,13 +68,7 @@ def import_pyarrow() -> PyArrow:
     Raises:
         PluginError: it is not installed, or cannot be imported.
     """
-    try:
-        return importlib.import_module("pyarrow")
-    except Exception as error:  # an installation may be broken in any way
-        raise PluginError(
-            "dumps in Arrow's format need the library pyarrow, which cannot be imported here "
-            f"({error}); install it with: pip install 'msprobe-core[arrow]'"
-        ) from error
+    return import_extra("pyarrow", "dumps in Arrow's format need", "arrow")
 
 
 class Cell(Enum):

@@ -182,7 +182,7 @@ LAYERS = [
     {"errors", "model"},
     {"names", "fingerprint"},
     {"hookspecs"},
-    {"config", "plugins"},
+    {"config", "plugins", "extras"},
     {"store", "execute"},
     {"capture", "compare"},
     {"report", "estimate"},

@@ -1,0 +1,37 @@
+"""Read the files that users write by hand: small, and text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msprobe_core.errors import ConfigError
+
+MAX_BYTES = 16 << 20
+"""Largest file that is read where nobody says otherwise."""
+
+
+def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES, where: str | None = None) -> str:
+    """Return the content of a file, without a byte order mark.
+
+    Args:
+        path: The file.
+        kind: What it should be, with its article: ``a file of limits``.
+        advice: What to give instead of a file that cannot be read: ``give a YAML file``.
+        max_bytes: Size from which on it cannot be what it should be.
+        where: Begins every message; the path if not given.
+
+    Raises:
+        ConfigError: it is missing, cannot be read, is too large or no UTF-8 text.
+    """
+    where = where or str(path)
+    try:
+        is_small = path.stat().st_size <= max_bytes
+        text = path.read_text(encoding="utf-8-sig") if is_small else ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: cannot be read: it is not UTF-8 text; save it as UTF-8") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{where}: cannot be read ({reason}); {advice}") from error
+    if not is_small:
+        raise ConfigError(f"{where}: larger than {max_bytes >> 20} MiB; this is not {kind}")
+    return text
