@@ -194,7 +194,7 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
 
     layouts = None
     if asked.layouts is not None:
-        from msprobe_core.compare.layouts import LayoutRules, load_layouts  # takes time, and few need it
+        from msprobe_core.compare.layouts.rules import LayoutRules, load_layouts  # takes time, and few need it
 
         layouts = LayoutRules() if asked.layouts == "auto" else load_layouts(asked.layouts)
     return CompareOptions(

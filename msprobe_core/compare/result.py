@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.limits import LimitTable, conventional
-from msprobe_core.compare.shards_findings import ReplicaFinding
+from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import polars as pl
 
 from msprobe_core.compare.fault import Fault
-from msprobe_core.compare.layouts import LayoutRules, Side
-from msprobe_core.compare.layouts_parallel import DeclaredRanks
-from msprobe_core.compare.layouts_tensors import relaid
-from msprobe_core.compare.merged import HeldPiece, MergedDump, merged
+from msprobe_core.compare.layouts.parallel import DeclaredRanks
+from msprobe_core.compare.layouts.rules import LayoutRules, Side
+from msprobe_core.compare.layouts.tensors import relaid
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
-from msprobe_core.compare.shards_findings import ReplicaFinding
+from msprobe_core.compare.shards.findings import ReplicaFinding
+from msprobe_core.compare.shards.merged import HeldPiece, MergedDump, merged
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump
 

@@ -40,8 +40,8 @@ from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
 
 if TYPE_CHECKING:
-    from msprobe_core.compare.layouts import LayoutRules
-    from msprobe_core.compare.shards_findings import ReplicaFinding
+    from msprobe_core.compare.layouts.rules import LayoutRules
+    from msprobe_core.compare.shards.findings import ReplicaFinding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, Unit
 from msprobe_core.store.layout import create_file, make_directory
 
 if TYPE_CHECKING:
-    from msprobe_core.compare.layouts import LayoutRules
+    from msprobe_core.compare.layouts.rules import LayoutRules
 
 _logger = logging.getLogger(__name__)
 
@@ -178,9 +178,9 @@ def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: Ru
     if len(pairing.pairs) + sum(map(len, pairing.spare.values())) < 2 or run.checks_replicas is False:
         return []
     # Takes time to import, which a single pair does without.
-    from msprobe_core.compare.layouts import Side
-    from msprobe_core.compare.layouts_parallel import DeclaredRanks
-    from msprobe_core.compare.merged import check_replicas
+    from msprobe_core.compare.layouts.parallel import DeclaredRanks
+    from msprobe_core.compare.layouts.rules import Side
+    from msprobe_core.compare.shards.merged import check_replicas
 
     lines: list[str] = []
     for step in dict.fromkeys(pair.step for pair in pairing.pairs):

@@ -10,8 +10,8 @@ from jobs import run_job
 from layout_jobs import WORLD
 from layout_pairs import compare, parts_of, verdicts
 
-from msprobe_core.compare.merged import check_replicas
 from msprobe_core.compare.reading import read_dump
+from msprobe_core.compare.shards.merged import check_replicas
 from msprobe_core.compare.sketches import SKETCH_ERROR
 
 pytestmark = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe_core.compare.layouts import load_layouts
+from msprobe_core.compare.layouts.rules import load_layouts
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_dumps import ArrayDump, ArraySource, part
 
-from msprobe_core.compare import shard_sources
-from msprobe_core.compare.layouts import Change, Side, load_layouts
-from msprobe_core.compare.layouts_parallel import DeclaredRanks, plan_groups
-from msprobe_core.compare.layouts_tensors import relaid
-from msprobe_core.compare.merged import merged
-from msprobe_core.compare.shard_sources import Assembled, narrowed, permuted, reshaped
-from msprobe_core.compare.shards import Held, assemble
+from msprobe_core.compare.layouts.parallel import DeclaredRanks, plan_groups
+from msprobe_core.compare.layouts.rules import Change, Side, load_layouts
+from msprobe_core.compare.layouts.tensors import relaid
+from msprobe_core.compare.shards import sources as shard_sources
+from msprobe_core.compare.shards.assembly import Held, assemble
+from msprobe_core.compare.shards.merged import merged
+from msprobe_core.compare.shards.sources import Assembled, narrowed, permuted, reshaped
 from msprobe_core.errors import CompareError, ConfigError, DumpError
 from msprobe_core.store.layout import Unit
 from msprobe_core.store.tensors import open_tensor

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_dumps import ArrayDump, part, sketch_of
 
-from msprobe_core.compare.merged import check_replicas, merged
-from msprobe_core.compare.shards import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.merged import check_replicas, merged
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.spread import coordinates_of, held_ranges, local_offset, sizes_of

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards import STATISTICS, Numbers
+from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
 from msprobe_core.hookspecs import Dump
 
 Array: TypeAlias = Any

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeAlias
 
 import polars as pl
 
-from msprobe_core.compare.shards_lie import Along, Whereabouts
-from msprobe_core.compare.shards_union import Part, Union
+from msprobe_core.compare.shards.lie import Along, Whereabouts
+from msprobe_core.compare.shards.union import Part, Union
 from msprobe_core.model import Role
 
 Array: TypeAlias = Any

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import yaml
 
-from msprobe_core.compare.shards_lie import Along, Spread, Whereabouts
+from msprobe_core.compare.shards.lie import Along, Spread, Whereabouts
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards import Assembly, Held, Refusal, assemble
-from msprobe_core.compare.shards_declaration import Declaration
-from msprobe_core.compare.shards_lie import Along, assemble_declared, assemble_recorded, axis_cut_to
-from msprobe_core.compare.shards_replicas import agreement
-from msprobe_core.compare.shards_union import Union
+from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.declaration import Declaration
+from msprobe_core.compare.shards.lie import Along, assemble_declared, assemble_recorded, axis_cut_to
+from msprobe_core.compare.shards.replicas import agreement
+from msprobe_core.compare.shards.union import Union
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Role
 from msprobe_core.store.frame import RowKind

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.compare.shards import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
 from msprobe_core.fingerprint.spread import (
     PARTIAL,
     REPLICATE,

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from msprobe_core.compare.shards import Assembly, Block
+from msprobe_core.compare.shards.assembly import Assembly, Block
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import TensorSource
 from msprobe_core.store.tensor_source import StoredTensor, c_strides

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from msprobe_core.compare.layouts import Change, LayoutRules, Side, TensorRule
-from msprobe_core.compare.layouts_fused import fuse
-from msprobe_core.compare.layouts_relaid import RelaidDump, Row, sizes_in
-from msprobe_core.compare.layouts_rows import is_meant, names_of
-from msprobe_core.compare.shard_sources import CHUNK, narrowed, permuted, reshaped
-from msprobe_core.compare.shards import STATISTICS
+from msprobe_core.compare.layouts.fused import fuse
+from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
+from msprobe_core.compare.layouts.rows import is_meant, names_of
+from msprobe_core.compare.layouts.rules import Change, LayoutRules, Side, TensorRule
+from msprobe_core.compare.shards.assembly import STATISTICS
+from msprobe_core.compare.shards.sources import CHUNK, narrowed, permuted, reshaped
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.store.frame import COLUMNS, RowKind

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards import STATISTICS, Numbers
+from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 Array: TypeAlias = Any

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shard_sources import CHUNK, Assembled, Reader, overlap, slabs
-from msprobe_core.compare.shards import (
+from msprobe_core.compare.shards.assembly import (
     Assembly,
     Numbers,
     Refusal,
@@ -27,16 +26,17 @@ from msprobe_core.compare.shards import (
     merge_sketches,
     merge_statistics,
 )
-from msprobe_core.compare.shards_calls import fakes, machinery, reduced_values, results_for_all, unwrapped, without
-from msprobe_core.compare.shards_columns import Columns
-from msprobe_core.compare.shards_declaration import Declaration, Undeclared
-from msprobe_core.compare.shards_findings import ReplicaFinding
-from msprobe_core.compare.shards_groups import Groups, one_part
-from msprobe_core.compare.shards_lie import (
+from msprobe_core.compare.shards.calls import fakes, machinery, reduced_values, results_for_all, unwrapped, without
+from msprobe_core.compare.shards.columns import Columns
+from msprobe_core.compare.shards.declaration import Declaration, Undeclared
+from msprobe_core.compare.shards.findings import ReplicaFinding
+from msprobe_core.compare.shards.groups import Groups, one_part
+from msprobe_core.compare.shards.lie import (
     recorded,
 )
-from msprobe_core.compare.shards_replicas import differing
-from msprobe_core.compare.shards_union import Part, part_of, unite
+from msprobe_core.compare.shards.replicas import differing
+from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overlap, slabs
+from msprobe_core.compare.shards.union import Part, part_of, unite
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.model import Distribution, RunHeader

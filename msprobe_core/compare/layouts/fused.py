@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.layouts import FusedRule, matches
-from msprobe_core.compare.layouts_relaid import RelaidDump, Row, sizes_in
-from msprobe_core.compare.layouts_rows import called_in
-from msprobe_core.compare.shard_sources import Assembled
-from msprobe_core.compare.shards import (
+from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
+from msprobe_core.compare.layouts.rows import called_in
+from msprobe_core.compare.layouts.rules import FusedRule, matches
+from msprobe_core.compare.shards.assembly import (
     STATISTICS,
     Assembly,
     Held,
@@ -25,6 +24,7 @@ from msprobe_core.compare.shards import (
     merge_sketches,
     merge_statistics,
 )
+from msprobe_core.compare.shards.sources import Assembled
 from msprobe_core.fingerprint.spread import Ranges
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role

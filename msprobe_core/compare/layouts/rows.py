@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from msprobe_core import names
-from msprobe_core.compare.layouts import SpreadRule, matches
-from msprobe_core.compare.shards_lie import Along, Spread
+from msprobe_core.compare.layouts.rules import SpreadRule, matches
+from msprobe_core.compare.shards.lie import Along, Spread
 from msprobe_core.errors import EntryNameError
 from msprobe_core.model import Phase, Role, SiteKind
 

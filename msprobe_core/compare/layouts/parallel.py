@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.layouts import LayoutRules, Ranks, Side
-from msprobe_core.compare.layouts_rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
-from msprobe_core.compare.shards_lie import Along, Whereabouts
-from msprobe_core.compare.shards_union import Part, Union, family_of, renamed
+from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
+from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
+from msprobe_core.compare.shards.lie import Along, Whereabouts
+from msprobe_core.compare.shards.union import Part, Union, family_of, renamed
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
 from msprobe_core.names import forward_of
@@ -97,7 +97,7 @@ def _replicas(units: Sequence[Unit], ranks: Ranks | None, side: Side) -> dict[in
 
 
 class DeclaredRanks:
-    """The ranks of one side as they are declared; see `msprobe_core.compare.merged.Declaration`."""
+    """The ranks of one side as they are declared; see `msprobe_core.compare.shards.merged.Declaration`."""
 
     def __init__(self, rules: LayoutRules, side: Side) -> None:
         self._rules = rules

@@ -1,0 +1,1 @@
+"""Several ranks as one: shards assembled, summed or unified into the tensor that one process has; replicas checked."""
