@@ -2,9 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 
 @pytest.fixture
 def close_debugger():
