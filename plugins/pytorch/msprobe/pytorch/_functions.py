@@ -142,7 +142,7 @@ class ApiMode(TorchFunctionMode):
         if DropoutKernels.is_removed and api.prefix in _WITH_DROPOUT:
             args, kwargs = without_dropout(api.name, args, kwargs)
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
-        return calls.run(api, name, func, args, kwargs)
+        return calls.run(api.prefix, name, func, args, kwargs, mutates=api.mutates)
 
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:

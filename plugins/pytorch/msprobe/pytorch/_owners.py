@@ -1,8 +1,4 @@
-"""What a call outside of every module belongs to: an optimizer's step, or the clipping of gradients.
-
-Told by the frames that lead to the call, so nothing is patched, functions imported by name count, and an exception
-leaves nothing open.
-"""
+"""Which functions of PyTorch are an optimizer's step, clip gradients, or belong to a compiler."""
 
 from __future__ import annotations
 
@@ -10,28 +6,7 @@ from types import CodeType, FrameType, FunctionType
 
 import torch
 
-OPTIMIZER = "optimizer"
-CLIP_GRAD = "clip_grad"
-
-_MAX_FRAMES = 24
-"""How far up is looked; the functions of PyTorch's optimizers are some ten frames below their step."""
-
-_known: dict[CodeType, str | None] = {}
-
-
-def owner_of(frame: FrameType | None) -> str | None:
-    """Return `OPTIMIZER` or `CLIP_GRAD` if one of them is running, else ``None``."""
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return None
-        code = frame.f_code
-        if code not in _known:
-            _known[code] = _owner_by(code)
-        owner = _known[code]
-        if owner is not None:
-            return owner
-        frame = frame.f_back
-    return None
+from msprobe_core.capture.owners import CLIP_GRAD, OPTIMIZER, Owners, is_clipping
 
 
 def is_of_compiler(frame: FrameType) -> bool:
@@ -53,9 +28,7 @@ _COMPILERS = ("/torchinductor_", "/torch/_functorch/", "/torch/_inductor/", "/to
 def _owner_by(code: CodeType) -> str | None:
     if code in _STEP_WRAPPERS:
         return OPTIMIZER
-    # Of torch.nn.utils.clip_grad, and of megatron.core.optimizer.clip_grads.
-    is_clipping = code.co_name.startswith("clip_grad") and "clip_grad" in code.co_filename.rpartition("/")[2]
-    return CLIP_GRAD if is_clipping else None
+    return CLIP_GRAD if is_clipping(code) else None
 
 
 def _wrappers() -> frozenset[CodeType]:
@@ -66,3 +39,6 @@ def _wrappers() -> frozenset[CodeType]:
 
 
 _STEP_WRAPPERS = _wrappers()
+
+owners = Owners(_owner_by)
+"""Of calls that PyTorch runs."""

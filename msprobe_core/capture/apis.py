@@ -1,0 +1,196 @@
+"""One call of an API, from its inputs to its gradients: the same for every framework and for every way to see it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any, ClassVar, Protocol, cast
+
+from msprobe_core.hookspecs import Call, CallRecorder
+
+Function = Callable[..., Any]
+
+
+class ResultWatch(Protocol):
+    """Watches the gradients of a call that has begun."""
+
+    def attach(self, output: Any) -> None:
+        """Begin, now that the call has returned ``output``."""
+        ...
+
+
+class ApiCalls(ABC):
+    """Records the outermost API calls of each thread."""
+
+    tensor_type: ClassVar[type[Any]]
+
+    def __init__(self, recorder: CallRecorder) -> None:
+        """Prepare.
+
+        Args:
+            recorder: Is told of every call.
+        """
+        self._recorder = recorder
+        self._inside = _Inside()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a call of this thread is being recorded; those inside of it are not."""
+        return self._inside.value
+
+    # --- what frameworks do differently -------------------------------------------------------------------------
+
+    @abstractmethod
+    def _quiet(self) -> AbstractContextManager[None]:
+        """Return a block for our own work; see `msprobe_core.hookspecs.Framework.quiet`."""
+
+    @abstractmethod
+    def _builds_graph(self) -> bool:
+        """Whether calls of this thread become part of a graph that gradients flow through."""
+
+    @abstractmethod
+    def _is_in_backward(self) -> bool:
+        """Whether this thread is in a backward pass, so that what it calls computes something again."""
+
+    @abstractmethod
+    def _owner_of(self, frame: FrameType) -> str | None:
+        """Return what a call outside of every module belongs to, told by the frames that lead to it."""
+
+    @abstractmethod
+    def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ResultWatch:
+        """Begin to watch the gradients of a call."""
+
+    @abstractmethod
+    def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Follow what a call has done to memory without a trace."""
+
+    # --- what does not ------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        prefix: str,
+        name: str,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        mutates: bool = False,
+    ) -> Any:
+        """Run a function of the framework, and record it if it computes something.
+
+        Args:
+            prefix: First part of its name.
+            name: The rest.
+            function: Is called.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            mutates: Whether it writes to its first argument, which is its output if it returns nothing.
+        """
+        recorder = self._recorder
+        call, gradients = self._open(prefix, name, args, kwargs, has_gradients=True)
+        result = self._call(call, function, args, kwargs)
+        if call is None:
+            return result
+        with self._quiet():
+            output = args[0] if result is None and mutates and args else result
+            is_computation = self.has_tensor(output)
+            self._follow(function, args, kwargs, output)
+            if is_computation:
+                recorder.record_outputs(call, output)
+                if gradients is not None:
+                    gradients.attach(output)
+            recorder.close(call, keep=is_computation)
+        return result
+
+    def run_foreign(
+        self,
+        prefix: str,
+        name: str,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        shown: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None,
+    ) -> Any:
+        """Run and record a function that is not the framework's, unless it is inside of a call that is recorded.
+
+        Nothing is known of such a function. It may write to its arguments unnoticed, so they are read anew; if it
+        returns no tensor, they are its outputs.
+
+        Args:
+            prefix: First part of its name.
+            name: The rest.
+            function: Is called.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            shown: Arguments as they are recorded, where these are others.
+        """
+        recorder = self._recorder
+        if self.is_inside or not recorder.is_open:
+            return function(*args, **kwargs)
+        shown_args, shown_kwargs = shown or (args, kwargs)
+        call, gradients = self._open(prefix, name, shown_args, shown_kwargs, has_gradients=shown is None)
+        result = self._call(call, function, args, kwargs)
+        if call is None:
+            return result
+        with self._quiet():
+            tensors = list(self._tensors((shown_args, tuple(shown_kwargs.values()))))
+            for tensor in tensors:
+                recorder.distrust(tensor)
+            returns = self.has_tensor(result)
+            recorder.record_outputs(call, result if returns else tuple(tensors) or result)
+            if gradients is not None and returns:
+                gradients.attach(result)
+            recorder.close(call)
+        return result
+
+    def _open(
+        self, prefix: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, has_gradients: bool
+    ) -> tuple[Call | None, ResultWatch | None]:
+        recorder = self._recorder
+        call: Call | None = None
+        gradients: ResultWatch | None = None
+        builds_graph = has_gradients and self._builds_graph()
+        with self._quiet():
+            owner = self._owner_of(_caller()) if recorder.is_outside_modules else None
+            is_recomputed = builds_graph and self._is_in_backward()
+            call = recorder.open_api(prefix, name, owner, is_recomputed=is_recomputed)
+            recorder.record_inputs(call, args, kwargs)
+            if call.wants_gradients and builds_graph:
+                gradients = self._watch(call, args, kwargs)
+        return call, gradients
+
+    def _call(self, call: Call | None, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        inside = self._inside
+        was_inside, inside.value = inside.value, True
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            if call is not None:
+                self._recorder.close(call)
+            raise
+        finally:
+            inside.value = was_inside
+
+    def has_tensor(self, value: Any) -> bool:
+        """Whether ``value`` is a tensor, or a list, tuple or dict that holds one."""
+        return isinstance(value, self.tensor_type) or next(self._tensors(value), None) is not None
+
+    def _tensors(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, self.tensor_type):
+            yield value
+        elif isinstance(value, tuple | list | dict):
+            items = cast("Any", value)
+            for item in items.values() if isinstance(value, dict) else items:
+                yield from self._tensors(item)
+
+
+def _caller() -> FrameType:
+    return sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
+
+
+class _Inside(threading.local):
+    value = False

@@ -1,0 +1,49 @@
+"""What a call outside of every module belongs to: an optimizer's step, or the clipping of gradients.
+
+Told by the frames that lead to the call, so nothing is patched, functions imported by name count, and an exception
+leaves nothing open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType, FrameType
+
+OPTIMIZER = "optimizer"
+CLIP_GRAD = "clip_grad"
+
+_MAX_FRAMES = 24
+"""How far up is looked; the functions of PyTorch's optimizers are some ten frames below their step."""
+
+
+class Owners:
+    """Finds `OPTIMIZER` or `CLIP_GRAD` among the functions that are running."""
+
+    def __init__(self, owner_by: Callable[[CodeType], str | None]) -> None:
+        """Prepare.
+
+        Args:
+            owner_by: Tells which of the two a function belongs to; asked once for each.
+        """
+        self._owner_by = owner_by
+        self._known: dict[CodeType, str | None] = {}
+
+    def find(self, frame: FrameType | None) -> str | None:
+        """Return what is running, the innermost if there are several; ``None`` if there is none."""
+        known = self._known
+        for _ in range(_MAX_FRAMES):
+            if frame is None:
+                return None
+            code = frame.f_code
+            if code not in known:
+                known[code] = self._owner_by(code)
+            owner = known[code]
+            if owner is not None:
+                return owner
+            frame = frame.f_back
+        return None
+
+
+def is_clipping(code: CodeType) -> bool:
+    """Whether a function clips gradients: of ``torch.nn.utils.clip_grad``, or of ``megatron.core.optimizer``."""
+    return code.co_name.startswith("clip_grad") and "clip_grad" in code.co_filename.rpartition("/")[2]
