@@ -20,6 +20,7 @@ from msprobe_core.model import (
     Digest,
     ExecutorOptions,
     GradientSlot,
+    KernelOptions,
     Level,
     RunHeader,
     TaskLost,
@@ -404,6 +405,45 @@ class WatchingFramework(Protocol):
 
         Raises:
             Exception: of any kind: the file is missing, damaged or holds something else.
+        """
+        ...
+
+
+class KernelDump(Protocol):
+    """A dump of kernels that a framework makes by itself."""
+
+    def begin(self) -> None:
+        """Take note that the program has called ``start``, for the first time or again."""
+        ...
+
+    def next_step(self) -> None:
+        """Take note that the program has called ``step``."""
+        ...
+
+    def begin_at(self, step: int) -> None:
+        """Let the current step have this number.
+
+        Raises:
+            SessionError: the framework cannot be told.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Say what there is to say at the end of the program; called once."""
+        ...
+
+
+@runtime_checkable
+class KernelDumper(Protocol):
+    """What a framework may offer besides: level L2 needs it."""
+
+    def dump_kernels(self, options: KernelOptions) -> KernelDump:
+        """Have the framework dump its kernels, from now to the end of the program.
+
+        Raises:
+            ConfigError: it cannot dump that.
+            SessionError: it is too late for it.
+            StoreError: a file that it needs cannot be written.
         """
         ...
 

@@ -10,6 +10,7 @@ training's process the more often for them; none of them refers to what refers t
 from __future__ import annotations
 
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -312,6 +313,34 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     summary_mode: str = "statistics"
     has_extra_info: bool = True
     keeps_tensors: bool = False
+
+
+class KernelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be dumped at level L2, by a framework that dumps its kernels itself.
+
+    Attributes:
+        directory: Where to; absolute.
+        task: ``STATISTICS`` or ``TENSOR``.
+        steps: Empty for all.
+        ranks: Likewise.
+        kernels: Which ones, as the framework names them; empty for all.
+        sides: Which values of a kernel: ``all``, ``input`` or ``output``.
+        statistics: What is kept of each tensor, as users write ``summary_mode``.
+        on_device: Whether statistics are computed where the tensors live.
+        is_precise: Whether there they are accumulated in float32 rather than in the tensor's own precision.
+        is_async: Whether the program goes on while its tensors are written.
+    """
+
+    directory: Path
+    task: Task
+    steps: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
+    kernels: tuple[str, ...] = ()
+    sides: str = "all"
+    statistics: tuple[str, ...] = ()
+    on_device: bool = False
+    is_precise: bool = True
+    is_async: bool = False
 
 
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True):

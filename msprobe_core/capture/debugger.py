@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.kernels import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
-from msprobe_core.hookspecs import Framework
+from msprobe_core.hookspecs import Framework, KernelDumper
 from msprobe_core.model import Level
 from msprobe_core.plugins import refuse_shadowing, registry
 
@@ -50,7 +51,7 @@ class PrecisionDebugger:
 
     _instance: ClassVar[PrecisionDebugger | None] = None
     _config: Config
-    _session: Session | None
+    _session: Session | KernelSession | None
     _has_refused_to_save: bool = False
     _custom_apis: CustomApis
     _watch: ConfigWatch | None
@@ -75,7 +76,7 @@ class PrecisionDebugger:
             config_path: JSON or YAML file; ``None`` takes the defaults (statistics at level L1 to ``./dump_path``).
             task: Wins over the file: ``statistics`` or ``tensor``.
             dump_path: Wins over the file: directory that the steps are written under.
-            level: Wins over the file: ``L0``, ``L1``, ``mix`` or ``debug``.
+            level: Wins over the file: ``L0``, ``L1``, ``L2``, ``mix`` or ``debug``.
             step: Wins over the file: steps to record, for example ``[0, "2-5"]``; empty records all.
             others: Any other common field of the configuration, for example ``rank=[0]``; each wins over the file.
 
@@ -323,7 +324,10 @@ class PrecisionDebugger:
         config, writers = self._config, registry().writers()
         if self._measurement is not None:
             config, writers = self._measurement.config, self._measurement.open(framework, writers)
-        self._session = Session(config, framework, registry().processors(), writers, self._custom_apis)
+        if config.level is Level.L2 and isinstance(framework, KernelDumper):
+            self._session = KernelSession(config, framework, framework)
+        else:
+            self._session = Session(config, framework, registry().processors(), writers, self._custom_apis)
         _let_forked_children_be(self)
 
     # --- a configuration file that is edited while the training runs ------------------------------------------
@@ -356,7 +360,7 @@ class PrecisionDebugger:
     def _take_over(self) -> None:
         """Let an edited file count, if nothing of the current step has been recorded yet."""
         old, edited = self._session, self._edited
-        if edited is None or old is None or not old.is_between_steps:
+        if edited is None or not isinstance(old, Session) or not old.is_between_steps:
             return
         self._edited = None
         try:

@@ -579,7 +579,10 @@ def _check_supported(config: Config) -> None:
     if config.task not in _TASKS:
         raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
-        raise ConfigError(f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)}")
+        raise ConfigError(
+            f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)} (kernels, level L2, "
+            "are dumped by MindSpore only, for all of a program)"
+        )
     if config.level is Level.DEBUG:
         _check_saving(config)
     _check_earlier_run(config)

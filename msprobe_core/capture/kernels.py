@@ -1,0 +1,173 @@
+"""Level L2: the framework dumps its kernels by itself; nothing is intercepted here."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from msprobe_core.config import Config
+from msprobe_core.config.schema import CommonFields, DataMode, Precision, ReduceDevice, TaskOptions
+from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.hookspecs import Framework, KernelDumper
+from msprobe_core.model import KernelOptions, Task
+
+_logger = logging.getLogger(__name__)
+
+_TASKS = (Task.STATISTICS, Task.TENSOR)
+_SIDES = (DataMode.ALL, DataMode.INPUT, DataMode.OUTPUT)
+_UNUSED_OPTIONS = ("scope", "tensor_list", "slice", "request_id", "bench_path")
+_UNUSED_FIELDS = ("load", "custom_apis", "writer", "tensor_format")
+
+_REGEX = re.compile(r"name-regex\((.*)\)", re.DOTALL)
+
+
+def kernel_options(config: Config) -> KernelOptions:
+    """Return what a configuration of level L2 asks for.
+
+    Raises:
+        ConfigError: it asks for something that a dump of kernels does not have.
+    """
+    options = config.options
+    if config.task not in _TASKS:
+        raise ConfigError(f"the task '{config.task.value}' does not apply at level L2; use statistics or tensor")
+    for fields, given, absent in ((_UNUSED_OPTIONS, options, TaskOptions()), (_UNUSED_FIELDS, config, CommonFields())):
+        for name in fields:
+            if getattr(given, name) != getattr(absent, name):
+                raise ConfigError(f"'{name}' does not apply at level L2: the framework dumps by itself; remove it")
+    if config.is_live:
+        raise ConfigError(
+            "with 'dump_enable' the file is followed while the program runs, but at level L2 the framework reads its "
+            "settings once; remove it, or give it to the constructor"
+        )
+    modes = options.data_mode or (DataMode.ALL,)
+    if len(modes) != 1 or modes[0] not in _SIDES:
+        given = ", ".join(mode.value for mode in modes)
+        raise ConfigError(f"'data_mode' is {given}, but at level L2 it must be one of all, input, output")
+    for pattern in options.list:
+        _check_pattern(pattern)
+    mode = options.summary_mode
+    return KernelOptions(
+        directory=config.directory,
+        task=config.task,
+        steps=config.step,
+        ranks=config.rank,
+        kernels=options.list,
+        sides=modes[0].value,
+        statistics=(mode,) if isinstance(mode, str) else mode,
+        on_device=options.device is ReduceDevice.DEVICE,
+        is_precise=options.precision is Precision.HIGH,
+        is_async=config.async_dump,
+    )
+
+
+def _check_pattern(text: str) -> None:
+    """Raise if an element of ``list`` is neither a name nor ``name-regex(...)`` with a regular expression."""
+    if not text.strip():
+        raise ConfigError("'list' has an empty text; give names or types of kernels, or name-regex(...)")
+    if not text.startswith("name-regex"):
+        return
+    found = _REGEX.fullmatch(text)
+    if found is None or not found[1]:
+        raise ConfigError(f"'list' has {text!r}, which is not closed or holds nothing; write name-regex(.*MatMul.*)")
+    try:
+        re.compile(found[1])
+    except re.error as error:
+        raise ConfigError(f"'list' has {text!r}, which is no regular expression ({error})") from error
+
+
+class KernelSession:
+    """Stands in the place of a `Session` at level L2, where there is nothing to start or stop."""
+
+    is_finished = False
+    """The framework ends by itself, after the last step that is selected."""
+
+    running_window = None
+    """Nothing is put in place for a window."""
+
+    def __init__(self, config: Config, framework: Framework, dumper: KernelDumper) -> None:
+        """Have the framework dump, unless ``dump_enable`` is false.
+
+        Args:
+            config: What to dump.
+            framework: What is dumped.
+            dumper: The same, as one that dumps kernels.
+
+        Raises:
+            ConfigError: it asks for what a dump of kernels does not have.
+            SessionError: it is too late for it.
+            StoreError: a file that the framework needs cannot be written.
+        """
+        self.framework = framework
+        self._options = kernel_options(config)
+        self._dump = dumper.dump_kernels(self._options) if config.dump_enable else None
+
+    def start(
+        self,
+        models: Sequence[Any],
+        *,
+        token_range: Any = None,
+        rank_id: Any = None,
+        scheduled_tokens: object = None,
+    ) -> None:
+        """Let steps be counted from now on; the dump itself has begun, and goes on after ``stop``.
+
+        Raises:
+            SessionError: an argument has no meaning for kernels, or something is not a model.
+        """
+        del rank_id, scheduled_tokens  # the framework knows the rank, and requests choose among nothing
+        if token_range is not None:
+            raise SessionError("start() got a token_range, which does not apply at level L2; leave it out")
+        for model in models:
+            if not self.framework.is_model(model):
+                raise SessionError(
+                    f"start() got {type(model).__name__}, which is not a model of {self.framework.name}; at level L2 "
+                    "none is needed"
+                )
+        if self._dump is not None:
+            self._dump.begin()
+
+    def stop(self) -> None:
+        """Do nothing: the framework dumps whole steps."""
+
+    def step(self) -> None:
+        """Let the framework count on."""
+        if self._dump is not None:
+            self._dump.next_step()
+
+    def begin_at(self, step: int) -> None:
+        """Let the framework count from ``step``.
+
+        Raises:
+            SessionError: ``step`` is no number of a step, or the framework cannot be told.
+        """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise SessionError(f"set_init_step() got {step!r}; give an integer from 0")
+        if self._dump is not None:
+            self._dump.begin_at(step)
+
+    def dump_module(self, module: Any, name: str) -> None:
+        """Refuse: kernels do not know whose they are.
+
+        Raises:
+            SessionError: always.
+        """
+        del module
+        raise SessionError(f"module_dump({name!r}): kernels are dumped at level L2; select them with 'list'")
+
+    def end_module_dump(self) -> None:
+        """Do nothing: no module is dumped."""
+
+    def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
+        """Do nothing: values are saved at level debug."""
+
+    def close(self) -> None:
+        """End, and let the framework say if there is nothing to show for it."""
+        dump, self._dump = self._dump, None
+        if dump is not None:
+            dump.finish()
+
+    def abandon(self) -> None:
+        """Say nothing at the end: for a forked child."""
+        self._dump = None
