@@ -664,20 +664,26 @@ class Metric(Protocol):
 class ApiMap:
     """What a framework calls things, in canonical names, so that dumps of two frameworks can be compared.
 
-    Canonical names are those of PyTorch. What a map does not mention has its canonical name already.
+    Canonical names are those of PyTorch. What a map does not mention has its canonical name already. Between two
+    frameworks, spellings of one operation are one: ``Torch.add``, ``Tensor.add_`` and ``Tensor.__add__`` are ``add``.
 
     Attributes:
         name: The framework, as the field ``framework`` of a dump has it.
         apis: Canonical name by own name, both with prefix and without index: ``{"Functional.dense":
-            "Functional.linear"}``.
+            "Functional.linear"}``. ``Primitive.MatMul`` stands for ``Primitive.matmul.MatMul``, whatever is in between.
+            One that is given as itself is no spelling of another.
         prefixes: Canonical prefix by own prefix, for modules and for APIs that ``apis`` does not mention:
             ``{"Mint": "Torch", "Cell": "Module"}``.
         module_types: Canonical class by own class: ``{"Dense": "Linear"}``. Modules are paired by their path; classes
             tell whether two that are paired are of one kind.
         parameters: By own class of the module, the canonical name by a parameter's own name: ``{"LayerNorm": {"gamma":
             "weight"}}``; those of the class ``""`` are for all classes.
-        arguments: By own name of the API, the canonical place of an argument by its own place, each a position or a
-            keyword: ``{"Functional.gather": {"1": "2", "2": "1", "axis": "dim"}}``. Gradients of arguments follow.
+        arguments: By own name of the API, or by operation, the canonical place of an argument by its own place, each a
+            position or a keyword: ``{"Functional.gather": {"1": "2", "2": "1", "axis": "1"}}``. Positions are canonical
+            where PyTorch takes the argument by position too. ``"*"`` is the position from which on a list stands for
+            the rest, as in ``x.reshape((2, 3))``. Gradients of arguments follow.
+        buffers: Canonical names of parameters that other frameworks may keep without recording them.
+        unit_dimensions: By own class, the parameters that are stored with further dimensions of size 1.
     """
 
     name: str
@@ -686,6 +692,8 @@ class ApiMap:
     module_types: Mapping[str, str] = field(default_factory=dict[str, str])
     parameters: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    buffers: Sequence[str] = ()
+    unit_dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 class HookSpecs:

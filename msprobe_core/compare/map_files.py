@@ -1,0 +1,143 @@
+"""Read the map of a framework's names from the files that its plugin has beside its code.
+
+A directory has any of these; ``docs/plugins.md`` says what is in them:
+
+* ``apis.yaml``: by prefix, the canonical name of each API;
+* ``arguments.yaml``: by prefix, the parameters of each API in their order;
+* ``modules.yaml``: ``prefixes``, ``types``, ``parameters``, ``buffers`` and ``unit_dimensions``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from msprobe_core.config.text import read_text
+from msprobe_core.errors import ConfigError
+from msprobe_core.hookspecs import ApiMap
+
+SPREAD = "*"
+"""Key of an API's arguments under which the position stands from which on a list is as good as its elements."""
+
+_MAX_FILE_BYTES = 1 << 22
+
+
+class MappedApi(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an API is canonically.
+
+    Attributes:
+        to: The canonical name.
+        ascend: Whether one of the two is there on Ascend only, so that nothing can be looked up elsewhere.
+    """
+
+    to: str
+    ascend: bool = False
+
+
+class _Modules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prefixes: dict[str, str] = {}
+    types: dict[str, str] = {}
+    parameters: dict[str, dict[str, str]] = {}
+    buffers: tuple[str, ...] = ()
+    unit_dimensions: dict[str, tuple[str, ...]] = {}
+
+
+def load_api_map(name: str, directory: Path) -> ApiMap:
+    """Return the map that the files of a directory make.
+
+    Args:
+        name: The framework.
+        directory: Where the files are; those that are not there say nothing.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not of its form; with its name.
+    """
+    modules = _converted(directory / "modules.yaml", _Modules)
+    return ApiMap(
+        name=name,
+        apis={own: mapped.to for own, mapped in load_apis(directory / "apis.yaml").items()},
+        prefixes=modules.prefixes,
+        module_types=modules.types,
+        parameters=modules.parameters,
+        arguments={own: _places(listed) for own, listed in load_parameters(directory / "arguments.yaml").items()},
+        buffers=modules.buffers,
+        unit_dimensions=modules.unit_dimensions,
+    )
+
+
+def load_apis(path: Path) -> Mapping[str, MappedApi]:
+    """Return the canonical API by own name; empty if there is no such file.
+
+    Raises:
+        ConfigError: see `load_api_map`.
+    """
+    found: dict[str, MappedApi] = {}
+    for own, value in _members(path):
+        if not isinstance(value, str | dict):
+            raise ConfigError(f"{path}: {own!r} is {value!r}; expected is a name, or an object with 'to' and 'ascend'")
+        found[own] = MappedApi(value) if isinstance(value, str) else _as(path, value, MappedApi)
+    return found
+
+
+def load_parameters(path: Path) -> Mapping[str, Sequence[str]]:
+    """Return the parameters of each API, as the file has them; empty if there is no such file.
+
+    Raises:
+        ConfigError: see `load_api_map`.
+    """
+    return {own: _as(path, value, tuple[str, ...]) for own, value in _members(path)}
+
+
+def _places(listed: Sequence[str]) -> Mapping[str, str]:
+    """Return the canonical place by own place, of parameters such as ``input``, ``axis=1`` and ``*shape``."""
+    found: dict[str, str] = {}
+    for position, text in enumerate(listed):
+        own = str(position)
+        if text.startswith("*"):
+            found[SPREAD] = own
+        for number, alternative in enumerate(text.removeprefix("*").split("|")):
+            name, _, place = alternative.partition("=")
+            found[name] = place or own
+            if not number and place and place != own:
+                found[own] = place
+    return found
+
+
+def _members(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield names, with the prefix where they stand below one, and what is said of them."""
+    for key, value in _read(path).items():
+        if isinstance(value, dict) and "to" not in value:
+            for name, inner in cast("dict[str, Any]", value).items():
+                yield f"{key}.{name}", inner
+        else:
+            yield key, value
+
+
+def _converted(path: Path, kind: Any) -> Any:
+    return _as(path, _read(path), kind)
+
+
+def _as(path: Path, value: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)  # `true` is text to the reader of YAML
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}; see docs/plugins.md for the form of such files") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml  # the maps are needed only where two frameworks meet
+
+    if not path.is_file():
+        return {}
+    content = read_text(path, kind="a map of names", advice="install the plugin again", max_bytes=_MAX_FILE_BYTES)
+    try:
+        # BaseLoader: every scalar is text, also one such as `on`, `no` or `1`.
+        loaded: Any = yaml.load(content, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  # makes texts only
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: is no yaml ({' '.join(str(error).split())})") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: must hold names, each with what it is canonically")
+    return cast("dict[str, Any]", loaded)
