@@ -109,7 +109,7 @@ def _places(listed: Sequence[str]) -> Mapping[str, str]:
 def _members(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield names, with the prefix where they stand below one, and what is said of them."""
     for key, value in _read(path).items():
-        if isinstance(value, dict) and "to" not in value:
+        if isinstance(value, dict) and not set(cast("dict[str, Any]", value)) <= set(MappedApi.__struct_fields__):
             for name, inner in cast("dict[str, Any]", value).items():
                 yield f"{key}.{name}", inner
         else:

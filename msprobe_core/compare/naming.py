@@ -7,72 +7,161 @@ unless a path has had several classes, so that a class which is called different
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msprobe_core import names
+from msprobe_core.compare.map_files import SPREAD
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
 from msprobe_core.hookspecs import ApiMap
 from msprobe_core.model import Phase, Role
 
+OUTSIDE = "(around the model)"
+"""Path of the root where what the other side calls its root lies within it."""
+
 TOP_LAYERS = ("TopLayer", "Cell")
 """What files of layers call the place that encloses the outermost modules; the second is of older releases."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What one side's framework calls things.
+
+    Attributes:
+        map: Its own names to canonical ones.
+        is_foreign: Whether the other side is of another framework, so that one operation may have several spellings.
+    """
+
+    map: ApiMap
+    is_foreign: bool = False
+
+    def api(self, stem: str) -> str:
+        """Return the canonical name of an API; between frameworks, of the operation that it is."""
+        found = self._listed(stem, self.map.apis)
+        if found is None:
+            prefix, name = names.split_api(stem)
+            found = f"{self.map.prefixes.get(prefix, prefix)}.{name}"
+        if not self.is_foreign or found == stem == self.map.apis.get(stem):
+            return found
+        operation = operation_of(found)
+        return self.map.apis.get(operation, operation)
+
+    def arguments(self, stem: str) -> Mapping[str, str] | None:
+        """Return the canonical places of an API's arguments by own place; ``None`` if they are the same."""
+        if not self.map.arguments:
+            return None
+        found = self._listed(stem, self.map.arguments)
+        return found if found is not None else self.map.arguments.get(self.api(stem))
+
+    def _listed(self, stem: str, listed: Mapping[str, _T]) -> _T | None:
+        found = listed.get(stem)
+        if found is None and stem.count(".") > 1:
+            found = listed.get(f"{names.split_api(stem)[0]}.{base_of(stem)}")
+        return found
+
+
+_T = TypeVar("_T")
+
+_SPELLED = frozenset({"Torch", "Tensor", "Functional"})
+"""Prefixes under which one operation may be found."""
+
+_OPERATORS = {
+    "__add__": "add", "__radd__": "add", "__iadd__": "add", "__sub__": "sub", "__isub__": "sub", "__rsub__": "rsub",
+    "__mul__": "mul", "__rmul__": "mul", "__imul__": "mul", "__truediv__": "div", "__itruediv__": "div",
+    "__div__": "div", "__rtruediv__": "rdiv", "__rdiv__": "rdiv", "__floordiv__": "floor_divide",
+    "__ifloordiv__": "floor_divide", "__mod__": "remainder", "__imod__": "remainder", "__pow__": "pow",
+    "__ipow__": "pow", "__rpow__": "rpow", "__matmul__": "matmul", "__imatmul__": "matmul", "__neg__": "neg",
+    "__pos__": "positive", "__abs__": "abs", "__invert__": "bitwise_not", "__and__": "bitwise_and",
+    "__iand__": "bitwise_and", "__or__": "bitwise_or", "__ior__": "bitwise_or", "__xor__": "bitwise_xor",
+    "__ixor__": "bitwise_xor", "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift",
+    "__lt__": "lt", "__le__": "le", "__gt__": "gt", "__ge__": "ge", "__eq__": "eq", "__ne__": "ne",
+}  # fmt: skip
+
+
+def operation_of(name: str) -> str:
+    """Return what an API computes, whether it is a function, a method, an operator or works in place.
+
+    ``Torch.add``, ``Tensor.add_`` and ``Tensor.__iadd__`` are ``add``; ``Distributed.all_reduce`` stays what it is.
+    """
+    prefix, base = names.split_api(name)
+    if prefix not in _SPELLED:
+        return name
+    if base.startswith("__"):
+        return _OPERATORS.get(base, base)
+    return base.rstrip("_")
 
 
 class Names:
     """The names of one side.
 
     Attributes:
-        words: The map of the framework.
+        words: What its framework calls things.
         used: The rules of the user's that have matched something, by place in the file and name.
+        wrapper: Path of what is around the modules that the other side has too; empty if nothing is.
     """
 
-    def __init__(self, words: ApiMap) -> None:
+    def __init__(self, words: Words) -> None:
         self.words = words
         self.used: set[tuple[str, str]] = set()
+        self.wrapper = ""
 
     def path_of(self, stem: str) -> str:
         """Return the path by which a module is known."""
+        return self.without_wrapper(self.own_path(stem))
+
+    def own_path(self, stem: str) -> str:
+        """Return that path with what is around the modules that both sides have."""
         return names.split_module(stem)[1]
+
+    def without_wrapper(self, path: str) -> str:
+        """Return a path as seen from within the wrapper; what is outside of it keeps its own."""
+        if not self.wrapper:
+            return path
+        if path == self.wrapper:
+            return ""
+        if path == "":
+            return OUTSIDE
+        return path.removeprefix(f"{self.wrapper}.")
 
     def type_of(self, stem: str) -> str:
         """Return the canonical class of a module."""
         type_name = names.split_module(stem)[2]
-        return self.words.module_types.get(type_name, type_name)
+        return self.words.map.module_types.get(type_name, type_name)
 
     def api_of(self, stem: str, scope: str) -> str:
         """Return the name by which an API is known; ``scope``: own path of the module that encloses the call."""
         del scope
-        return canonical_api(self.words, stem)
+        return self.words.api(stem)
 
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
         """Return the canonical place of a value in a call: position, keyword, or name of a parameter."""
-        head, dot, rest = place.partition(".")
+        head, _, rest = place.partition(".")
         if role in {Role.PARAMETERS.value, Role.PARAMETERS_GRAD.value}:
             return self._parameter(stem, place)
-        if _is_argument(phase, role) and (order := self.words.arguments.get(stem)):
-            return order.get(head, head) + dot + rest
+        if _is_argument(phase, role) and (order := self.words.arguments(stem)):
+            return _placed(order, head, rest)
         return place
 
     def has_places(self) -> bool:
         """Whether any place is called differently."""
-        return bool(self.words.parameters or self.words.arguments)
+        return bool(self.words.map.parameters or self.words.map.arguments)
 
     def _parameter(self, stem: str, place: str) -> str:
         type_name = names.split_module(stem)[2]
         for kind in (type_name, ""):
-            canonical = self.words.parameters.get(kind, {}).get(place)
+            canonical = self.words.map.parameters.get(kind, {}).get(place)
             if canonical is not None:
                 return canonical
         return place
 
 
-def canonical_api(words: ApiMap, stem: str) -> str:
-    """Return what a framework's map makes of an API."""
-    if stem in words.apis:
-        return words.apis[stem]
-    prefix, name = names.split_api(stem)
-    return f"{words.prefixes.get(prefix, prefix)}.{name}"
+def _placed(order: Mapping[str, str], head: str, rest: str) -> str:
+    """Return the canonical place of an argument, or of an element of one, such as ``1.0`` of ``x.reshape((2, 3))``."""
+    if rest.isdecimal() and order.get(SPREAD) == head:
+        return str(int(head) + int(rest))
+    return ".".join(filter(None, (order.get(head, head), rest)))
 
 
 def _is_argument(phase: str, role: str) -> bool:
@@ -83,15 +172,15 @@ def _is_argument(phase: str, role: str) -> bool:
 class TranslatedNames(Names):
     """The names of the target, through the files of the user's."""
 
-    def __init__(self, words: ApiMap, golden: ApiMap, cells: Sequence[Rule], apis: Sequence[ApiRule]) -> None:
+    def __init__(self, words: Words, golden: Words, cells: Sequence[Rule], apis: Sequence[ApiRule]) -> None:
         super().__init__(words)
         self._golden = golden
         self._cells = [(_without_prefix(rule.target), _without_prefix(rule.golden), rule) for rule in cells]
         self._exact = {target: (golden, rule) for target, golden, rule in self._cells}
         self._apis = {rule.target: rule for rule in apis}
 
-    def path_of(self, stem: str) -> str:
-        """Return the path by which a module is known."""
+    def own_path(self, stem: str) -> str:
+        """Return that path with what is around the modules that both sides have."""
         return names.split_module(self._cell(stem) or stem)[1]
 
     def type_of(self, stem: str) -> str:
@@ -100,12 +189,12 @@ class TranslatedNames(Names):
         if translated is None:
             return super().type_of(stem)
         type_name = names.split_module(translated)[2]
-        return self._golden.module_types.get(type_name, type_name)
+        return self._golden.map.module_types.get(type_name, type_name)
 
     def api_of(self, stem: str, scope: str) -> str:
         """Return the name by which an API is known."""
         rule = self._api(stem)
-        return super().api_of(stem, scope) if rule is None else canonical_api(self._golden, rule.golden)
+        return super().api_of(stem, scope) if rule is None else self._golden.api(rule.golden)
 
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
         """Return the canonical place of a value in a call."""
@@ -114,18 +203,18 @@ class TranslatedNames(Names):
             return super().place(stem, phase, role, place)
         is_argument = _is_argument(phase, role)
         listed = rule.arguments if is_argument else rule.outputs
-        if listed is None:
+        if listed is None and self.words.arguments(stem) is not None:
             return super().place(stem, phase, role, place)
         head, dot, rest = place.partition(".")
-        if head not in listed:
+        if listed is not None and head not in listed:
             return f"only target: {place}"
-        head = listed[head]
-        order = self._golden.arguments.get(rule.golden) if is_argument else None
-        return (order.get(head, head) if order else head) + dot + rest
+        head = head if listed is None else listed[head]
+        order = self._golden.arguments(rule.golden) if is_argument else None
+        return _placed(order, head, rest) if order else head + dot + rest
 
     def has_places(self) -> bool:
         """Whether any place is called differently."""
-        return super().has_places() or bool(self._apis) or bool(self._golden.arguments)
+        return super().has_places() or bool(self._apis) or bool(self._golden.map.arguments)
 
     def _api(self, stem: str) -> ApiRule | None:
         rule = self._apis.get(stem)
@@ -189,6 +278,10 @@ class LayerNames(Names):
 
     def path_of(self, stem: str) -> str:
         """Return the path by which a module is known."""
+        return self.without_wrapper(self.own_path(stem))
+
+    def own_path(self, stem: str) -> str:
+        """Return that path with what is around the modules that both sides have."""
         return self._translated(names.split_module(stem)[1])[0]
 
     def type_of(self, stem: str) -> str:
@@ -199,6 +292,7 @@ class LayerNames(Names):
         """Return the name by which an API is known."""
         path, by_rule = self._translated(f"{scope}.{base_of(stem)}" if scope else base_of(stem))
         layer, _, base = path.rpartition(".")
+        layer = self.without_wrapper(layer)
         base = self._golden_bases.get(base, base) if by_rule else base_of(self._inner.api_of(stem, scope))
         return f"{layer}/{base}"
 
@@ -256,6 +350,7 @@ class Naming:
         target: The target's names.
         golden: The golden dump's names.
         is_plain: Whether both sides' own names are the canonical ones.
+        is_foreign: Whether the two are of different frameworks.
         needs_scopes: Whether the enclosing module is part of a name.
         notes: What there is to say about the maps.
     """
@@ -263,6 +358,7 @@ class Naming:
     target: Names
     golden: Names
     is_plain: bool
+    is_foreign: bool
     needs_scopes: bool
     notes: list[str]
     rules: Sequence[Rule]
@@ -296,8 +392,9 @@ def naming_of(
         stems: All names of calls of target and golden, without numbers.
     """
     notes: list[str] = []
-    words = [maps.get(framework, ApiMap(name=framework)) for framework in frameworks]
-    if frameworks[0] != frameworks[1]:
+    is_foreign = frameworks[0] != frameworks[1]
+    words = [Words(maps.get(framework, ApiMap(name=framework)), is_foreign) for framework in frameworks]
+    if is_foreign:
         notes += [
             f"no plugin has a map of names for the framework '{framework}'; its names are taken as they are"
             for framework in frameworks
@@ -309,21 +406,66 @@ def naming_of(
     golden = Names(words[1])
     rules: list[Rule] = [*cells, *apis]
     if matching.layers is not None:
-        bases = {
-            base_of(stem): base_of(canonical_api(words[1], stem)) for stem in stems[1] if not names.is_module(stem)
-        }
+        bases = {base_of(stem): base_of(words[1].api(stem)) for stem in stems[1] if not names.is_module(stem)}
         classes = {path: name for _, path, name in map(names.split_module, filter(names.is_module, stems[0]))}
         target = LayerNames(target, matching.layers, classes, bases)
         golden = LayerNames(golden, {}, {}, {})
         rules += [rule for own in matching.layers.values() for rule in own]
+    if is_foreign:
+        notes += _enter_wrappers((target, golden), stems)
     return Naming(
         target=target,
         golden=golden,
         is_plain=not matching.renames and words[0] == words[1],
+        is_foreign=is_foreign,
         needs_scopes=matching.layers is not None,
         notes=notes,
         rules=rules,
     )
+
+
+_MAX_WRAPPERS = 3
+"""How many modules may be around the one that the other side calls its root."""
+
+
+def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) -> list[str]:
+    """Set the ``wrapper`` of each side so that as many paths as possible are the same; return what there is to say.
+
+    One program may wrap its network, in one with its loss for example, so that all paths have a part more.
+    """
+    paths = [
+        {side.own_path(stem) for stem in own if names.is_module(stem)} for side, own in zip(sides, stems, strict=True)
+    ]
+    candidates = [_wrappers(own) for own in paths]
+    best, chosen = len(paths[0] & paths[1]), ("", "")
+    for target in candidates[0]:
+        seen = _within(paths[0], target)
+        for golden in candidates[1]:
+            shared = len(seen & _within(paths[1], golden))
+            if shared > best:
+                best, chosen = shared, (target, golden)
+    told: list[str] = []
+    for side, wrapper, name in zip(sides, chosen, ("target", "golden dump"), strict=True):
+        side.wrapper = wrapper
+        if wrapper:
+            told.append(f"the {name} has around its modules what the other has not: '{wrapper}'; paths are without it")
+    return told
+
+
+def _wrappers(paths: Collection[str]) -> list[str]:
+    """Return what may be around most of the paths, the shortest first, which is nothing."""
+    counts: Counter[str] = Counter()
+    for path in paths:
+        parts = path.split(".")
+        counts.update(".".join(parts[:number]) for number in range(1, min(len(parts), _MAX_WRAPPERS + 1)))
+    found = [wrapper for wrapper, number in counts.items() if 2 * number > len(paths)]
+    return ["", *sorted(found, key=len)]
+
+
+def _within(paths: Collection[str], wrapper: str) -> set[str]:
+    if not wrapper:
+        return set(paths)
+    return {"" if path == wrapper else path.removeprefix(f"{wrapper}.") for path in paths if path}
 
 
 def _turned(

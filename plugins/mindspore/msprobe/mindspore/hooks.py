@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_core.hookspecs import hookimpl
+from msprobe_core.hookspecs import ApiMap, hookimpl
 
 if TYPE_CHECKING:
     import click
@@ -19,3 +21,16 @@ def msprobe_register_commands() -> Sequence[click.Command]:
     from msprobe.mindspore._commands import kernel_dump
 
     return [kernel_dump]
+
+
+@hookimpl
+def msprobe_register_api_maps() -> Sequence[ApiMap]:
+    """Offer what PyTorch calls MindSpore's APIs, Cells, parameters and arguments; imports neither."""
+    return [_api_map()]
+
+
+@cache
+def _api_map() -> ApiMap:
+    from msprobe_core.compare.map_files import load_api_map
+
+    return load_api_map("mindspore", Path(__file__).parent / "maps")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from msprobe_core.hookspecs import ApiMap, Framework, hookimpl
 
@@ -19,5 +21,12 @@ def msprobe_register_frameworks() -> Sequence[Framework]:
 
 @hookimpl
 def msprobe_register_api_maps() -> Sequence[ApiMap]:
-    """Offer PyTorch's names, which are the canonical ones."""
-    return [ApiMap(name="pytorch")]
+    """Offer PyTorch's names, which are the canonical ones, with the places of its keywords; imports no torch."""
+    return [_api_map()]
+
+
+@cache
+def _api_map() -> ApiMap:
+    from msprobe_core.compare.map_files import load_api_map
+
+    return load_api_map("pytorch", Path(__file__).parent / "maps")
