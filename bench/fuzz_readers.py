@@ -107,13 +107,14 @@ def damage_json(rng: random.Random, content: bytes) -> bytes:
             else:
                 place[key] = rng.choice(ODD)
             break
+    limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
         text = json.dumps(tree, indent=rng.choice((None, 1)))
     except (RecursionError, ValueError):
         return content
     finally:
-        sys.setrecursionlimit(1000)
+        sys.setrecursionlimit(limit)
     if rng.random() < 0.1:  # a key twice
         text = text.replace('"data":', '"task": [], "data": {}, "data":', 1)
     return text.encode("utf-8", "replace")
