@@ -21,10 +21,11 @@ from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
-from msprobe.pytorch._modules import ModuleHooks, WatchHooks
+from msprobe.pytorch._modules import ModuleHooks, modules_to_watch
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
+from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
 from msprobe_core.model import Argument, TensorContent, TensorMeta
@@ -148,7 +149,7 @@ class PyTorchFramework:
 
     def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Hook the modules that the watcher wants."""
-        return WatchHooks(models, watcher)
+        return WatchHooks("Module", modules_to_watch(models), watcher)
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``torch.save`` has written to ``path``, in place of ``like``."""

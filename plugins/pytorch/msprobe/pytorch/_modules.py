@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +14,11 @@ from torch.nn.parameter import is_lazy
 from msprobe.pytorch._compiled import how_it_runs, modules_to_hook, original_of
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._quiet import Quiet
-from msprobe_core.hookspecs import Call, CallRecorder, CallWatcher, NamedModel
+from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls
+from msprobe_core.hookspecs import CallRecorder, NamedModel
 from msprobe_core.names import module_stem
 
 _PREFIX = "Module"
-
-
-class _Handle(Protocol):
-    def remove(self) -> None: ...
 
 
 class ModuleHooks:
@@ -52,10 +47,11 @@ class ModuleHooks:
         self._unsettled = unsettled
         self._say = say
         self._visit = visit
-        self._handles: list[_Handle] = []
-        self._call_handles: list[_Handle] = []
+        self._handles: list[Handle] = []
+        self._call_handles: list[Handle] = []
         self._parameters = _Parameters(recorder)
-        self._running: list[tuple[nn.Module, _Running]] = []
+        self._traits = _Traits(self._parameters)
+        self._running: list[tuple[nn.Module, ModuleCalls]] = []
         self._compiled = _Compiled()
 
     def install(self) -> None:
@@ -98,7 +94,7 @@ class ModuleHooks:
         for module, running in self._running:
             # Not the module's own methods: those of scripted modules refuse. always_call: also when the forward
             # raises, so that the nesting of calls stays right.
-            before, after = _Hook(running.before), _Hook(running.after)
+            before, after = Hook(running.before), Hook(running.after)
             self._call_handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
             self._call_handles.append(
                 nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True)
@@ -107,7 +103,7 @@ class ModuleHooks:
     def _hook_module(self, path: str, module: nn.Module, *, is_visible: bool) -> None:
         if not is_visible:
             return
-        running = _Running(self._recorder, path, _type_name_of(module), self._unsettled, self._parameters, self._visit)
+        running = ModuleCalls(self._recorder, path, _type_name_of(module), self._traits, self._unsettled, self._visit)
         if (reason := how_it_runs(module)) is not None:
             self._say(reason)
             running.compiled = self._compiled
@@ -141,7 +137,7 @@ class _Parameters:
         self.is_removed = False
         self.is_released = False
 
-    def hook(self, parameter: Tensor, stem: str, name: str) -> Sequence[_Handle]:
+    def hook(self, parameter: Tensor, stem: str, name: str) -> Sequence[Handle]:
         """Report gradients of one parameter within the window, under the name of its module and its own."""
         key = id(parameter)
         self._names[key] = stem, name
@@ -222,8 +218,8 @@ class _Awaited(NamedTuple):
     """The hooks at a node that accumulates, and what the node knows; not the node, which would keep a graph alive."""
 
     metadata: dict[str, Any]
-    before: _Handle
-    after: _Handle
+    before: Handle
+    after: Handle
 
 
 _AWAITED = "msprobe"
@@ -251,22 +247,6 @@ def _accumulates_gradient(parameter: Tensor) -> bool:
     return parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter)
 
 
-class _Hook:
-    """A hook that a copied, pickled or saved model does not take along: there it becomes one that does nothing."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Of the standard library, so that a model saved in a window can be loaded where nothing of ours is installed.
-        return getattr, (nullcontext(), "__exit__")
-
-
 def _type_name_of(module: nn.Module) -> str:
     """Return the class of a module; of a compiled or scripted one, of the module that it stands for."""
     original = original_of(module)
@@ -282,7 +262,7 @@ class _Compiled(threading.local):
 class _CompiledCall:
     """Stands around the compiled call of a module: what `torch.nn.Module.compile` compiles holds the module's hooks."""
 
-    def __init__(self, module: nn.Module, running: _Running) -> None:
+    def __init__(self, module: nn.Module, running: ModuleCalls) -> None:
         self._module = module
         self._compiled: Callable[..., Any] = cast("Any", module)._compiled_call_impl
 
@@ -307,138 +287,34 @@ class _CompiledCall:
         self._module.__dict__["_compiled_call_impl"] = call
 
 
-class WatchHooks:
-    """Hooks for a `CallWatcher` in the modules that it wants; see `msprobe_core.hookspecs.Removable`."""
-
-    def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
-        """Set the hooks."""
-        self._handles: list[_Handle] = []
-        seen: set[int] = set()
-        try:
-            for model in models:
-                for path, module, is_visible in modules_to_hook(model.model, model.name):
-                    # Hooks of what is compiled or scripted as a whole would be part of that, or are refused.
-                    can_hook = is_visible and (how_it_runs(module) is None or original_of(module) is not None)
-                    if can_hook and id(module) not in seen:
-                        seen.add(id(module))
-                        self._hook(path, module, watcher)
-        except BaseException:
-            self.detach()
-            raise
-
-    def _hook(self, path: str, module: nn.Module, watcher: CallWatcher) -> None:
-        type_name = _type_name_of(module)
-        if not watcher.wants(path, type_name):
-            return
-        stem = module_stem(_PREFIX, path, type_name)
-        begun: dict[int, int] = {}  # by thread: an end without a begin is that of a call that another hook has stopped
-
-        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-            begun[threading.get_ident()] = begun.get(threading.get_ident(), 0) + 1
-            return watcher.before(stem, args, kwargs)
-
-        def after(*_: Any) -> None:
-            if begun.get(threading.get_ident(), 0):
-                begun[threading.get_ident()] -= 1
-                watcher.after(stem)
-
-        self._handles.append(module.register_forward_pre_hook(_Hook(before), with_kwargs=True))
-        self._handles.append(module.register_forward_hook(_Hook(after), with_kwargs=True, always_call=True))
-
-    def detach(self) -> None:
-        """Take all hooks out."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    def release(self) -> None:
-        """Nothing is left."""
-
-    def settle(self) -> None:
-        """Nothing waits."""
+def modules_to_watch(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
+    """Return the modules of some models that can be watched, each once."""
+    seen: set[int] = set()
+    for model in models:
+        for path, module, is_visible in modules_to_hook(model.model, model.name):
+            # Hooks of what is compiled or scripted as a whole would be part of that, or are refused.
+            can_hook = is_visible and (how_it_runs(module) is None or original_of(module) is not None)
+            if can_hook and id(module) not in seen:
+                seen.add(id(module))
+                yield FoundModule(path, _type_name_of(module), module)
 
 
-class _Running:
-    """The two hooks of one module, and its calls that have begun and not ended."""
+class _Traits:
+    """See `msprobe_core.capture.modules.ModuleTraits`."""
 
-    __slots__ = (
-        "_calls",
-        "_parameters",
-        "_path",
-        "_recorder",
-        "_type_name",
-        "_unsettled",
-        "_visit",
-        "compiled",
-    )  # fmt: skip
+    prefix = _PREFIX
+    quiet = Quiet
+    gradients = CallGradients
+    builds_graph = staticmethod(torch.is_grad_enabled)
+    is_in_backward = staticmethod(is_in_backward)
 
-    def __init__(
-        self,
-        recorder: CallRecorder,
-        path: str,
-        type_name: str,
-        unsettled: dict[int, Callable[[], None]],
-        parameters: _Parameters,
-        visit: Callable[[], Callable[[], None] | None],
-    ) -> None:
-        self._visit = visit
+    def __init__(self, parameters: _Parameters) -> None:
         self._parameters = parameters
-        self._recorder = recorder
-        self._path = path
-        self._type_name = type_name
-        self._unsettled = unsettled
-        # By thread: replicas of a module that run in threads share its hooks.
-        self._calls: dict[int, list[_Begun]] = {}
-        self.compiled: _Compiled | None = None
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin a call."""
-        recorder = self._recorder
-        if not recorder.is_open:
-            return
-        call: Call | None = None
-        gradients: CallGradients | None = None
-        builds_graph = torch.is_grad_enabled()
-        with Quiet(recorder.note_failure):
-            call = recorder.open_module(_PREFIX, self._path, self._type_name, is_recomputed=is_in_backward())
-            recorder.record_inputs(call, args, kwargs)
-            recorder.record_parameters(call, _own_parameters(module))
-            if call.wants_gradients and builds_graph:
-                gradients = CallGradients(recorder, call, args, kwargs, self._unsettled)
-        if self.compiled is not None:
-            self.compiled.num_running += 1
-        begun = _Begun(call, gradients, sys.exc_info()[1], self._visit())
-        self._calls.setdefault(threading.get_ident(), []).append(begun)
+    def own_parameters(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the module's parameters."""
+        return _own_parameters(module)
 
-    def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002
-        """End the call; also called, without an output, when the forward raised."""
-        calls = self._calls.get(threading.get_ident())
-        if not calls:
-            return
-        begun = calls.pop()
-        if self.compiled is not None:
-            self.compiled.num_running -= 1
-        if begun.leave is not None:
-            begun.leave()
-        if begun.call is None:
-            return
-        has_raised = output is None and sys.exc_info()[1] is not begun.exception
-        with Quiet(self._recorder.note_failure):
-            if not has_raised:
-                self._recorder.record_outputs(begun.call, output)
-                if begun.gradients is not None:
-                    begun.gradients.attach(output)
-                    self._parameters.await_gradients(_own_parameters(module).values())
-        with Quiet(self._recorder.note_failure):
-            self._recorder.close(begun.call)
-
-
-class _Begun(NamedTuple):
-    """A call that has begun.
-
-    ``exception`` was being handled then, by code around the call; ``leave`` ends what it began on its thread.
-    """
-
-    call: Call | None
-    gradients: CallGradients | None
-    exception: BaseException | None
-    leave: Callable[[], None] | None
+    def end_of_call(self, module: nn.Module) -> None:
+        """Report gradients of the module's parameters also when the window is over."""
+        self._parameters.await_gradients(_own_parameters(module).values())
