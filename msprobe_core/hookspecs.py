@@ -374,6 +374,21 @@ class Framework(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FrameworkOffer:
+    """A framework that a plugin stands for, before anybody has imported it.
+
+    Attributes:
+        name: Name in dumps and on the command line, for example ``pytorch``.
+        package: What a program imports that uses it, for example ``torch``: tells which framework a process is of.
+        load: Returns the `Framework`; may import the package, and raises what importing it raises.
+    """
+
+    name: str
+    package: str
+    load: Callable[[], Framework]
+
+
 class CallWatcher(Protocol):
     """Stands before and behind calls of modules, also of such as are not recorded. Raises nothing."""
 
@@ -700,12 +715,12 @@ class HookSpecs:
     """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
 
     @hookspec
-    def msprobe_register_frameworks(self) -> Sequence[Framework]:  # pyright: ignore[reportReturnType]
+    def msprobe_register_frameworks(self) -> Sequence[FrameworkOffer]:  # pyright: ignore[reportReturnType]
         """Offer training frameworks.
 
         Called: once, when a debugger is constructed or a command needs a framework, on the calling thread.
-        Cost: start-up. The hook may import the framework; the module that holds the hook must not.
-        Returns: `Framework` objects; each ``name`` appears in dumps as the field ``framework``.
+        Cost: start-up. Neither the hook nor its module may import the framework: ``load`` does, when it is needed.
+        Returns: offers; each ``name`` appears in dumps as the field ``framework``.
         Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.

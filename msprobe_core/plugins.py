@@ -75,8 +75,8 @@ class Registry:
         """Every plugin that was found, the core first."""
         return list(self._plugins.values())
 
-    def frameworks(self) -> dict[str, hookspecs.Framework]:
-        """Return the frameworks by name."""
+    def frameworks(self) -> dict[str, hookspecs.FrameworkOffer]:
+        """Return the frameworks by name, also those whose package is not installed."""
         return self._offers("msprobe_register_frameworks")
 
     def processors(self) -> dict[str, hookspecs.Processor]:
@@ -175,7 +175,7 @@ class _Command(Protocol):
 
 
 _OFFERED: dict[str, type] = {
-    "msprobe_register_frameworks": hookspecs.Framework,
+    "msprobe_register_frameworks": hookspecs.FrameworkOffer,
     "msprobe_register_processors": hookspecs.Processor,
     "msprobe_register_writers": hookspecs.WriterFactory,
     "msprobe_register_readers": hookspecs.Reader,

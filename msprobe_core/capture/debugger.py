@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -17,7 +19,7 @@ from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
-from msprobe_core.hookspecs import Framework, KernelDumper
+from msprobe_core.hookspecs import Framework, FrameworkOffer, KernelDumper
 from msprobe_core.model import Level
 from msprobe_core.plugins import refuse_shadowing, registry
 
@@ -380,33 +382,44 @@ class PrecisionDebugger:
         )  # fmt: skip
 
     def _framework(self, model: Any) -> Framework:
-        frameworks = registry().frameworks()
-        if not frameworks:
+        offers = registry().frameworks()
+        if not offers:
             refuse_shadowing()
         if self.framework_name is not None:
-            return _named(self.framework_name, frameworks)
+            return _named(self.framework_name, offers)
+        # A model's framework has been imported, and so has that of a program without one.
+        in_use = [offer for offer in offers.values() if offer.package in sys.modules]
+        names = ", ".join(offer.name for offer in in_use) or "none"
         if model is not None:
-            for framework in frameworks.values():
+            for offer in in_use:
+                framework = _load(offer)
                 if framework.is_model(model):
                     return framework
             raise SessionError(
-                f"start() got {type(model).__name__}, which is a model of none of the installed frameworks "
-                f"({', '.join(frameworks) or 'none'})"
+                f"start() got {type(model).__name__}, which is a model of none of the frameworks in use ({names})"
             )
-        if len(frameworks) == 1:
-            return next(iter(frameworks.values()))
+        candidates = in_use or [offer for offer in offers.values() if importlib.util.find_spec(offer.package)]
+        if len(candidates) == 1:
+            return _load(candidates[0])
         raise PluginError(
-            f"cannot tell the framework ({', '.join(frameworks) or 'none installed'}); call start(model), or import "
-            "PrecisionDebugger from the framework's own package"
+            f"cannot tell the framework (in use: {names}); call start(model), or import PrecisionDebugger from the "
+            "framework's own package"
         )
 
 
-def _named(name: str, frameworks: dict[str, Framework]) -> Framework:
-    if name in frameworks:
-        return frameworks[name]
+def _named(name: str, offers: dict[str, FrameworkOffer]) -> Framework:
+    if name in offers:
+        return _load(offers[name])
     raise PluginError(
         f"the framework '{name}' is not available; `msprobe plugins` says which plugins work and why others do not"
     )
+
+
+def _load(offer: FrameworkOffer) -> Framework:
+    try:
+        return offer.load()
+    except ImportError as error:
+        raise PluginError(f"the framework '{offer.name}' needs {offer.package}, which is not there: {error}") from error
 
 
 def _listed(model: Any) -> list[Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import click
 
+from msprobe_core.hookspecs import FrameworkOffer
 from msprobe_core.plugins import Plugin, registry, shadowing_advice, shadowing_package
 
 
@@ -13,7 +16,7 @@ def plugins() -> None:
     found = registry()
     # Asked for everything, so that a plugin that fails only then is listed as broken.
     offers = {
-        "frameworks": list(found.frameworks()),
+        "frameworks": [_framework(offer) for offer in found.frameworks().values()],
         "processors": list(found.processors()),
         "writers": list(found.writers()),
         "readers": [reader.name for reader in found.readers()],
@@ -28,6 +31,11 @@ def plugins() -> None:
     package = shadowing_package()
     if package is not None:
         click.echo(f"\nwarning: {shadowing_advice(package)}", err=True)
+
+
+def _framework(offer: FrameworkOffer) -> str:
+    is_there = importlib.util.find_spec(offer.package) is not None
+    return offer.name if is_there else f"{offer.name} ({offer.package} is not installed)"
 
 
 def _describe(plugin: Plugin) -> str:

@@ -1,26 +1,35 @@
-"""MindSpore for msprobe. It compares, from a script; recording is not built yet, and its names raise `PluginError`."""
+"""MindSpore for msprobe: record what flows through a net's Cells and APIs.
 
+::
+
+    from msprobe.mindspore import MsprobeStep, PrecisionDebugger, compare, compare_distributed, seed_all
+"""
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msprobe_core.errors import PluginError
+from msprobe.mindspore.hooks import __version__
 from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
+    from msprobe.mindspore._callbacks import MsprobeStep
+    from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe_core.report import compare, compare_distributed
+
+__all__ = ["MsprobeStep", "PrecisionDebugger", "__version__", "compare", "compare_distributed"]
 
 refuse_shadowing()
 
-__all__ = ["compare", "compare_distributed"]
+_PLACES = {
+    "MsprobeStep": "msprobe.mindspore._callbacks",
+    "PrecisionDebugger": "msprobe.mindspore.debugger",
+    "compare": "msprobe_core.report",
+    "compare_distributed": "msprobe_core.report",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from msprobe_core import report  # imported on first use, as recording needs none of it
-
-        return getattr(report, name)
-    if name.startswith("_"):
+    # Imported on first use: finding this plugin must not import MindSpore.
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise PluginError(
-        f"msprobe.mindspore.{name} is not available yet: this release of msprobe-mindspore records nothing; "
-        "record PyTorch with msprobe.pytorch"
-    )
+    return getattr(import_module(_PLACES[name]), name)

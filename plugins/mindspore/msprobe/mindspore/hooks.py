@@ -1,4 +1,4 @@
-"""MindSpore, dynamic graph and static-graph Cell dump. Not built yet: it registers, and says so when it is used."""
+"""MindSpore: dynamic graph and static-graph Cell dump; and its names, for comparing it with other frameworks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_core.hookspecs import ApiMap, hookimpl
+from msprobe_core.hookspecs import ApiMap, Framework, FrameworkOffer, hookimpl
 
 if TYPE_CHECKING:
     import click
 
 __version__ = "0.1.0"
+
+
+@hookimpl
+def msprobe_register_frameworks() -> Sequence[FrameworkOffer]:
+    """Offer MindSpore."""
+    return [FrameworkOffer("mindspore", "mindspore", _load)]
 
 
 @hookimpl
@@ -34,3 +40,10 @@ def _api_map() -> ApiMap:
     from msprobe_core.compare.map_files import load_api_map
 
     return load_api_map("mindspore", Path(__file__).parent / "maps")
+
+
+@cache
+def _load() -> Framework:
+    from msprobe.mindspore._framework import MindSporeFramework
+
+    return MindSporeFramework()

@@ -6,17 +6,22 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from msprobe_core.hookspecs import ApiMap, Framework, hookimpl
+from msprobe_core.hookspecs import ApiMap, Framework, FrameworkOffer, hookimpl
 
 __version__ = "0.1.0"
 
 
 @hookimpl
-def msprobe_register_frameworks() -> Sequence[Framework]:
+def msprobe_register_frameworks() -> Sequence[FrameworkOffer]:
     """Offer PyTorch."""
+    return [FrameworkOffer("pytorch", "torch", _load)]
+
+
+@cache
+def _load() -> Framework:
     from msprobe.pytorch._framework import PyTorchFramework
 
-    return [PyTorchFramework()]
+    return PyTorchFramework()
 
 
 @hookimpl

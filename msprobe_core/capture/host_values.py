@@ -1,0 +1,158 @@
+"""Tensors whose elements lie on the host as NumPy arrays: reduced and kept the same, whatever framework they are of."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from msprobe_core.capture.checksum import crc32_text, word_text, xor_text
+from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.sketch import Sketcher
+from msprobe_core.model import Digest, Stats, TensorContent
+from msprobe_core.store.layout import create_file
+
+Array: TypeAlias = Any
+"""A NumPy array. Its own type says nothing of most of what is done here with arrays of any dtype."""
+
+BFLOAT16 = "bfloat16"
+"""Name of the dtype that NumPy lacks; its elements are held as uint16."""
+
+_PIECE = 1 << 16
+"""So many elements are reduced in all ways before the next are touched: they come from memory once."""
+
+_SAFE_SQUARES = 1e-30, 1e30
+"""Sums of squares between these have all the digits of float32."""
+
+
+class HostValues:
+    """The elements of a tensor, as an array and the name of their dtype.
+
+    Attributes:
+        array: Any shape and strides; uint16 for bfloat16.
+        dtype: NumPy's name, or ``bfloat16``.
+    """
+
+    __slots__ = ("array", "dtype")
+
+    def __init__(self, array: Array, dtype: str | None = None) -> None:
+        self.array = array
+        self.dtype = dtype or array.dtype.name
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the numbers, for NumPy."""
+        return np.array(self.numbers, dtype=dtype, copy=bool(copy))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in bytes."""
+        return self.array.nbytes
+
+    @property
+    def numbers(self) -> Array:
+        """The elements as NumPy can compute with them: bfloat16 widened to float32, without loss."""
+        if self.dtype != BFLOAT16:
+            return self.array
+        widened: Array = self.array.astype(np.uint32) << np.uint32(16)
+        return widened.view(np.float32)
+
+    def copy(self) -> HostValues:
+        """Return a contiguous copy."""
+        return HostValues(np.array(self.array, order="C", copy=True), self.dtype)
+
+    def content(self) -> TensorContent:
+        """Return the bytes of contiguous values."""
+        return TensorContent(self.dtype, self.array.shape, memoryview(_bytes_of(self)))
+
+    def save(self, path: Path) -> None:
+        """Write a ``.npy`` file for its owner only; bfloat16, which the format lacks, as float32."""
+        with create_file(path) as file:
+            np.save(file, self.numbers, allow_pickle=False)
+
+
+class HostReducer:
+    """Reduces values on the host, at once: what a `msprobe_core.hookspecs.Reducer` does with them."""
+
+    def __init__(self) -> None:
+        self._sketcher = Sketcher(NumpyArrays())
+
+    def statistics(self, values: HostValues, digest: Digest) -> None:
+        """Set ``digest.stats``."""
+        digest.stats = statistics_of(values.numbers)
+
+    def checksum(self, values: HostValues, digest: Digest) -> None:
+        """Set ``digest.checksum``: CRC-32."""
+        digest.checksum = crc32_text(_bytes_of(values))
+
+    def xor(self, values: HostValues, digest: Digest) -> None:
+        """Set ``digest.checksum``: exclusive or of the words."""
+        digest.checksum = xor_text(_bytes_of(values))
+
+    def hash(self, values: HostValues, digest: Digest) -> None:
+        """Set ``digest.checksum``: the sum of the hash."""
+        digest.checksum = word_text(int(hash_of(values.array)[0]))
+
+    def sketch(self, values: HostValues, digest: Digest) -> None:
+        """Set ``digest.sketch``; values without elements have none."""
+        if values.array.size:
+            digest.sketch = self._sketcher.sketch(values.numbers).astype("<f4").tobytes()
+
+
+def _bytes_of(values: HostValues) -> Array:
+    contiguous: Array = np.ascontiguousarray(values.array)
+    return contiguous.reshape(-1).view(np.uint8)
+
+
+def statistics_of(values: Array) -> Stats:
+    """Return the statistics of an array; of one without elements, or whose elements are no numbers, none.
+
+    Sums are accumulated in float32 by pairs within pieces and in float64 over them, of integers and float64 in float64;
+    where that leaves the range of the type, the values are scaled first.
+    """
+    kind = values.dtype.kind
+    if not values.size or kind not in "biufc":
+        return Stats()
+    flat = values.reshape(-1) if values.flags.c_contiguous else values.ravel(order="K")
+    if kind == "b":
+        num_true = int(np.count_nonzero(flat))
+        return Stats(num_true > 0, num_true == flat.size, num_true / flat.size, math.sqrt(num_true), 0, 0)
+    if kind in "iu":
+        _, _, mean, norm = _reduced(flat.astype(np.float64))
+        return Stats(flat.max().item(), flat.min().item(), mean, norm, 0, 0)
+    with np.errstate(all="ignore"):
+        flat = np.abs(flat) if kind == "c" else flat
+        flat = flat.astype(np.float32) if flat.dtype == np.float16 else flat
+        return _float_statistics(flat)
+
+
+def _float_statistics(flat: Array) -> Stats:
+    high, low, mean, norm = _reduced(flat)
+    if math.isfinite(low) and math.isfinite(high):
+        size = max(abs(low), abs(high))
+        squares = norm * norm
+        if size > 0 and not (math.isfinite(mean) and _SAFE_SQUARES[0] < squares < _SAFE_SQUARES[1]):
+            _, _, mean, norm = _reduced(flat.astype(np.float64) / size)
+            mean, norm = size * mean, size * norm
+        return Stats(high, low, mean, norm, 0, 0)
+    return Stats(high, low, mean, norm, int(np.isnan(flat).sum()), int(np.isinf(flat).sum()))
+
+
+def _reduced(flat: Array) -> tuple[float, float, float, float]:
+    """Return maximum, minimum, mean and Euclidean norm of a vector; all NaN if an element is."""
+    size = flat.size
+    if size <= _PIECE:
+        return flat.max().item(), flat.min().item(), flat.sum().item() / size, math.sqrt(np.dot(flat, flat).item())
+    highs: list[float] = []
+    lows: list[float] = []
+    total = squares = 0.0
+    for start in range(0, size, _PIECE):
+        piece = flat[start : start + _PIECE]
+        highs.append(piece.max().item())
+        lows.append(piece.min().item())
+        total += piece.sum().item()
+        squares += np.dot(piece, piece).item()
+    # Not Python's max and min, which may pass over NaN.
+    return np.max(highs).item(), np.min(lows).item(), total / size, math.sqrt(squares)

@@ -1,0 +1,143 @@
+"""Interception of Cells in the dynamic graph: forward hooks on every Cell of the nets, and on their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mindspore import Parameter, nn
+
+from msprobe.mindspore._compiling import Compiling
+from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
+from msprobe.mindspore._quiet import Quiet
+from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls
+from msprobe_core.hookspecs import CallRecorder, NamedModel
+from msprobe_core.names import module_stem
+
+PREFIX = "Cell"
+
+_RECOMPUTE_CELL = "_recompute_cell"
+"""What `Cell.recompute` puts into a Cell: it calls the Cell's own construct, which is recorded anyway."""
+
+
+def cells_of(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
+    """Return the Cells of some nets, the roots included; one that is found twice counts once, under its first name."""
+    seen: set[int] = set()
+    for model in models:
+        for path, cell in model.model.cells_and_names(name_prefix=model.name):
+            if id(cell) not in seen and _RECOMPUTE_CELL not in path:
+                seen.add(id(cell))
+                yield FoundModule(path, type(cell).__name__, cell)
+
+
+def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
+    """Return the parameters of a Cell, without those of the Cells inside it, by the names of its attributes."""
+    return {name: parameter for name, parameter in cell._params.items() if parameter is not None}
+
+
+class CellTraits:
+    """See `msprobe_core.capture.modules.ModuleTraits`."""
+
+    prefix = PREFIX
+    quiet = Quiet
+    gradients = CallGradients
+    builds_graph = staticmethod(builds_graph)
+    is_in_backward = staticmethod(is_in_backward)
+
+    def own_parameters(self, module: nn.Cell) -> Mapping[str, Parameter]:
+        """Return the Cell's parameters."""
+        return own_parameters(module)
+
+    def end_of_call(self, module: nn.Cell) -> None:
+        """Do nothing: the parameters have hooks of their own."""
+
+
+class CellHooks:
+    """All hooks in the Cells of some nets; ``remove`` takes every one of them out."""
+
+    def __init__(
+        self,
+        models: Sequence[NamedModel],
+        recorder: CallRecorder,
+        unsettled: dict[int, Callable[[], None]],
+        visit: Callable[[], Callable[[], None] | None],
+    ) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            models: Their Cells are recorded.
+            recorder: Is told of every call.
+            unsettled: See `msprobe_core.capture.gradients.GraphGradients`.
+            visit: See `msprobe_core.capture.modules.ModuleCalls`.
+        """
+        self._models = models
+        self._recorder = recorder
+        self._unsettled = unsettled
+        self._visit = visit
+        self._handles: list[Handle] = []
+        self._parameters = ParameterHooks(recorder)
+
+    def install(self) -> None:
+        """Set the hooks."""
+        traits = CellTraits()
+        for path, type_name, cell in cells_of(self._models):
+            calls = ModuleCalls(self._recorder, path, type_name, traits, self._unsettled, self._visit)
+            self._handles.append(cell.register_forward_pre_hook(Hook(calls.before), with_kwargs=True))
+            after = Hook(calls.after)
+            self._handles.append(cell.register_forward_hook(after, with_kwargs=True, always_call=True))
+            self._parameters.add(module_stem(PREFIX, path, type_name), own_parameters(cell))
+        self._parameters.install()
+
+    def remove(self) -> None:
+        """Take all hooks out."""
+        self._parameters.remove()
+        while self._handles:
+            self._handles.pop().remove()
+
+
+class ParameterHooks:
+    """Reports the gradients of parameters: that of each backward pass, once it is complete.
+
+    What compiles a graph in the meantime finds no hook: it would compile the hook too, or fail to.
+    """
+
+    def __init__(self, recorder: CallRecorder) -> None:
+        self._recorder = recorder
+        self._hooks: list[tuple[Parameter, Callable[[Any], None]]] = []
+        self._known: set[int] = set()
+        self._handles: list[Handle] = []
+        self._compiling = Compiling(self._take_out, self._put_in)
+
+    def add(self, stem: str, parameters: Mapping[str, Parameter]) -> None:
+        """Take note of the parameters of a Cell with the given name stem; each counts once, under its first name."""
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and id(parameter) not in self._known:
+                self._known.add(id(parameter))
+                self._hooks.append((parameter, self._hook(stem, name)))
+
+    def install(self) -> None:
+        """Set the hooks."""
+        self._put_in()
+        self._compiling.install()
+
+    def remove(self) -> None:
+        """Take them out."""
+        self._compiling.remove()
+        self._take_out()
+
+    def _hook(self, stem: str, name: str) -> Callable[[Any], None]:
+        recorder = self._recorder
+
+        def report(gradient: Any) -> None:
+            if recorder.is_open:
+                with Quiet(recorder.note_failure):
+                    recorder.record_parameter_gradient(stem, name, gradient)
+
+        return report
+
+    def _put_in(self) -> None:
+        self._handles = [parameter.register_hook(hook) for parameter, hook in self._hooks]
+
+    def _take_out(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()

@@ -1,0 +1,167 @@
+"""MindSpore as the core sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.communication import GlobalComm, get_rank
+
+from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
+from msprobe.mindspore._gradients import takes_gradient, watch_gradient
+from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._reduce import MindSporeReducer, values_of
+from msprobe_core.capture.host_values import HostValues
+from msprobe_core.capture.modules import WatchHooks
+from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
+from msprobe_core.model import Argument, TensorContent, TensorMeta
+
+_SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
+
+_TENSORS = (Tensor, *_SPARSE)
+
+_DTYPE: Any = type(ms.float32)
+
+
+class MindSporeFramework:
+    """See `msprobe_core.hookspecs.Framework`."""
+
+    name = "mindspore"
+    tensor_suffix = ".npy"
+    hidden_frames = (str(Path(__file__).parent), str(Path(str(nn.__file__)).with_name("cell.py")))
+
+    def __init__(self) -> None:
+        self._dtypes: dict[Any, str] = {}
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether ``value`` is a ``mindspore.Tensor``, dense or sparse."""
+        return isinstance(value, _TENSORS)
+
+    def is_model(self, value: object) -> bool:
+        """Whether ``value`` is a ``mindspore.nn.Cell``."""
+        return isinstance(value, nn.Cell)
+
+    def rank(self) -> int | None:
+        """Return the rank in the job or, before communication is initialised, the one that the launcher gave."""
+        if GlobalComm.INITED:
+            return get_rank()
+        launched = os.environ.get("RANK_ID", "")
+        is_job = any(name in os.environ for name in ("RANK_SIZE", "MS_WORKER_NUM"))
+        return int(launched) if launched.isdecimal() and is_job else None
+
+    def describe(self, tensor: Any) -> TensorMeta:
+        """Describe a tensor without reading it."""
+        dtype = self._dtypes.get(tensor.dtype)
+        if dtype is None:
+            dtype = self._dtypes[tensor.dtype] = str(tensor.dtype)
+        is_sparse = isinstance(tensor, _SPARSE)
+        name = f"mindspore.{type(tensor).__name__}" if is_sparse else "mindspore.Tensor"
+        return TensorMeta(name, dtype, tuple(tensor.shape), not is_sparse and takes_gradient(tensor))
+
+    def takes_gradient(self, tensor: Any) -> bool:
+        """Whether a backward pass computes a gradient with respect to this tensor."""
+        return not isinstance(tensor, _SPARSE) and takes_gradient(tensor)
+
+    def describe_argument(self, value: Any) -> Argument | None:
+        """Describe a dtype."""
+        if isinstance(value, _DTYPE):
+            return Argument("mindspore.dtype", str(value))
+        return None
+
+    def reducer(self) -> Reducer:
+        """Return a new reducer."""
+        return MindSporeReducer()
+
+    def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
+        """Hook Cells, stand before APIs, or both, as the level says."""
+        return _Attachment(models, options, recorder)
+
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
+        """Return a block in which no graph is built, and that raises nothing of ours."""
+        return Quiet(on_failure)
+
+    def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
+        """Hook the tensor if it is a leaf, and otherwise the node that made it."""
+        return watch_gradient(tensor, on_gradient)
+
+    def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
+        """Return a part; ``None`` of what has no plain elements."""
+        if not isinstance(tensor, Tensor):
+            return None
+        with Quiet():
+            return tensor[tuple(slice(*ranges.get(dim, (None, None))) for dim in range(tensor.ndim))]
+
+    def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
+        """Hook the Cells that the watcher wants."""
+        return WatchHooks(PREFIX, cells_of(models), watcher)
+
+    def load(self, path: Path, like: Any) -> Any:
+        """Return the tensor that ``save`` has written to ``path``, in place of ``like``."""
+        loaded = Tensor(np.load(path, allow_pickle=False), dtype=like.dtype)
+        return loaded.requires_grad_(True) if like._requires_grad else loaded
+
+    def snapshot(self, tensor: Any) -> HostValues | None:
+        """Return a contiguous copy on the host; ``None`` if the tensor has no plain elements."""
+        values = values_of(tensor)
+        return None if values is None else values.copy()
+
+    def content(self, snapshot: HostValues) -> TensorContent:
+        """Return the bytes of a copy."""
+        return snapshot.content()
+
+    def save(self, snapshot: HostValues, path: Path) -> None:
+        """Write a copy as a ``.npy`` file; bfloat16 as float32."""
+        snapshot.save(path)
+
+
+class _Attachment:
+    """Everything that is in place between ``start`` and ``stop``."""
+
+    def __init__(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> None:
+        self._recorder = recorder
+        self._unsettled: dict[int, Callable[[], None]] = {}
+        self._removals: list[Callable[[], None]] = []
+        try:
+            if options.level.has_modules:
+                hooks = CellHooks(models, recorder, self._unsettled, _visit)
+                self._removals.append(hooks.remove)
+                hooks.install()
+        except BaseException:
+            self.detach()
+            self.release()
+            raise
+
+    def detach(self) -> None:
+        """Take everything out, the last first."""
+        while self._removals:
+            self._removals.pop()()
+
+    def release(self) -> None:
+        """Nothing is left: gradients of parameters are those of hooks that are gone."""
+
+    def settle(self) -> None:
+        """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""
+        while self._unsettled:
+            _, hand_over = self._unsettled.popitem()
+            with Quiet(self._recorder.note_failure):
+                hand_over()
+
+    def call(
+        self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call a function; it is not recorded yet."""
+        del prefix, name
+        return function(*args, **kwargs)
+
+    def is_compiling(self) -> bool:
+        """Whether a graph is being compiled, which reads source instead of calling."""
+        return False
+
+
+def _visit() -> None:
+    return None

@@ -1,0 +1,145 @@
+"""Gradients of one call and of one tensor, as MindSpore's dynamic graph has them.
+
+Its nodes have edges, numbers and hooks, so gradients are read where they pass and nothing is put into the graph: other
+ways (identity cells, backward hooks of Cells) change the order in which gradients are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor
+
+from msprobe.mindspore._quiet import Quiet, executor
+from msprobe_core.capture.gradients import GraphGradients, Node
+
+has_nodes: bool = hasattr(Tensor, "_grad_node")
+"""Whether this release shows the nodes of its graph; if not, gradients of calls are not recorded."""
+
+
+def builds_graph() -> bool:
+    """Whether what is computed now can be run backward."""
+    return has_nodes and bool(executor.requires_grad())
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass runs: a forward that runs now computes something again."""
+    return _current_engine is not None and _current_engine() != -1
+
+
+_current_engine: Callable[[], int] | None = getattr(executor, "get_current_autodiff_engine_id", None)
+
+_marks: list[Any] = []
+"""A tensor to make nodes from: made on first use."""
+
+
+def next_sequence_number() -> int:
+    """Return the number of a node that is made for it: what comes later has a higher one."""
+    if not _marks:
+        mark: Any = Tensor([0.0], ms.float32)
+        mark.requires_grad_(True)
+        _marks.append(mark)
+    executor.set_enable_grad(True)  # within our own work it is off
+    try:
+        return _marks[0].view(1)._grad_node._sequence_nr()
+    finally:
+        executor.set_enable_grad(False)
+
+
+class CallGradients(GraphGradients):
+    """See `msprobe_core.capture.gradients`."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def is_tensor(value: object) -> bool:
+        """Whether ``value`` is a ``mindspore.Tensor``."""
+        return isinstance(value, Tensor)
+
+    @staticmethod
+    def node_of(tensor: Any) -> Node | None:
+        """Return the node; hooks of that of a leaf are never called."""
+        node = tensor._grad_node
+        return None if node is None or node.is_leaf() else node
+
+    @staticmethod
+    def output_number(tensor: Any) -> int:
+        """Return which of its node's results the tensor is."""
+        return tensor._output_index
+
+    @staticmethod
+    def key_of(node: Node) -> Hashable:
+        """Return the address of the node: each view of it is another object."""
+        return node._unique_id()
+
+    @staticmethod
+    def leaf_key(tensor: Any) -> Hashable:
+        """Return the address of the leaf's node; of what the graph does not know, something that no edge leads to."""
+        node = tensor._grad_node
+        return None if node is None else node._unique_id()
+
+    @staticmethod
+    def edges_of(node: Node) -> Iterable[tuple[Node | None, Hashable, Hashable] | None]:
+        """Return ``next_functions``; behind a leaf there is nothing."""
+        return [_edge(following, number) for following, number in node.next_functions]
+
+    @staticmethod
+    def sequence_number(node: Node) -> int:
+        """Return the node's number; that of a leaf is the highest there is."""
+        return node._sequence_nr()
+
+    @staticmethod
+    def next_sequence_number() -> int:
+        """Return the number of a node that is made for it."""
+        return next_sequence_number()
+
+    @staticmethod
+    def quiet(on_failure: Callable[[str, Exception], None]) -> Quiet:
+        """Return a block in which no graph is built."""
+        return Quiet(on_failure)
+
+
+def _edge(following: Node, number: int) -> tuple[Node | None, Hashable, Hashable] | None:
+    if following is None:
+        return None
+    key = following._unique_id()
+    return (None, None, key) if following.is_leaf() else (following, key, (key, number))
+
+
+def watch_gradient(tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
+    """See `msprobe_core.hookspecs.Framework.watch_gradient`."""
+    if not takes_gradient(tensor):
+        return None
+    node = tensor._grad_node if has_nodes else None
+    number = tensor._output_index if node is not None else 0
+
+    def on_leaf(gradient: Any) -> None:
+        with Quiet():
+            on_gradient(gradient)
+
+    def on_node(gradients: tuple[Any, ...]) -> None:
+        gradient = gradients[number]
+        if gradient is not None:
+            with Quiet():
+                on_gradient(gradient)
+
+    if node is None or node.is_leaf():
+        return tensor.register_hook(on_leaf).remove
+    return node.register_prehook(on_node).remove
+
+
+def takes_gradient(tensor: Any) -> bool:
+    """Whether a backward pass computes a gradient with respect to this tensor.
+
+    Comparisons and indices say that theirs is required as well, though there is none.
+    """
+    return bool(tensor._requires_grad) and tensor.dtype in _WITH_GRADIENTS
+
+
+_WITH_GRADIENTS = frozenset(
+    getattr(ms, name)
+    for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
+    if hasattr(ms, name)
+)

@@ -1,0 +1,62 @@
+"""The block in which our own work is done: no graph is built in it, and no failure of ours leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+try:  # 2.8 and later
+    from mindspore.graph.api import _pynative_executor  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+except ImportError:
+    from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
+
+executor: Any = _pynative_executor
+"""What runs the dynamic graph."""
+
+
+class ErrorOfTraining(BaseException):
+    """Carries an error out of our work that is the training's own.
+
+    The dynamic graph reports the error of an operator when a value is next waited for, which may be by us. Kept back,
+    it would be gone, and the training would go on with memory that nobody has written.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Quiet:
+    """Context manager; make a new one for each block.
+
+    No exception of ours leaves it: ``on_failure`` gets it. An `ErrorOfTraining` does, as what it carries.
+    """
+
+    __slots__ = ("_builds_graph", "_on_failure")
+
+    def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
+        """Make one.
+
+        Args:
+            on_failure: Is told of an exception, and the block then ends as if there were none; ``None`` lets
+                exceptions through.
+        """
+        self._on_failure = on_failure
+
+    def __enter__(self) -> None:
+        self._builds_graph: bool = executor.enable_grad()
+        if self._builds_graph:
+            executor.set_enable_grad(False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._builds_graph:
+            executor.set_enable_grad(True)
+        if isinstance(error, ErrorOfTraining):
+            raise error.error from None
+        if self._on_failure is None or not isinstance(error, Exception):
+            return False
+        self._on_failure("a call", error)
+        return True

@@ -1,0 +1,13 @@
+"""`PrecisionDebugger`, bound to MindSpore."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msprobe_core import PrecisionDebugger as _PrecisionDebugger
+
+
+class PrecisionDebugger(_PrecisionDebugger):
+    """Records MindSpore; see `msprobe_core.PrecisionDebugger`."""
+
+    framework_name: ClassVar[str | None] = "mindspore"
