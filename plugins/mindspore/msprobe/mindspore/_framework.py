@@ -16,10 +16,20 @@ from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._quiet import Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
+from msprobe.mindspore.kernel import dump_kernels
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.modules import WatchHooks
-from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
-from msprobe_core.model import Argument, TensorContent, TensorMeta
+from msprobe_core.hookspecs import (
+    Attachment,
+    AttachOptions,
+    CallRecorder,
+    CallWatcher,
+    KernelDump,
+    NamedModel,
+    Reducer,
+    Removable,
+)
+from msprobe_core.model import Argument, KernelOptions, TensorContent, TensorMeta
 
 _SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
 
@@ -117,6 +127,10 @@ class MindSporeFramework:
     def save(self, snapshot: HostValues, path: Path) -> None:
         """Write a copy as a ``.npy`` file; bfloat16 as float32."""
         snapshot.save(path)
+
+    def dump_kernels(self, options: KernelOptions) -> KernelDump:
+        """Have MindSpore dump the kernels of this process; see `msprobe_core.hookspecs.KernelDumper`."""
+        return dump_kernels(options)
 
 
 class _Attachment:
