@@ -317,7 +317,7 @@ from msprobe.pytorch import PrecisionDebugger
     assert "PluginError: the package 'msprobe' in" in done.stderr
 
 
-@pytest.mark.parametrize(("plugin", "name"), [("mindspore", "PrecisionDebugger"), ("verl", "anything")])
+@pytest.mark.parametrize(("plugin", "name"), [("verl", "anything")])
 def test_plugins_that_are_not_built_yet_say_so(plugin, name):
     directory = str(REPOSITORY / "plugins" / plugin)
     done = run_blocked(f"sys.path.insert(0, {directory!r})\nfrom msprobe.{plugin} import {name}")
