@@ -9,6 +9,7 @@ pytest.importorskip("mindspore")
 
 class TestMindSpore(FrameworkContract):
     supports_bfloat16 = True
+    records_apis = False
 
     @pytest.fixture
     def rig(self):

@@ -60,12 +60,5 @@ class ApiCalls(apis.ApiCalls):
     def _owner_of(self, frame: FrameType) -> str | None:
         return owners.find(frame)
 
-    def _watch(
-        self,
-        call: Call,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        is_foreign: bool,  # noqa: ARG002  # numbers of nodes tell, whatever it uses
-    ) -> CallGradients:
+    def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallGradients:
         return CallGradients(self._recorder, call, args, kwargs, self._unsettled)
