@@ -34,6 +34,7 @@ _BUILT_IN = (
     "msprobe_core.capture.processors",
     "msprobe_core.store.json_writer",
     "msprobe_core.store.json_reader",
+    "msprobe_core.store.kernel_reader",
     "msprobe_core.store.arrow",
     "msprobe_core.execute.inline",
     "msprobe_core.execute.processes",

@@ -15,7 +15,7 @@ from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
 if TYPE_CHECKING:
-    from msprobe_core.compare import CompareOptions
+    from msprobe_core.compare import Chosen, CompareOptions
     from msprobe_core.compare.limits import LimitTable
     from msprobe_core.report import TableOptions
     from msprobe_core.report.run import RunProgress
@@ -75,8 +75,10 @@ if TYPE_CHECKING:
     help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
 )
 @click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, laid over ours.")
-@click.option("--steps", metavar="LIST", help="Of two runs: steps to compare, for example 0-3,10; all by default.")
-@click.option("--ranks", metavar="LIST", help="Ranks to compare, for example 0,2; all by default.")
+@click.option(
+    "--steps", "--step", metavar="LIST", help="Of two runs: steps to compare, for example 0-3,10; all by default."
+)
+@click.option("--ranks", "--rank", metavar="LIST", help="Ranks to compare, for example 0,2; all by default.")
 @click.option(
     "--executor", metavar="NAME", help="Where ranks are compared: inline, processes, ray; by default as fits."
 )
@@ -101,7 +103,6 @@ def compare(**given: Any) -> int:
     asked = _Asked(**given)
     # polars and numpy are not needed to say --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-    from msprobe_core.compare import Chosen
     from msprobe_core.model import ExecutorOptions
     from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
@@ -121,7 +122,7 @@ def compare(**given: Any) -> int:
                 asked.output_path,
                 tables=_tables(asked),
                 options=_options(asked, request),
-                chosen=Chosen(_numbers(asked.steps, "--steps"), _numbers(asked.ranks, "--ranks")),
+                chosen=_chosen(asked, request),
                 run=run,
                 progress=progress,
             )
@@ -219,6 +220,8 @@ class CompareRequest(msgspec.Struct, frozen=True):
     bench_path: str
     stack_path: str | None = None
     is_print_compare_log: bool = True
+    rank_id: tuple[int, ...] = ()
+    step_id: tuple[int, ...] = ()
 
     @property
     def stack_file(self) -> Path | None:
@@ -249,6 +252,18 @@ def _read_request(path: Path) -> CompareRequest:
         raise CompareError(
             f'{path}: is not a compare.json ({error}); it needs "npu_path" and "bench_path", both text'
         ) from error
+
+
+def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:
+    from msprobe_core.compare import Chosen
+    from msprobe_core.store.kernel_files import find_kernel_units
+
+    steps, ranks = _numbers(asked.steps, "--steps"), _numbers(asked.ranks, "--ranks")
+    if (request.step_id or request.rank_id) and find_kernel_units(Path(request.npu_path)):
+        return Chosen(
+            steps or request.step_id, ranks or request.rank_id
+        )  # in templates of other dumps they mean nothing
+    return Chosen(steps, ranks)
 
 
 def _limits(file: Path | None, overrides: Sequence[tuple[str, str]]) -> LimitTable:

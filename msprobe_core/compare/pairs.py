@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from msprobe_core.compare.reading import check_exists, is_dump
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
 from msprobe_core.store.layout import Unit, find_steps, find_units
 
 if TYPE_CHECKING:
@@ -58,18 +59,20 @@ class Pairing:
         pairs: What is compared.
         missing: What should be and cannot.
         spare: By step, dumps of the target's replicas beyond as many as both sides have.
+        can_have_replicas: Whether ranks of the target can be told to have the same.
     """
 
     pairs: Sequence[UnitPair]
     missing: Sequence[str]
     spare: Mapping[int | None, Sequence[Path]] = field(default_factory=dict[int | None, Sequence[Path]])
+    can_have_replicas: bool = True
 
 
 def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts: LayoutRules | None = None) -> Pairing:
     """Return what to compare with what.
 
     Args:
-        target: One dump, a step's directory with its ranks, or a run's directory with its steps.
+        target: One dump, a step's directory with its ranks, a run's directory with its steps, or that of kernels.
         golden: Of the same kind.
         chosen: Which steps and ranks; one that neither side has is an error, one that one side lacks is missing.
         layouts: How ranks are arranged; if given, those that hold parts of the same tensors are compared together.
@@ -87,6 +90,9 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts
     if is_dump(target):
         _refuse_choice(chosen, f"{target} is a single dump")
         return Pairing([UnitPair("", None, None, target, golden)], [])
+    kernels = find_kernel_units(target), find_kernel_units(golden)
+    if any(kernels):
+        return _pair_kernels(target, golden, kernels, chosen)
     steps = find_steps(target), find_steps(golden)
     if bool(steps[0]) != bool(steps[1]):
         run, step = (target, golden) if steps[0] else (golden, target)
@@ -227,3 +233,53 @@ def _check_ranks(units: Sequence[Unit], path: Path) -> None:
             f"{path}: holds {labels} without a rank, and the other side more than one process; give the "
             "directories of the two to compare, or remove what earlier runs left"
         )
+
+
+# --- kernels ------------------------------------------------------------------------------------------------------
+
+_KernelKey: TypeAlias = tuple[int, int, str]
+"""Step, rank, and which graph; empty where each side has one only."""
+
+
+def _pair_kernels(
+    target: Path, golden: Path, units: tuple[Sequence[KernelUnit], Sequence[KernelUnit]], chosen: Chosen
+) -> Pairing:
+    """Pair runs of graphs by iteration, which is the step, and rank; and by graph, where a side has several."""
+    for path, own in zip((target, golden), units, strict=True):
+        if not own:
+            raise CompareError(f"{path}: holds no dump of kernels (rank_0/Net/0/0, …), and the other side does")
+    key = _key_of_kernels(units)
+    sides = [{key(unit): unit for unit in own if _is_chosen(unit, chosen)} for own in units]
+    missing: list[str] = []
+    for what, wanted, place in (("step", chosen.steps, 0), ("rank", chosen.ranks, 1)):
+        known = {key(unit)[place] for own in units for unit in own}
+        missing += [f"{what}{number} is in neither {target} nor {golden}" for number in sorted({*wanted} - known)]
+    pairs: list[UnitPair] = []
+    for found in sorted({*sides[0], *sides[1]}):
+        step, rank, graph = found
+        label = "/".join(part for part in (f"step{step}", graph, f"rank{rank}") if part)
+        if found in sides[0] and found in sides[1]:
+            pairs.append(UnitPair(label, step, rank, sides[0][found].directory, sides[1][found].directory))
+        else:
+            missing.append(f"{label} is in {target if found in sides[0] else golden} only")
+    if not pairs:
+        reason = missing[0] if missing else "none was chosen"
+        raise CompareError(f"{target} and {golden} have no run of a graph in common: {reason}")
+    return Pairing(pairs, missing, can_have_replicas=False)
+
+
+def _is_chosen(unit: KernelUnit, chosen: Chosen) -> bool:
+    return (not chosen.steps or unit.iteration in chosen.steps) and (not chosen.ranks or unit.rank in chosen.ranks)
+
+
+def _key_of_kernels(sides: Sequence[Sequence[KernelUnit]]) -> Callable[[KernelUnit], _KernelKey]:
+    # What each side has one of may be called otherwise there: the name of the net is a setting, and graphs are
+    # numbered as they are compiled.
+    has_one_net = all(len({unit.net for unit in side}) == 1 for side in sides)
+    has_one_graph = has_one_net and all(len({unit.graph for unit in side}) == 1 for side in sides)
+
+    def key(unit: KernelUnit) -> _KernelKey:
+        graph = "" if has_one_graph else f"graph{unit.graph}" if has_one_net else f"{unit.net}_graph{unit.graph}"
+        return unit.iteration, unit.rank, graph
+
+    return key

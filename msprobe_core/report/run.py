@@ -175,7 +175,8 @@ def compare_run(
 
 def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
     """Return in words what ranks of the target should have alike and have not."""
-    if len(pairing.pairs) + sum(map(len, pairing.spare.values())) < 2 or run.checks_replicas is False:
+    has_several = len(pairing.pairs) + sum(map(len, pairing.spare.values())) > 1
+    if not has_several or not pairing.can_have_replicas or run.checks_replicas is False:
         return []
     # Takes time to import, which a single pair does without.
     from msprobe_core.compare.layouts.parallel import DeclaredRanks

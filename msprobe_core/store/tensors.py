@@ -7,7 +7,9 @@ Sources: NumPy's documentation, ``numpy.lib.format``; https://github.com/hugging
 
 from __future__ import annotations
 
+import io
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -63,25 +65,69 @@ def read_tensor(path: Path) -> Array:
 
 
 def _open_npy(path: Path) -> StoredTensor:
-    with path.open("rb") as file:
-        version = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read_header(file)
-        if dtype.kind not in _READABLE_KINDS or dtype.itemsize == 0:
-            raise DumpError(f"{path}: holds values of the type {dtype}, not numbers")
-        num_bytes = math.prod(shape) * dtype.itemsize
-        # What the header claims is not to be believed before the file's size agrees.
-        if num_bytes > path.stat().st_size - file.tell():
-            raise DumpError(f"{path}: is cut off: its header says {num_bytes} bytes, and that is more than it has")
-        return StoredTensor(
-            name=path,
-            storage=Storage(file=path, begin=file.tell(), num_bytes=num_bytes),
-            stored=dtype,
-            dtype="text" if dtype.kind in "SU" else str(cast("Any", dtype).name),
-            shape=shape,
-            strides=c_strides(shape[::-1])[::-1] if is_fortran else c_strides(shape),
-        )
+    header = read_npy_header(path)
+    # What the header claims is not to be believed before the file's size agrees.
+    if header.num_bytes > path.stat().st_size - header.begin:
+        raise DumpError(f"{path}: is cut off: its header says {header.num_bytes} bytes, and that is more than it has")
+    return StoredTensor(
+        name=path,
+        storage=Storage(file=path, begin=header.begin, num_bytes=header.num_bytes),
+        stored=header.stored,
+        dtype=header.dtype,
+        shape=header.shape,
+        strides=c_strides(header.shape[::-1])[::-1] if header.is_fortran else c_strides(header.shape),
+    )
 
+
+@dataclass(frozen=True, slots=True)
+class NpyHeader:
+    """What a ``.npy`` file says of its array.
+
+    Attributes:
+        shape: Sizes of the dimensions.
+        is_fortran: Whether the first dimension is the innermost.
+        stored: How NumPy reads the elements.
+        dtype: What they mean.
+        begin: Where they begin in the file.
+    """
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    stored: Any
+    dtype: str
+    begin: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+
+def read_npy_header(path: Path) -> NpyHeader:
+    """Return what a ``.npy`` file says of its array, whether or not all of that is there.
+
+    Raises:
+        DumpError: it holds no numbers.
+        OSError, ValueError: it cannot be read, or is no such file.
+    """
+    with path.open("rb") as file:
+        start = file.read(_MAX_NPY_HEADER_BYTES)
+    is_bfloat16 = _BFLOAT16 in start.partition(b"}")[0]
+    content = io.BytesIO(start.replace(_BFLOAT16, _UINT16, 1) if is_bfloat16 else start)
+    version = np.lib.format.read_magic(content)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, stored = read_header(content)
+    if stored.kind not in _READABLE_KINDS or stored.itemsize == 0:
+        raise DumpError(f"{path}: holds values of the type {stored}, not numbers")
+    dtype = "bfloat16" if is_bfloat16 else "text" if stored.kind in "SU" else str(cast("Any", stored).name)
+    return NpyHeader(shape, is_fortran, stored, dtype, content.tell())
+
+
+_MAX_NPY_HEADER_BYTES = 1 << 16
+"""NumPy refuses longer ones."""
+
+_BFLOAT16, _UINT16 = b"'descr': '<E2'", b"'descr': '<u2'"
+"""MindSpore 2.10 writes bfloat16 with a code that NumPy does not know."""
 
 _OPENERS = {".npy": _open_npy, ".pt": open_pt}
 

@@ -1,0 +1,394 @@
+"""Where MindSpore's dump of kernels lies, and what its file names and tables say.
+
+::
+
+    {root}/rank_{R}/{net}/{graph}/{iteration}/statistic.csv                          a line for each value, or
+        {type}.{name}.{task}.{stream}.{timestamp}.{input|output}.{slot}.{format}[.{dtype}].npy      a file
+        mapping.csv                                                                  stored name, name that was too long
+    {root}/rank_{R}/execution_order/ms_execution_order_graph_{graph}.csv             names of kernels, in order
+    {root}/rank_{R}/graphs/ms_output_trace_code_graph_{graph}.ir                     kernels, and where they come from
+
+Older releases call a rank's directory ``{R}``. Timestamps are in microseconds. Source: MindSpore 2.10, *Using Dump in
+the Graph Mode*, and what it writes on the CPU.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from msprobe_core.errors import DumpError
+from msprobe_core.store.dumped import clip, read_content
+
+STATISTIC_FILE = "statistic.csv"
+MAPPING_FILE = "mapping.csv"
+
+_RANK = re.compile(r"rank_(0|[1-9]\d*)", re.ASCII)
+_OLD_RANK = re.compile(r"0|[1-9]\d*", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_TENSOR_FILE = re.compile(
+    r"([^.]+)\.(.+)\.(\d+)\.(\d+)\.(\d+)\.(input|output)\.(\d+)\.[^.]+(?:\.([^.]+))?\.npy", re.ASCII
+)
+
+_PARAMETER = "Parameter"
+
+Number: TypeAlias = float | int | None
+
+_V = TypeVar("_V")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelUnit:
+    """One run of one graph on one rank."""
+
+    directory: Path
+    rank: int
+    iteration: int
+    net: str
+    graph: str
+
+
+def find_kernel_units(root: Path) -> list[KernelUnit]:
+    """Return what lies in the directory of a dump of kernels, in order; empty if it is none."""
+    children = _directories(root)
+    ranks = {int(found[1]): path for path in children if (found := _RANK.fullmatch(path.name))}
+    ranks = ranks or {int(path.name): path for path in children if _OLD_RANK.fullmatch(path.name)}
+    return [
+        KernelUnit(iteration, rank, int(iteration.name), net.name, graph.name)
+        for rank, path in sorted(ranks.items())
+        for net in _directories(path)
+        for graph in _numbered(net)
+        for iteration in _numbered(graph)
+    ]
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _numbered(path: Path) -> list[Path]:
+    found = [child for child in _directories(path) if _NUMBER.fullmatch(child.name)]
+    return sorted(found, key=lambda child: int(child.name))
+
+
+def holds_kernels(directory: Path) -> bool:
+    """Whether a directory is that of one run of a graph."""
+    if any((directory / name).is_file() for name in (STATISTIC_FILE, MAPPING_FILE)):
+        return True
+    try:
+        with os.scandir(directory) as entries:
+            return any(_TENSOR_FILE.fullmatch(entry.name) for entry in entries)
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which value of which kernel.
+
+    Attributes:
+        kernel: What the kernel is called in reports: name and number of the task, which is 0 on the CPU. A parameter of
+            the network is said to be one.
+        op_name: For example ``Default_network-Net_a-Dense_MatMul-op0``.
+        side: ``input`` or ``output``.
+        slot: Which of those.
+    """
+
+    kernel: str
+    op_name: str
+    side: str
+    slot: int
+
+
+def _place(op_type: str, op_name: str, task: str, side: str, slot: str) -> Place:
+    op_name = op_name.replace("/", "_")
+    kernel = f"{op_name}.{task}"
+    return Place(f"{_PARAMETER}.{kernel}" if op_type == _PARAMETER else kernel, op_name, side, int(slot))
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A value in a file.
+
+    Attributes:
+        place: Which one.
+        time: When it was written, in microseconds.
+        dtype: As the name has it, in lower case; ``None`` if it has none.
+        file_name: Of the file that is there.
+    """
+
+    place: Place
+    time: int
+    dtype: str | None
+    file_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A value in a table of statistics; what the table does not have is ``None``."""
+
+    place: Place
+    time: int
+    dtype: str
+    shape: tuple[int, ...]
+    max: Number = None
+    min: Number = None
+    mean: Number = None
+    norm: Number = None
+    num_nan: int | None = None
+    num_inf: int | None = None
+    checksum: str | None = None
+
+
+def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
+    """Return the values that have files of their own, as they are found.
+
+    Raises:
+        DumpError: the directory cannot be read.
+    """
+    long_names = _read_mapping(directory / MAPPING_FILE, notes)
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".npy") and entry.is_file()]
+    except OSError as error:
+        raise DumpError(f"{directory}: cannot be read ({error.strerror})") from error
+    files: list[TensorFile] = []
+    others: list[str] = []
+    for name in sorted(names):
+        found = _TENSOR_FILE.fullmatch(long_names.get(name, name))
+        if found is None:
+            others.append(name)
+            continue
+        op_type, op_name, task, _, time, side, slot, dtype = found.groups()
+        place = _place(op_type, op_name, task, side, slot)
+        files.append(TensorFile(place, int(time), None if dtype is None else dtype.lower(), name))
+    if others:
+        notes.append(
+            f"{directory}: files that are not called like values of kernels, and were left out: {len(others):,}; the "
+            f"first is {clip(others[0])}"
+        )
+    return files
+
+
+def _read_mapping(path: Path, notes: list[str]) -> Mapping[str, str]:
+    """Return the name that would have been too long by the file's."""
+    if not path.is_file():
+        return {}
+    mapping: dict[str, str] = {}
+    try:
+        for row in _rows_of(path):
+            if len(row) >= 2:
+                stored, name = (f"{Path(cell.strip()).name.removesuffix('.npy')}.npy" for cell in row[:2])
+                mapping[stored] = name
+    except DumpError as error:
+        notes.append(f"{error}; files with names that were too long are left out")
+    return mapping
+
+
+def _rows_of(path: Path) -> Iterator[list[str]]:
+    """Yield the lines of a table.
+
+    Raises:
+        DumpError: it cannot be read.
+    """
+    text = read_content(path).decode("utf-8-sig", "replace").replace("\0", "\ufffd")
+    try:
+        yield from csv.reader(text.splitlines())
+    except csv.Error as error:
+        raise DumpError(f"{path}: is not a table ({error})") from error
+
+
+# --- statistic.csv --------------------------------------------------------------------------------------------------
+
+_NEEDED = ("op type", "op name", "task id", "timestamp", "io", "slot", "data type", "shape")
+_STATISTICS = {"max value": "max", "min value": "min", "avg value": "mean", "l2norm value": "norm"}
+_INFINITIES = ("negative inf count", "positive inf count")
+_DTYPES = {"bool_": "bool", "float": "float32", "int": "int32", "half": "float16", "double": "float64"}
+
+
+def read_lines(path: Path, notes: list[str]) -> list[Line]:
+    """Return the lines of a table of statistics, as they come.
+
+    Raises:
+        DumpError: it cannot be read, or lacks a column.
+    """
+    rows = _rows_of(path)
+    header = [title.strip().casefold() for title in next(rows, list[str]())]
+    missing = [name for name in _NEEDED if name not in header]
+    if missing:
+        raise DumpError(f"{path}: is no table of a dump of kernels: it has no column {missing[0].title()!r}")
+    lines: list[Line] = []
+    malformed, problem = 0, ""
+    for number, row in enumerate(rows, 2):
+        if not row:
+            continue
+        try:
+            if len(row) < len(header):
+                raise ValueError(f"it has {len(row)} cells of {len(header)}")  # noqa: TRY301
+            lines.append(_line_of(dict(zip(header, row, strict=False))))
+        except (ValueError, OverflowError) as error:
+            malformed += 1
+            problem = problem or f"line {number} ({clip(str(error))})"
+    if malformed:
+        notes.append(
+            f"{path}: lines that are cut off or malformed, and were left out: {malformed:,}; the first is {problem}"
+        )
+    return lines
+
+
+def _line_of(cells: Mapping[str, str]) -> Line:
+    """Return what a line says.
+
+    Raises:
+        ValueError, OverflowError: a cell is none of its column's.
+    """
+    side = cells["io"].strip().lower()
+    if side not in {"input", "output"}:
+        raise ValueError(f"IO is {cells['io']!r}")
+    dtype = cells["data type"].strip().lower()
+    infinities = [_count(cells.get(name)) for name in _INFINITIES]
+    checksums = [cell.strip() for name, cell in cells.items() if "md5" in name or "hash" in name]
+    op_type, op_name, task = (cells[name].strip() for name in ("op type", "op name", "task id"))
+    return Line(
+        place=_place(op_type, op_name, task, side, cells["slot"]),
+        time=int(cells["timestamp"]),
+        dtype=_DTYPES.get(dtype, dtype),
+        shape=tuple(int(size) for size in _NUMBER.findall(cells["shape"])),
+        num_nan=_count(cells.get("nan count")),
+        num_inf=None if None in infinities else sum(number or 0 for number in infinities),
+        checksum=next((checksum for checksum in checksums if checksum), None),
+        **{name: _number(cells.get(column)) for column, name in _STATISTICS.items()},
+    )
+
+
+def _number(cell: str | None) -> Number:
+    text = (cell or "").strip().lower()
+    if text in _NOTHING:
+        return None
+    if text in _TRUTH:
+        return _TRUTH[text]
+    return int(text) if text.lstrip("-").isdecimal() else float(text)
+
+
+def _count(cell: str | None) -> int | None:
+    number = _number(cell)
+    return None if number is None else int(number)
+
+
+_NOTHING = ("", "none", "null", "n/a", "-")
+_TRUTH = {"true": 1, "false": 0}
+
+
+# --- what lies beside the ranks' iterations -------------------------------------------------------------------------
+
+
+def read_order(unit_directory: Path) -> Mapping[str, int]:
+    """Return the position of kernels in the order of execution, by name; empty if it was not kept.
+
+    Names are as file names have them; the last part of a scope stands for it where that is enough.
+    """
+    path = _beside_ranks_nets(unit_directory, "execution_order/ms_execution_order_graph_{}.csv")
+    if not path.is_file():
+        return {}
+    try:
+        names = [row[0].strip() for row in _rows_of(path) if row][1:]
+    except DumpError:
+        return {}
+    return _by_name(names, range(len(names)))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """What the compiled graph says of a kernel.
+
+    Attributes:
+        stack: Frames that it comes from, the innermost first.
+        own: Inputs that no kernel has made: weights and constants, by slot.
+    """
+
+    stack: Sequence[str]
+    own: frozenset[int]
+
+
+def read_code(unit_directory: Path) -> Mapping[str, KernelCode]:
+    """Return what the compiled graph says of each kernel, by name as `read_order`; empty if it was not kept."""
+    path = _beside_ranks_nets(unit_directory, "graphs/ms_output_trace_code_graph_{}.ir")
+    if not path.is_file():
+        return {}
+    try:
+        text = read_content(path).decode("utf-8", "replace")
+    except DumpError:
+        return {}
+    weights = {found[1] for line in text.splitlines() if (found := _WEIGHT.match(line))}
+    names: list[str] = []
+    codes: list[KernelCode] = []
+    for definition in _DEFINITION.split(text)[1:]:
+        scope = _SCOPE.search(definition)
+        if scope is None:
+            continue
+        operands = _operands(definition)
+        if (loaded := _LOAD.match(definition)) and operands and operands[0] in weights:
+            weights.add(loaded[1])
+        frames = [f"File {file}, line {line}, {code.strip()}" for file, line, code in _CODE.findall(definition)]
+        names.append(scope[1])
+        own = (slot for slot, operand in enumerate(operands) if not operand.startswith("%") or operand in weights)
+        codes.append(KernelCode(frames[::-1], frozenset(own)))
+    return _by_name(names, codes)
+
+
+_WEIGHT = re.compile(r"(%para\w[^:\s]*): .*IsWeight: true")
+_DEFINITION = re.compile(r"^  (?=%\d+\()", re.MULTILINE)
+_LOAD = re.compile(r"(%\d+)\(.*?\) = Load\(")
+_SCOPE = re.compile(r"# Fullname with scope: \((.+)\)\s*$", re.MULTILINE)
+_CODE = re.compile(r"^\s*# In file (.+):(\d+), \d+~\d+/(.*)/\s*$", re.ASCII | re.MULTILINE)
+"""A call; definitions of functions have two line numbers."""
+
+_BRACKET = re.compile(r"[()\[\]{},]")
+_MAX_OPERANDS = 1 << 16
+"""Characters that are looked at: constants may be long."""
+
+
+def _operands(definition: str) -> list[str]:
+    """Return the operands of ``%2(name) = Function(%0, F32(1), …)``, as text; those of a long one as far as looked."""
+    begin = definition.find("(", definition.find(" = ")) + 1
+    operands: list[str] = []
+    depth, start = 0, begin
+    for found in _BRACKET.finditer(definition, begin, begin + _MAX_OPERANDS):
+        if found[0] in "([{":
+            depth += 1
+        elif found[0] != ",":
+            depth -= 1
+        if depth < 0 or (depth == 0 and found[0] == ","):
+            operands.append(definition[start : found.start()].strip())
+            start = found.end()
+        if depth < 0:
+            break
+    return operands
+
+
+def _by_name(names: Sequence[str], values: Sequence[_V]) -> dict[str, _V]:
+    """Return ``values`` by what their kernels are called in file names; the first of several counts."""
+    found: dict[str, _V] = {}
+    for name, value in zip(names, values, strict=True):
+        found.setdefault(name.replace("/", "_"), value)
+    last = [name.rpartition("/")[2] for name in names]
+    counts = Counter(last)
+    for name, value in zip(last, values, strict=True):
+        if counts[name] == 1:
+            found.setdefault(name, value)
+    return found
+
+
+def _beside_ranks_nets(unit_directory: Path, place: str) -> Path:
+    """Return a file that belongs to the graph, ``{}`` in ``place``, of the unit's rank."""
+    return unit_directory / "../../.." / place.format(unit_directory.absolute().parent.name)
