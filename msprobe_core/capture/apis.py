@@ -28,14 +28,15 @@ class ApiCalls(ABC):
 
     tensor_type: ClassVar[type[Any]]
 
-    def __init__(self, recorder: CallRecorder) -> None:
+    def __init__(self, recorder: CallRecorder, inside: Inside | None = None) -> None:
         """Prepare.
 
         Args:
             recorder: Is told of every call.
+            inside: Tells which calls are not looked at, where others need to know it; new if there is none.
         """
         self._recorder = recorder
-        self._inside = _Inside()
+        self._inside = inside or Inside()
 
     @property
     def is_inside(self) -> bool:
@@ -61,8 +62,8 @@ class ApiCalls(ABC):
         """Return what a call outside of every module belongs to, told by the frames that lead to it."""
 
     @abstractmethod
-    def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ResultWatch:
-        """Begin to watch the gradients of a call."""
+    def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool) -> ResultWatch:
+        """Begin to watch the gradients of a call; a function that is foreign may use tensors besides its arguments."""
 
     @abstractmethod
     def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -91,7 +92,7 @@ class ApiCalls(ABC):
             mutates: Whether it writes to its first argument, which is its output if it returns nothing.
         """
         recorder = self._recorder
-        call, gradients = self._open(prefix, name, args, kwargs, has_gradients=True)
+        call, gradients = self._open(prefix, name, args, kwargs)
         result = self._call(call, function, args, kwargs)
         if call is None:
             return result
@@ -132,7 +133,10 @@ class ApiCalls(ABC):
         if self.is_inside or not recorder.is_open:
             return function(*args, **kwargs)
         shown_args, shown_kwargs = shown or (args, kwargs)
-        call, gradients = self._open(prefix, name, shown_args, shown_kwargs, has_gradients=shown is None)
+        has_gradients = shown is None
+        call, gradients = self._open(
+            prefix, name, shown_args, shown_kwargs, has_gradients=has_gradients, is_foreign=True
+        )
         result = self._call(call, function, args, kwargs)
         if call is None:
             return result
@@ -148,7 +152,14 @@ class ApiCalls(ABC):
         return result
 
     def _open(
-        self, prefix: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, has_gradients: bool
+        self,
+        prefix: str,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        has_gradients: bool = True,
+        is_foreign: bool = False,
     ) -> tuple[Call | None, ResultWatch | None]:
         recorder = self._recorder
         call: Call | None = None
@@ -160,7 +171,7 @@ class ApiCalls(ABC):
             call = recorder.open_api(prefix, name, owner, is_recomputed=is_recomputed)
             recorder.record_inputs(call, args, kwargs)
             if call.wants_gradients and builds_graph:
-                gradients = self._watch(call, args, kwargs)
+                gradients = self._watch(call, args, kwargs, is_foreign=is_foreign)
         return call, gradients
 
     def _call(self, call: Call | None, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -192,5 +203,7 @@ def _caller() -> FrameType:
     return sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
 
 
-class _Inside(threading.local):
+class Inside(threading.local):
+    """Whether each thread is inside of a call that is recorded."""
+
     value = False

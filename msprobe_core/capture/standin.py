@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 Function = Callable[..., Any]
 
@@ -102,8 +102,10 @@ class FunctionStandIn(StandIn):
 
     def install(self) -> None:
         """Take the place."""
+        dressed_as = self._original
         super().install()
-        functools.update_wrapper(self, self._original, updated=())
+        if self._original is not dressed_as:  # there may be a window in every step
+            functools.update_wrapper(self, self._original, updated=())
 
     @property
     def original(self) -> Function:
@@ -158,10 +160,11 @@ class StandIns:
         """Prepare; ``install`` begins.
 
         Args:
-            stand_ins: One for each function.
+            stand_ins: One for each place. Where several stand for the same function, its other names get the first.
         """
         self._stand_ins = list(stand_ins)
-        self._aliases: list[tuple[dict[str, Any], str, FunctionStandIn]] = []
+        self._aliases: list[_Alias] = []
+        self._search = _AliasSearch()
 
     def install(self) -> None:
         """Take all places, or none if one of them cannot be taken."""
@@ -171,7 +174,9 @@ class StandIns:
         except BaseException:
             self.remove()
             raise
-        self._replace_aliases()
+        for namespace, name, stand_in in self._search.run(self._stand_ins):
+            namespace[name] = stand_in
+            self._aliases.append((namespace, name, stand_in))
 
     def remove(self) -> None:
         """Give all places back, the last first."""
@@ -183,19 +188,59 @@ class StandIns:
                 namespace[name] = _below(stand_in.original)
         # Whoever has imported one of them by name since holds a stand-in, which calls the original from now on.
 
-    def _replace_aliases(self) -> None:
-        if not self._stand_ins:
-            return  # there may be a window in every step, and modules have ten thousands of names
-        by_id = {id(stand_in.original): stand_in for stand_in in self._stand_ins}
-        for module in tuple(sys.modules.values()):
-            namespace = getattr(module, "__dict__", None)
-            if type(namespace) is not dict:
+
+_Alias = tuple[dict[str, Any], str, FunctionStandIn]
+"""The names of a module, one that a function has there, and what stands for the function."""
+
+
+class _AliasSearch:
+    """Finds the names by which modules have imported functions.
+
+    Modules have ten thousands of names, and there may be a window in every step: it is remembered what was found, and
+    a module is searched again only when it has come, or has got more or fewer names.
+    """
+
+    def __init__(self) -> None:
+        self._originals: list[Function] = []
+        self._by_id: dict[int, FunctionStandIn] = {}
+        self._found: list[_Alias] = []
+        self._sizes: dict[str, tuple[int, int]] = {}
+
+    def run(self, stand_ins: list[FunctionStandIn]) -> list[_Alias]:
+        """Return where the originals of some functions are now."""
+        if not stand_ins:
+            return []
+        if not self._is_about(stand_ins):
+            self._originals = [stand_in.original for stand_in in stand_ins]
+            self._by_id = {id(stand_in.original): stand_in for stand_in in reversed(stand_ins)}
+            self._found, self._sizes = [], {}
+        aliases = [alias for alias in self._found if alias[0].get(alias[1]) is alias[2].original]
+        known = {(id(namespace), name) for namespace, name, _ in self._found}
+        for module_name, module in tuple(sys.modules.items()):
+            found: Any = getattr(module, "__dict__", None)
+            if type(found) is not dict:
                 continue
-            for name, value in tuple(namespace.items()):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-                stand_in = by_id.get(id(value))  # pyright: ignore[reportUnknownArgumentType]
-                if stand_in is not None and stand_in.original is value:
-                    namespace[name] = stand_in
-                    self._aliases.append((namespace, name, stand_in))  # pyright: ignore[reportUnknownArgumentType]
+            namespace = cast("dict[str, Any]", found)
+            size = id(namespace), len(namespace)
+            if self._sizes.get(module_name) != size:
+                self._sizes[module_name] = size
+                new = [alias for alias in self._search(namespace) if (id(namespace), alias[1]) not in known]
+                self._found += new
+                aliases += new
+        return aliases
+
+    def _is_about(self, stand_ins: list[FunctionStandIn]) -> bool:
+        return len(stand_ins) == len(self._originals) and all(
+            stand_in.original is original for stand_in, original in zip(stand_ins, self._originals, strict=True)
+        )
+
+    def _search(self, namespace: dict[str, Any]) -> list[_Alias]:
+        by_id = self._by_id
+        return [
+            (namespace, name, stand_in)
+            for name, value in tuple(namespace.items())
+            if (stand_in := by_id.get(id(value))) is not None and stand_in.original is value
+        ]
 
 
 class Outermost(threading.local):

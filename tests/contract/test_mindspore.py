@@ -9,7 +9,6 @@ pytest.importorskip("mindspore")
 
 class TestMindSpore(FrameworkContract):
     supports_bfloat16 = True
-    records_apis = False
 
     @pytest.fixture
     def rig(self):

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 try:  # 2.8 and later
-    from mindspore.graph import api as _api  # pyright: ignore[reportMissingImports]
+    from mindspore.graph import api  # pyright: ignore[reportMissingImports]
 except ImportError:
-    from mindspore.common import api as _api
+    from mindspore.common import api
 
 
 class Compiling:
     """Calls ``step_aside`` before a function is compiled, and ``come_back`` after it, also where that fails."""
 
-    _compiler: ClassVar[Any] = _api._JitExecutor
+    _compiler: ClassVar[Any] = api._JitExecutor
 
     def __init__(self, step_aside: Callable[[], None], come_back: Callable[[], None]) -> None:
         self._step_aside = step_aside

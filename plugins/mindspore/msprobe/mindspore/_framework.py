@@ -12,13 +12,18 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.communication import GlobalComm, get_rank
 
+from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
+from msprobe.mindspore._functions import ApiStandIns
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
+from msprobe.mindspore._jit import JitStandIns, is_tracing
+from msprobe.mindspore._primitives import PrimitiveStandIns
 from msprobe.mindspore._quiet import Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore.kernel import dump_kernels
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.modules import WatchHooks
+from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import (
     Attachment,
     AttachOptions,
@@ -47,6 +52,7 @@ class MindSporeFramework:
 
     def __init__(self) -> None:
         self._dtypes: dict[Any, str] = {}
+        self._apis: dict[RiskLevel, ApiStandIns] = {}
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``mindspore.Tensor``, dense or sparse."""
@@ -89,7 +95,16 @@ class MindSporeFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook Cells, stand before APIs, or both, as the level says."""
-        return _Attachment(models, options, recorder)
+        return _Attachment(models, options, recorder, self._apis_for(options))
+
+    def _apis_for(self, options: AttachOptions) -> ApiStandIns | None:
+        # Kept: making them takes milliseconds, and there may be a window in every step.
+        if not options.level.has_apis:
+            return None
+        risk_level = RiskLevel(options.risk_level)
+        if risk_level not in self._apis:
+            self._apis[risk_level] = ApiStandIns(risk_level)
+        return self._apis[risk_level]
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
         """Return a block in which no graph is built, and that raises nothing of ours."""
@@ -136,19 +151,39 @@ class MindSporeFramework:
 class _Attachment:
     """Everything that is in place between ``start`` and ``stop``."""
 
-    def __init__(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> None:
+    def __init__(
+        self,
+        models: Sequence[NamedModel],
+        options: AttachOptions,
+        recorder: CallRecorder,
+        apis: ApiStandIns | None,
+    ) -> None:
         self._recorder = recorder
         self._unsettled: dict[int, Callable[[], None]] = {}
+        self._calls = ApiCalls(recorder, self._unsettled)
         self._removals: list[Callable[[], None]] = []
         try:
             if options.level.has_modules:
                 hooks = CellHooks(models, recorder, self._unsettled, _visit)
                 self._removals.append(hooks.remove)
                 hooks.install()
+            if apis is not None:
+                self._stand_before_apis(models, options, apis)
         except BaseException:
             self.detach()
             self.release()
             raise
+
+    def _stand_before_apis(self, models: Sequence[NamedModel], options: AttachOptions, apis: ApiStandIns) -> None:
+        calls = self._calls
+        primitives = PrimitiveStandIns(models, calls, RiskLevel(options.risk_level))
+        self._removals.append(primitives.remove)
+        primitives.install()
+        jit = JitStandIns(calls, apis.step_aside)
+        self._removals.append(jit.remove)
+        jit.install()
+        self._removals.append(apis.remove)
+        apis.install(calls)
 
     def detach(self) -> None:
         """Take everything out, the last first."""
@@ -168,13 +203,12 @@ class _Attachment:
     def call(
         self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call a function; it is not recorded yet."""
-        del prefix, name
-        return function(*args, **kwargs)
+        """Call a function and record it, if it is not inside of another."""
+        return self._calls.run_foreign(prefix, name, function, tuple(args), kwargs)
 
     def is_compiling(self) -> bool:
-        """Whether a graph is being compiled, which reads source instead of calling."""
-        return False
+        """Whether a function runs only to find out what it calls; other compilers read source instead of calling."""
+        return is_tracing()
 
 
 def _visit() -> None:

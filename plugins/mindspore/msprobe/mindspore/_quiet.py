@@ -1,4 +1,4 @@
-"""The block in which our own work is done: no graph is built in it, and no failure of ours leaves it."""
+"""The block in which our own work is done: no graph is built and no call is seen in it, and no failure leaves it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ try:  # 2.8 and later
     from mindspore.graph.api import _pynative_executor  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
+
+from msprobe.mindspore._inside import inside
 
 executor: Any = _pynative_executor
 """What runs the dynamic graph."""
@@ -33,7 +35,7 @@ class Quiet:
     No exception of ours leaves it: ``on_failure`` gets it. An `ErrorOfTraining` does, as what it carries.
     """
 
-    __slots__ = ("_builds_graph", "_on_failure")
+    __slots__ = ("_builds_graph", "_on_failure", "_was_inside")
 
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
         """Make one.
@@ -48,10 +50,13 @@ class Quiet:
         self._builds_graph: bool = executor.enable_grad()
         if self._builds_graph:
             executor.set_enable_grad(False)
+        self._was_inside = inside.value
+        inside.value = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        inside.value = self._was_inside
         if self._builds_graph:
             executor.set_enable_grad(True)
         if isinstance(error, ErrorOfTraining):

@@ -60,5 +60,12 @@ class ApiCalls(apis.ApiCalls):
     def _owner_of(self, frame: FrameType) -> str | None:
         return owners.find(frame)
 
-    def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> CallGradients:
+    def _watch(
+        self,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        is_foreign: bool,  # noqa: ARG002  # numbers of nodes tell, whatever it uses
+    ) -> CallGradients:
         return CallGradients(self._recorder, call, args, kwargs, self._unsettled)

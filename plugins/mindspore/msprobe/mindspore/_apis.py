@@ -1,0 +1,210 @@
+"""What the functions of MindSpore are called in dumps, which of them are recorded, and where they are found."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from mindspore import Tensor
+
+from msprobe_core.capture.standin import original_of
+from msprobe_core.config import RiskLevel
+
+Function = Callable[..., Any]
+
+
+class Namespace(NamedTuple):
+    """A module whose public functions are APIs.
+
+    Attributes:
+        module: Its name.
+        prefix: First part of their names in dumps.
+        stem: Begins the second part: ``linalg_`` for ``mint.linalg.norm``, which is ``Mint.linalg_norm``.
+    """
+
+    module: str
+    prefix: str
+    stem: str = ""
+
+
+NAMESPACES = (
+    Namespace("mindspore.ops", "Functional"),
+    Namespace("mindspore.ops.functional", "Functional"),
+    Namespace("mindspore.mint", "Mint"),
+    Namespace("mindspore.mint.nn.functional", "MintFunctional"),
+    Namespace("mindspore.mint.linalg", "Mint", "linalg_"),
+    Namespace("mindspore.mint.special", "Mint", "special_"),
+    Namespace("mindspore.mint.fft", "Mint", "fft_"),
+    Namespace("mindspore.ops.auto_generate", "Functional"),
+)
+"""Where functions are looked for. One that is found in several places is called what the place calls it."""
+
+TENSOR = "Tensor"
+
+_DEFINING = (
+    "mindspore.ops.function.array_func", "mindspore.ops.function.clip_func", "mindspore.ops.function.image_func",
+    "mindspore.ops.function.linalg_func", "mindspore.ops.function.math_func", "mindspore.ops.function.nn_func",
+    "mindspore.ops.function.other_func", "mindspore.ops.function.parameter_func",
+    "mindspore.ops.function.random_func", "mindspore.ops.function.reshard_func",
+    "mindspore.ops.function.sparse_func", "mindspore.ops.function.sparse_unary_func",
+    "mindspore.ops.function.spectral_func", "mindspore.ops.composite.math_ops", "mindspore.ops.functional_overload",
+    "mindspore.ops.auto_generate.gen_ops_def", "mindspore.ops.operations.manually_defined.ops_def",
+)  # fmt: skip
+"""Modules of MindSpore that define functions of tensors. Others define what takes functions (``grad``, ``vmap``),
+decorators and registries, which happen to lie in the same namespaces."""
+
+_DEFINING_STARTS = ("mindspore.mint", "mindspore.graph._check_supported", "mindspore.common._check_supported")
+"""Likewise: ``mint``'s own, and those with a decorator around them that keeps its module's name."""
+
+
+_NO_FUNCTIONS = ("_", "infer_value_for_")
+"""Begin the names of what users do not call."""
+
+
+class Place(NamedTuple):
+    """Where an API is looked up when it is called.
+
+    Attributes:
+        owner: The module or class.
+        attribute: Its name there.
+        prefix: First part of its name in dumps.
+        name: The rest.
+        mutates: Whether it writes to its first argument and may return nothing.
+    """
+
+    owner: Any
+    attribute: str
+    prefix: str
+    name: str
+    mutates: bool
+
+
+def find_places(risk_level: RiskLevel) -> list[Place]:
+    """Return the places of all APIs that are recorded at a risk level, those that users know first."""
+    return [place for place in _all_places() if is_selected(place.name, risk_level)]
+
+
+def _all_places() -> Iterator[Place]:
+    seen: set[tuple[str, int]] = set()
+    for namespace in NAMESPACES:
+        try:
+            module = importlib.import_module(namespace.module)
+        except ImportError:  # not in this release
+            continue
+        for name, function in _functions(module):
+            # Where an older place has it too, it is found as every other name of the same function.
+            if (namespace.prefix, id(function)) not in seen:
+                seen.add((namespace.prefix, id(function)))
+                yield Place(module, name, namespace.prefix, f"{namespace.stem}{name}", _mutates(name))
+    for name in _methods():
+        yield Place(Tensor, name, TENSOR, name, _mutates(name))
+
+
+def _functions(module: types.ModuleType) -> Iterator[tuple[str, Function]]:
+    public = set(getattr(module, "__all__", ())) or vars(module).keys()
+    for name, member in sorted(vars(module).items()):
+        function = original_of(member)
+        if name.startswith(_NO_FUNCTIONS) or name not in public or not isinstance(function, types.FunctionType):
+            continue
+        defined_in = function.__module__ or ""
+        if defined_in in _DEFINING or defined_in.startswith(_DEFINING_STARTS):
+            yield name, function
+
+
+def _methods() -> Iterator[str]:
+    for name in dir(Tensor):
+        owner = next(base for base in Tensor.__mro__ if name in vars(base))
+        is_public = name in OPERATORS if name.startswith("_") else not name.startswith("_")
+        if owner is object or not is_public:
+            continue
+        raw = inspect.getattr_static(Tensor, name)
+        if isinstance(original_of(raw), types.FunctionType | types.MethodDescriptorType):
+            yield name
+
+
+def _mutates(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in _MUTATING_OPERATORS
+
+
+def is_selected(name: str, risk_level: RiskLevel) -> bool:
+    """Whether a function, or a primitive of a class, of this name is recorded; see ``docs/mindspore.md``."""
+    if name in NOT_RECORDED:
+        return False
+    if risk_level is RiskLevel.FOCUS:
+        return _key(name) not in _LOW_RISK
+    return risk_level is not RiskLevel.CORE or _key(name) in _CORE
+
+
+def _key(name: str) -> str:
+    """Return what ``strided_slice``, ``StridedSlice`` and ``strided_slice_`` have in common."""
+    return name.replace("_", "").lower()
+
+
+_MUTATING_OPERATORS = frozenset({"__setitem__"})
+
+_NAMES_OF_OPERATORS = {name for name in dir(operator) if name.startswith("__")}
+
+OPERATORS = frozenset(
+    {f"__{start}{name.strip('_')}__" for name in _NAMES_OF_OPERATORS for start in ("", "r", "i")}
+    | {"__getitem__", "__setitem__", "__round__"}
+) - {"__index__", "__contains__", "__call__", "__delitem__", "__not__", "__doc__", "__name__"}
+"""Methods that Python calls for ``x + y`` and the like."""
+
+NOT_RECORDED = frozenset(
+    {
+        # Ask about a tensor, without computing.
+        "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "data_ptr", "rank",
+        "shape", "size", "is_complex", "is_contiguous", "is_floating_point", "is_init", "is_nonzero", "is_pinned",
+        "is_shared", "is_signed", "is_tensor", "equal_all", "hooks", "offload_file_path",
+        # Hand values to Python.
+        "item", "itemset", "tolist", "asnumpy", "numpy", "get_bytes", "to_dlpack", "print_", "tensordump",
+        # Concern memory or the graph, not values.
+        "assign_value_cpp", "data_sync", "flush_from_cache", "init_data", "offload", "register_hook", "remove_hook",
+        "requires_grad_", "set_", "set_cast_dtype", "set_const_arg", "set_device_address", "set_dtype",
+        "set_init_flag", "storage", "untyped_storage", "value", "wait_pipeline", "generator", "pin_memory",
+        # Hand on one argument.
+        "stop_gradient_", "depend",
+    }
+)  # fmt: skip
+"""Functions that compute nothing of their own."""
+
+LOW_RISK = frozenset(
+    {
+        # Views and changes of shape.
+        "view", "view_as", "reshape", "reshape_as", "transpose", "permute", "t", "squeeze", "unsqueeze", "expand",
+        "expand_as", "expand_dims", "flatten", "unflatten", "ravel", "narrow", "select", "select_ext", "slice", "chunk",
+        "split", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind", "unstack", "movedim", "moveaxis", "swapaxes",
+        "swapdims", "adjoint", "contiguous", "as_strided", "diagonal", "unfold", "real", "imag", "stop_gradient",
+        "detach", "getitem", "strided_slice", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to",
+        "broadcast_tensors", "move_to",
+        # Copies and casts.
+        "clone", "copy", "to", "cast", "astype", "type", "type_as", "float", "double", "half", "bfloat16", "int",
+        "long", "short", "byte", "bool", "cat", "concat", "stack", "hstack", "vstack", "dstack", "column_stack",
+        "repeat", "tile", "repeat_elements", "repeat_interleave", "roll", "flip", "fliplr", "flipud", "rot90",
+        "reverse", "meshgrid", "triu", "tril", "clamp", "clip", "clip_by_value", "clamp_min", "clamp_max",
+        # Creation.
+        "tensor", "zeros", "ones", "full", "fill", "fills", "empty", "eye", "arange", "range", "linspace", "logspace",
+        "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
+        "tril_indices", "triu_indices", "zero", "scalar_to_tensor", "tuple_to_array", "one_hot",
+    }
+)  # fmt: skip
+"""Functions that move or make values without arithmetic; FOCUS leaves them out, and primitives of such names."""
+
+CORE = frozenset(
+    {
+        "dense", "linear", "matmul", "mm", "bmm", "batch_dot", "addmm", "addmv", "addbmm", "baddbmm", "mv", "dot",
+        "tensor_dot", "einsum", "bidense", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "layer_norm", "rms_norm",
+        "add_rms_norm", "group_norm", "batch_norm", "instance_norm", "lrn", "normalize", "embedding", "gather",
+        "scaled_dot_product_attention", "flash_attention_score", "softmax", "log_softmax", "cross_entropy", "nll_loss",
+        "grouped_matmul", "batch_mat_mul", "embedding_lookup", "softmax_cross_entropy_with_logits",
+        "sparse_softmax_cross_entropy_with_logits",
+    }
+)  # fmt: skip
+"""Functions in which most numerical faults of large models show; CORE keeps these, and communication."""
+
+_LOW_RISK = frozenset(map(_key, LOW_RISK))
+_CORE = frozenset(map(_key, CORE))

@@ -1,0 +1,108 @@
+"""One call of an API that MindSpore runs: what `msprobe_core.capture.apis` does not know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any, cast
+
+from mindspore import Tensor
+
+from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
+from msprobe.mindspore._inside import inside
+from msprobe.mindspore._quiet import Quiet
+from msprobe_core.capture import apis
+from msprobe_core.capture.apis import Function
+from msprobe_core.capture.owners import CLIP_GRAD, OPTIMIZER, Owners, is_clipping
+from msprobe_core.hookspecs import Call, CallRecorder
+
+
+class ApiCalls(apis.ApiCalls):
+    """Records the outermost API calls of each thread, whatever stands for them."""
+
+    tensor_type = Tensor
+
+    def __init__(self, recorder: CallRecorder, unsettled: dict[int, Callable[[], None]]) -> None:
+        """Prepare.
+
+        Args:
+            recorder: Is told of every call.
+            unsettled: See `CallGradients`.
+        """
+        super().__init__(recorder, inside)
+        self._unsettled = unsettled
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether a call that begins now on this thread is recorded."""
+        return not inside.value and self._recorder.is_open
+
+    def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Do nothing: every tensor is read whenever it is seen."""
+
+    def _quiet(self) -> Quiet:
+        return Quiet(self._recorder.note_failure)
+
+    def _builds_graph(self) -> bool:
+        return builds_graph()
+
+    def _is_in_backward(self) -> bool:
+        return is_in_backward()
+
+    def _owner_of(self, frame: FrameType) -> str | None:
+        return _owners.find(frame)
+
+    def _watch(
+        self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool
+    ) -> CallGradients:
+        kind = CallGradients if is_foreign else _ArgumentGradients
+        return kind(self._recorder, call, args, kwargs, self._unsettled)
+
+
+class _ArgumentGradients(CallGradients):
+    """Of a call that uses no tensors but its arguments, so that they alone tell where it begins.
+
+    No node has to be made to learn how far the numbers of nodes have come.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        call: Call,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        unsettled: dict[int, Callable[[], None]],
+    ) -> None:
+        super().__init__(recorder, call, args, kwargs, unsettled)
+        # Also those that take no gradient: an index may have been computed from something that does.
+        for tensor in _tensors((*args, *kwargs.values())):
+            node = self.node_of(tensor)
+            if node is not None:
+                self._outside.setdefault(self.key_of(node), node)
+
+    @staticmethod
+    def next_sequence_number() -> int:
+        return 0
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(cast("Sequence[Any]", value))
+        elif isinstance(value, dict):
+            yield from _tensors(list(cast("dict[Any, Any]", value).values()))
+
+
+def _owner_by(code: CodeType) -> str | None:
+    if any(part in code.co_filename for part in _OPTIMIZERS):
+        return OPTIMIZER
+    return CLIP_GRAD if is_clipping(code) else None
+
+
+_OPTIMIZERS = ("/mindspore/nn/optim/", "/mindspore/experimental/optim/", "/mindspore/mint/optim/")
+
+_owners = Owners(_owner_by)

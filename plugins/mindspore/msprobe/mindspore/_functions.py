@@ -1,0 +1,58 @@
+"""Interception of functions and methods: something stands for each of them wherever it is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msprobe.mindspore._apis import Function, Place, find_places
+from msprobe.mindspore._calls import ApiCalls
+from msprobe.mindspore._jit import is_tracing
+from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIns
+from msprobe_core.config import RiskLevel
+
+
+class ApiStandIns:
+    """Stands for all functions and methods of a risk level. Made once: there may be a window in every step."""
+
+    def __init__(self, risk_level: RiskLevel) -> None:
+        """Look for them.
+
+        Args:
+            risk_level: How many APIs are recorded.
+        """
+        self._calls: ApiCalls | None = None
+        self._stand_ins = StandIns(
+            FunctionStandIn(place.owner, place.attribute, self._recorded(place), is_tracing)
+            for place in find_places(risk_level)
+        )
+
+    def install(self, calls: ApiCalls) -> None:
+        """Begin to record.
+
+        Args:
+            calls: Records them.
+        """
+        self._calls = calls
+        self._stand_ins.install()
+
+    def remove(self) -> None:
+        """End: every function is in its place again, under all of its names."""
+        self._stand_ins.remove()
+        self._calls = None
+
+    def step_aside(self) -> Callable[[], None]:
+        """Take everything out until what is returned is called."""
+        self._stand_ins.remove()
+        return self._stand_ins.install
+
+    def _recorded(self, place: Place) -> Handler:
+        _, _, prefix, name, mutates = place
+
+        def handle(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            calls = self._calls
+            if calls is None or not calls.is_looking:
+                return function(*args, **kwargs)
+            return calls.run(prefix, name, function, args, kwargs, mutates=mutates)
+
+        return handle

@@ -1,0 +1,97 @@
+"""Interception of primitives: those that Cells hold, those that lie among the functions, and communication.
+
+A primitive is called through its class, so it is there that something stands; the primitives themselves, and the Cells
+that hold them, are left as they are. They can be copied, saved and compiled as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import mindspore.ops
+import mindspore.ops.operations.comm_ops
+from mindspore.ops import Primitive
+
+from msprobe.mindspore._apis import Function, is_selected
+from msprobe.mindspore._calls import ApiCalls
+from msprobe.mindspore._cells import cells_of
+from msprobe.mindspore._jit import is_tracing
+from msprobe_core.capture.standin import FunctionStandIn, StandIns
+from msprobe_core.config import RiskLevel
+from msprobe_core.hookspecs import NamedModel
+
+PREFIX = "Primitive"
+COMMUNICATION = "Distributed"
+FUNCTIONAL = "Functional"
+
+
+class _Named(NamedTuple):
+    """A primitive that is recorded; kept, so that its address is not given to another."""
+
+    primitive: Any
+    prefix: str
+    name: str
+
+
+class PrimitiveStandIns:
+    """Stands for the ``__call__`` of classes of primitives, and reports the calls of those that have a name."""
+
+    def __init__(self, models: Sequence[NamedModel], calls: ApiCalls, risk_level: RiskLevel) -> None:
+        """Look for them.
+
+        Args:
+            models: Their Cells hold primitives, which are called by their attribute and their class.
+            calls: Records them.
+            risk_level: How many of them are recorded; communication always is.
+        """
+        self._calls = calls
+        self._named: dict[int, _Named] = {}
+        for named in (*_of_cells(models, risk_level), *_of_functions(risk_level)):
+            self._named.setdefault(id(named.primitive), named)
+        self._communication = {kind: kind.__name__ for kind in _communication()}
+        kinds = {type(named.primitive): None for named in self._named.values()} | dict.fromkeys(self._communication)
+        self._stand_ins = StandIns(FunctionStandIn(kind, "__call__", self._run, is_tracing) for kind in kinds)
+
+    def install(self) -> None:
+        """Begin."""
+        self._stand_ins.install()
+
+    def remove(self) -> None:
+        """End."""
+        self._stand_ins.remove()
+
+    def _run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if not self._calls.is_looking:
+            return function(*args, **kwargs)
+        primitive, *rest = args
+        named = self._named.get(id(primitive))
+        if named is not None:
+            prefix, name = named.prefix, named.name
+        elif type(primitive) in self._communication:
+            prefix, name = COMMUNICATION, self._communication[type(primitive)]
+        else:
+            return function(*args, **kwargs)
+        return self._calls.run(prefix, name, partial(function, primitive), tuple(rest), kwargs)
+
+
+def _of_cells(models: Sequence[NamedModel], risk_level: RiskLevel) -> Iterator[_Named]:
+    for found in cells_of(models):
+        for attribute, primitive in found.module._primitives.items():
+            if isinstance(primitive, Primitive) and is_selected(type(primitive).__name__, risk_level):
+                yield _Named(primitive, PREFIX, f"{attribute}.{type(primitive).__name__}")
+
+
+def _of_functions(risk_level: RiskLevel) -> Iterator[_Named]:
+    for name, member in vars(mindspore.ops).items():
+        if isinstance(member, Primitive) and not name.startswith("_") and is_selected(name, risk_level):
+            yield _Named(member, FUNCTIONAL, name)
+
+
+def _communication() -> Iterator[type[Any]]:
+    module = mindspore.ops.operations.comm_ops
+    for name, member in vars(module).items():
+        is_primitive = isinstance(member, type) and issubclass(member, Primitive)
+        if is_primitive and not name.startswith("_") and member.__module__ == module.__name__:
+            yield member

@@ -1,0 +1,63 @@
+"""A job of two processes, started by msrun: each writes its rank's directory, and comparing two jobs names the rank."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msprobe_core.cli import main
+
+REPOSITORY = Path(__file__).parents[3]
+FAULT = "Cell.layers.1.post_attention_layernorm.RMSNorm.forward.0"
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Record a healthy job and one with a fault on rank 1; return where."""
+    directory = tmp_path_factory.mktemp("msrun")
+    environment = os.environ | {
+        "PYTHONPATH": str(REPOSITORY / "examples/llama_pair"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # msrun starts "python"
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2", "--local_worker_num=2",
+               f"--master_port={free_port()}", "--log_dir=log", "--join=True",
+               str(REPOSITORY / "tests/support/two_ranks.py"), str(directory), "L0"]  # fmt: skip
+    job = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
+    logs = "\n".join(path.read_text() for path in sorted(directory.glob("log/worker_*.log")))
+    assert job.returncode == 0, job.stdout + job.stderr + logs
+    return directory
+
+
+def entries(directory, step, rank):
+    return json.loads((directory / f"step{step}" / f"rank{rank}" / "dump.json").read_text())["data"]
+
+
+@pytest.mark.parametrize("run", ["golden", "target"])
+def test_each_rank_has_a_directory_in_each_step(recorded, run):
+    for step in range(2):
+        assert {path.name for path in (recorded / run / f"step{step}").iterdir()} == {"rank0", "rank1"}
+        zero, one = (entries(recorded / run, step, rank) for rank in range(2))
+        assert list(zero) == list(one)
+        assert {"Cell.lm_head.Dense.forward.0", "Cell.layers.0.mlp.MLP.backward.0", FAULT} < set(zero)
+        assert zero["Cell.lm_head.Dense.forward.0"] != one["Cell.lm_head.Dense.forward.0"]  # each has its own batch
+
+
+def test_compare_names_the_rank_that_differs(recorded, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "-tp", str(recorded / "target"), "-gp", str(recorded / "golden"), "-o", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert shown.splitlines()[-1].startswith(f"DIFFERENT: first at step0/rank1: {FAULT} ")
+    of_rank_0 = shown.partition("(step0/rank0, statistics):")[2].partition("Compared")[0]
+    assert of_rank_0.endswith("No value differs.\n")
