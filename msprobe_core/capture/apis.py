@@ -115,6 +115,7 @@ class ApiCalls(ABC):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         shown: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None,
+        owner: str | None = None,
     ) -> Any:
         """Run and record a function that is not the framework's, unless it is inside of a call that is recorded.
 
@@ -128,14 +129,14 @@ class ApiCalls(ABC):
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             shown: Arguments as they are recorded, where these are others.
+            owner: What it belongs to if it is outside of every module, where frames do not tell.
         """
         recorder = self._recorder
         if self.is_inside or not recorder.is_open:
             return function(*args, **kwargs)
         shown_args, shown_kwargs = shown or (args, kwargs)
-        has_gradients = shown is None
         call, gradients = self._open(
-            prefix, name, shown_args, shown_kwargs, has_gradients=has_gradients, is_foreign=True
+            prefix, name, shown_args, shown_kwargs, owner, has_gradients=shown is None, is_foreign=True
         )
         result = self._call(call, function, args, kwargs)
         if call is None:
@@ -157,6 +158,7 @@ class ApiCalls(ABC):
         name: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
+        owner: str | None = None,
         *,
         has_gradients: bool = True,
         is_foreign: bool = False,
@@ -166,7 +168,8 @@ class ApiCalls(ABC):
         gradients: ResultWatch | None = None
         builds_graph = has_gradients and self._builds_graph()
         with self._quiet():
-            owner = self._owner_of(_caller()) if recorder.is_outside_modules else None
+            if owner is None and recorder.is_outside_modules:
+                owner = self._owner_of(_caller())
             is_recomputed = builds_graph and self._is_in_backward()
             call = recorder.open_api(prefix, name, owner, is_recomputed=is_recomputed)
             recorder.record_inputs(call, args, kwargs)

@@ -163,7 +163,8 @@ NOT_RECORDED = frozenset(
         # Hand values to Python.
         "item", "itemset", "tolist", "asnumpy", "numpy", "get_bytes", "to_dlpack", "print_", "tensordump",
         # Concern memory or the graph, not values.
-        "assign_value_cpp", "data_sync", "flush_from_cache", "init_data", "offload", "register_hook", "remove_hook",
+        "assign_value", "assign_value_cpp", "data_sync", "flush_from_cache", "init_data", "offload", "register_hook",
+        "remove_hook",
         "requires_grad_", "set_", "set_cast_dtype", "set_const_arg", "set_device_address", "set_dtype",
         "set_init_flag", "storage", "untyped_storage", "value", "wait_pipeline", "generator", "pin_memory",
         # Hand on one argument.

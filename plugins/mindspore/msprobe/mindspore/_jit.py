@@ -15,6 +15,7 @@ from mindspore import nn
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._inside import inside
+from msprobe_core.capture.owners import OPTIMIZER
 from msprobe_core.capture.standin import Function, FunctionStandIn, StandIns
 
 PREFIX = "Jit"
@@ -69,7 +70,9 @@ class JitStandIns:
             return function(*before, *shown, **named)
 
         name = type(owner).__name__ if isinstance(owner, nn.Cell) else executor.fn.__name__
-        return self._calls.run(PREFIX, name, run, tuple(rest if owner is None else rest[1:]), kwargs)
+        shown = tuple(rest if owner is None else rest[1:])
+        belongs_to = OPTIMIZER if isinstance(owner, nn.Optimizer) else None
+        return self._calls.run_foreign(PREFIX, name, run, shown, kwargs, owner=belongs_to)
 
     # A compiler of bytecode sees the objects that a function uses, and compiles again if they are others.
 

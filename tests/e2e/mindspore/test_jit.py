@@ -1,0 +1,154 @@
+"""Functions and Cells under ``mindspore.jit`` while APIs are recorded: one record each, and the same graph as ever."""
+
+import threading
+
+import numpy as np
+import pytest
+
+ms = pytest.importorskip("mindspore")
+
+from mindspore import Tensor, mint, nn, ops  # noqa: E402
+from mindspore_programs import is_equal, record, stems  # noqa: E402
+
+from msprobe_core.capture.standin import FunctionStandIn  # noqa: E402
+
+BATCH = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
+
+
+@pytest.fixture(autouse=True)
+def empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
+
+
+@pytest.fixture
+def x():
+    return Tensor(BATCH.copy())
+
+
+def make_function(**options):
+    """Return a new function, compiled when it is first called."""
+
+    @ms.jit(**options)
+    def compiled(x, shift=0.5):
+        y = ops.softmax(ops.relu(x) + x.abs() * shift, -1) - mint.sum(x, 1)[0:1]
+        return mint.nn.functional.silu(ops.cat((y, x[1:]), 0)), ops.matmul(y, x.swapaxes(0, 1))
+
+    return compiled
+
+
+class Compiled(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 3, weight_init="ones")
+
+    @ms.jit
+    def construct(self, x):
+        return ops.tanh(self.dense(x))
+
+
+def results_of(function, x):
+    """Return the results of a compiled function and its gradient."""
+    results = function(x)
+    gradient = ms.grad(lambda x: sum(result.sum() for result in function(x)))(x)
+    return [value.asnumpy() for value in (*results, gradient)]
+
+
+@pytest.fixture
+def stand_in_calls(monkeypatch):
+    """Return a list that gets the name of every function whose stand-in is called."""
+    calls = []
+    call = FunctionStandIn.__call__
+
+    def counted(self, *args, **kwargs):
+        calls.append(self._attribute)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(FunctionStandIn, "__call__", counted)
+    return calls
+
+
+def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_path, x, stand_in_calls):
+    bare = results_of(make_function(), x)
+    function, probed = make_function(), []
+    dump = record(tmp_path, lambda: probed.append(results_of(function, x)))
+    assert is_equal(probed[0], bare)
+    assert [stem for stem in stems(dump) if stem.startswith("Jit")] == ["Jit.compiled"] * 2
+    assert not {"Functional.relu", "Functional.softmax", "Tensor.abs", "Mint.sum"} & set(stems(dump))
+    # What was compiled calls none of ours, neither here nor after the end.
+    assert not {"relu", "softmax", "abs", "silu"} & set(stand_in_calls)
+    stand_in_calls.clear()
+    assert is_equal(results_of(function, x), bare)
+    assert stand_in_calls == []
+
+
+def test_a_function_that_was_compiled_before(tmp_path, x):
+    function = make_function()
+    bare, probed = results_of(function, x), []
+    dump = record(tmp_path, lambda: probed.append(results_of(function, x)))
+    assert is_equal(probed[0], bare)
+    assert "Jit.compiled" in stems(dump)
+
+
+def test_arguments_results_and_gradients_are_recorded(tmp_path, x):
+    function = make_function()
+    dump = record(tmp_path, lambda: ms.grad(lambda x: (function(x * 1, shift=0.25)[0] * 3).sum())(x))
+    forward, backward = (dump.data[f"Jit.compiled.0.{phase}"] for phase in ("forward", "backward"))
+    assert forward["input_args"][0]["shape"] == [3, 3]
+    assert [value["shape"] for value in forward["output"]] == [[5, 3], [3, 3]]
+    assert backward["input"][0]["Max"] == 3.0
+    assert backward["output"][0]["shape"] == [3, 3]
+
+
+def test_a_cell_is_named_by_its_class(tmp_path, x):
+    cell = Compiled()
+    bare, probed = cell(x).asnumpy(), []
+    dump = record(tmp_path, lambda: probed.append(cell(x).asnumpy()), model=cell, level="mix")
+    assert is_equal(probed, [bare])
+    assert set(stems(dump)) == {"Jit.Compiled"}
+    assert dump.json("construct.json")["Jit.Compiled.0.forward"] == "Cell.Compiled.forward.0"
+
+
+def test_an_exception_leaves_nothing_behind(tmp_path, x):
+    function = make_function()
+
+    def fail():
+        with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)):
+            function(Tensor(np.ones(3, np.float32)))
+        ops.relu(x)
+
+    assert stems(record(tmp_path, fail)) == ["Jit.compiled", "Functional.relu"]
+
+
+@pytest.mark.parametrize("mode", ["trace", "bytecode"])
+def test_other_ways_to_capture_a_function_are_left_alone(tmp_path, x, mode):
+    def capture():
+        @ms.jit(capture_mode=mode)
+        def compiled(x):
+            return ops.softmax(ops.relu(x) + x.abs(), -1)
+
+        return compiled
+
+    def work():
+        bare.append(capture()(x).asnumpy())
+        function = capture()
+        dumps.append(record(tmp_path, lambda: (function(x), probed.append(function(x).asnumpy()), ops.exp(x))))
+        probed.append(function(x).asnumpy())
+
+    bare, probed, dumps = [], [], []
+    thread = threading.Thread(target=work)  # the mode "trace" cannot bear the frames below a test
+    thread.start()
+    thread.join()
+    assert is_equal(probed, bare * 2)
+    assert stems(dumps[0]) == ["Functional.exp"]
+
+
+def test_functions_that_compile_by_themselves(tmp_path, x):
+    def times(x):
+        return ops.relu(x) * x
+
+    def compute():
+        return [value.asnumpy() for value in (*ms.jvp(times, x, x), ops.vmap(times)(x))]
+
+    bare, probed = compute(), []
+    record(tmp_path, lambda: probed.append(compute()))
+    assert is_equal(probed[0], bare)
