@@ -42,6 +42,18 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
+def register_after(module: Any, hook: Hook) -> Handle:
+    """Set a hook after the forward of a module, which is called when the forward raised too.
+
+    Versions of frameworks that have no such hooks (MindSpore 2.9) get one that is not; a call that raises then ends
+    with the call around it, or with the step.
+    """
+    try:
+        return module.register_forward_hook(hook, with_kwargs=True, always_call=True)
+    except TypeError:  # an unknown argument
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+
 class ModuleTraits(Protocol):
     """What the calls of modules of one framework have to know of it."""
 
@@ -214,7 +226,7 @@ class WatchHooks:
                 watcher.after(stem)
 
         self._handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
-        self._handles.append(module.register_forward_hook(Hook(after), with_kwargs=True, always_call=True))
+        self._handles.append(register_after(module, Hook(after)))
 
     def detach(self) -> None:
         """Take all hooks out."""

@@ -93,7 +93,7 @@ class MindSporeRig:
     def traces_in(self, model: Network) -> object:
         hooks = [
             [
-                len(getattr(cell, name))
+                len(getattr(cell, name, ()))
                 for name in ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called", "_backward_hook")
             ]
             for _, cell in model.cells_and_names()

@@ -10,7 +10,7 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._quiet import Quiet
-from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls
+from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls, register_after
 from msprobe_core.hookspecs import CallRecorder, NamedModel
 from msprobe_core.names import module_stem
 
@@ -83,8 +83,7 @@ class CellHooks:
         for path, type_name, cell in cells_of(self._models):
             calls = ModuleCalls(self._recorder, path, type_name, traits, self._unsettled, self._visit)
             self._handles.append(cell.register_forward_pre_hook(Hook(calls.before), with_kwargs=True))
-            after = Hook(calls.after)
-            self._handles.append(cell.register_forward_hook(after, with_kwargs=True, always_call=True))
+            self._handles.append(register_after(cell, Hook(calls.after)))
             self._parameters.add(module_stem(PREFIX, path, type_name), own_parameters(cell))
         self._parameters.install()
 
