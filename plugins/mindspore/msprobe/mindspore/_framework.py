@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mindspore.communication import GlobalComm, get_rank
 
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
+from msprobe.mindspore._communication import CommunicationStandIns
 from msprobe.mindspore._functions import ApiStandIns
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitStandIns, is_tracing
@@ -176,6 +178,9 @@ class _Attachment:
 
     def _stand_before_apis(self, models: Sequence[NamedModel], options: AttachOptions, apis: ApiStandIns) -> None:
         calls = self._calls
+        communication = _communication()
+        self._removals.append(communication.remove)
+        communication.install(self._recorder)
         primitives = PrimitiveStandIns(models, calls, RiskLevel(options.risk_level))
         self._removals.append(primitives.remove)
         primitives.install()
@@ -209,6 +214,11 @@ class _Attachment:
     def is_compiling(self) -> bool:
         """Whether a function runs only to find out what it calls; other compilers read source instead of calling."""
         return is_tracing()
+
+
+@cache
+def _communication() -> CommunicationStandIns:
+    return CommunicationStandIns()
 
 
 def _visit() -> None:
