@@ -186,15 +186,6 @@ class CallRecorder(Protocol):
         """Read this tensor and all that share its memory whenever they are seen: somebody can write unnoticed."""
         ...
 
-    @property
-    def clock(self) -> int:
-        """How far the order of reports has come: what is reported next stands behind it."""
-        ...
-
-    def set_clock(self, moment: int) -> None:
-        """Let what is reported next stand elsewhere in the order: for who hears of things out of order."""
-        ...
-
     def note_failure(self, where: str, error: Exception) -> None:
         """Take note that something could not be recorded, and why; it is said once for each kind of failure."""
         ...
@@ -429,19 +420,6 @@ class WatchingFramework(Protocol):
 
         Raises:
             Exception: of any kind: the file is missing, damaged or holds something else.
-        """
-        ...
-
-
-@runtime_checkable
-class CompilingFramework(Protocol):
-    """What a framework may offer besides that compiles whole models: it has to know of them before it does."""
-
-    def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
-        """Take note that calls of these models are to be recorded in this or a later step; called by each ``start``.
-
-        Raises:
-            ConfigError: as they are compiled, what the options ask for cannot be recorded.
         """
         ...
 
@@ -708,7 +686,6 @@ class ApiMap:
         name: The framework, as the field ``framework`` of a dump has it.
         apis: Canonical name by own name, both with prefix and without index: ``{"Functional.dense":
             "Functional.linear"}``. ``Primitive.MatMul`` stands for ``Primitive.matmul.MatMul``, whatever is in between.
-            One that is given as itself is no spelling of another.
         prefixes: Canonical prefix by own prefix, for modules and for APIs that ``apis`` does not mention:
             ``{"Mint": "Torch", "Cell": "Module"}``.
         module_types: Canonical class by own class: ``{"Dense": "Linear"}``. Modules are paired by their path; classes

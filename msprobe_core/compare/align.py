@@ -43,10 +43,14 @@ class Alignment:
             golden side has, and is the same for no two entries; ``entry_golden`` is the golden side's own. Rows are in
             the target's order; a row that only the golden side has follows the row that it follows there.
         notes: What there is to say about how calls were paired, for people.
+        buffers: Canonical names of parameters that a framework may keep without recording them.
+        wrappers: Path of what is around the modules that the other side has too, of target and golden dump.
     """
 
     rows: pl.DataFrame
     notes: Sequence[str]
+    buffers: Sequence[str] = ()
+    wrappers: tuple[str, str] = ("", "")
 
 
 def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignment:  # noqa: B008  # frozen
@@ -149,9 +153,10 @@ def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
 
 
 def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str]) -> Alignment:
-    entries = list_entries(target), list_entries(golden)
+    is_foreign = frameworks[0] != frameworks[1]
+    entries = list_entries(target, is_foreign=is_foreign), list_entries(golden, is_foreign=is_foreign)
     stems = [set(side["stem"].drop_nulls()) for side in entries]
-    translates = matching.apis is not None or frameworks[0] != frameworks[1]
+    translates = matching.apis is not None or is_foreign
     maps: dict[str, ApiMap] = registry().api_maps() if translates else {}
     naming = naming_of(matching, frameworks, maps, (stems[0], stems[1]))
     crowded = _crowded(naming.target, stems[0]) | _crowded(naming.golden, stems[1])
@@ -160,7 +165,10 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         for dump, listed, side in zip((target, golden), entries, (naming.target, naming.golden), strict=True)
     )
     matcher = Matcher(own, other, with_scopes=naming.needs_scopes)
-    pairs = matcher.in_sequence(is_fuzzy=matching.is_fuzzy)
+    if is_foreign:
+        pairs = matcher.across_frameworks(is_fuzzy=matching.is_fuzzy)
+    else:
+        pairs = matcher.in_sequence(is_fuzzy=matching.is_fuzzy)
     if naming.is_plain and set(own.leads) == set(other.leads):
         # Both have all calls: their numbers are right unless the sequence proves the contrary.
         by_number = matcher.by_number()
@@ -169,11 +177,15 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
     units = _units(own, other, pairs, naming, crowded)
     left = _with_places(_columns(target), own.entries, naming.target)
     right = _with_units(_with_places(_columns(golden), other.entries, naming.golden), units, own.entries)
-    notes = [*naming.notes, *_note_numbers(own, other, pairs), *_note_types(own, other, pairs, naming)]
+    told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
+    notes = [*naming.notes, *told, *_note_types(own, other, pairs, naming)]
     if matching.rows:
         right = _with_given_pairs(left, right, matching.rows, notes)
     return Alignment(
-        _in_order(_join(left, right)), [*notes, *naming.unused(), *_note_nesting(target, golden, matching)]
+        _in_order(_join(left, right)),
+        [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
+        sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
+        (naming.target.wrapper, naming.golden.wrapper),
     )
 
 
@@ -334,6 +346,17 @@ def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
     return [
         f"calls paired by their place in the sequence instead of their number: {len(shifted):,}; the first is {first}"
     ]
+
+
+def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
+    """Return what was done although nobody asked for it: the two are of different frameworks."""
+    maps = [side.words.map for side in (naming.target, naming.golden)]
+    if not naming.knows_both:
+        return []
+    renamed = [(own.leads[i], other.leads[j]) for i, j in pairs if own.stems[i] != other.stems[j]]
+    first = "; the first is {} with {}".format(*renamed[0]) if renamed else ""
+    done = f"names of {maps[0].name} and {maps[1].name} are translated by the maps of their plugins"
+    return [f"{done}: {len(pairs):,} calls have a partner, {len(renamed):,} of them under another name{first}"]
 
 
 def _note_types(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:

@@ -8,7 +8,7 @@ arguments; without the shapes; with the shapes, where the enclosing modules are 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from msprobe_core.compare import limits
 from msprobe_core.compare.naming import Names
 from msprobe_core.compare.sequence import Pair, align_sequences, settle
 from msprobe_core.hookspecs import Dump
-from msprobe_core.model import Phase
+from msprobe_core.model import Phase, Role
 from msprobe_core.store.dumped import StoredDump
 from msprobe_core.store.frame import RowKind
 
@@ -28,6 +28,9 @@ _SHAPED, _NESTED = 1, 2
 
 _ALL_SHAPED = (0, 1, 3)
 """Which of them know the shapes."""
+
+_WITHOUT_FURTHER = 2
+"""Which of them, between frameworks, is that of its name and its shapes but for those of further results."""
 
 NO_CALL = -1
 
@@ -43,13 +46,18 @@ class Calls:
         stems: Name without number, with the class of a module.
         indices: Number of the call, as text.
         texts: Canonical name.
-        shapes: Equal where all places of the call hold the same kinds and shapes.
-        arguments: Equal where, besides, all arguments that are no tensors are the same.
+        shapes: Equal where all places of the call hold the same kinds and shapes; between frameworks, where its
+            tensors have the same shapes, wherever they are.
+        arguments: Equal where, besides, all arguments that are no tensors are the same; between frameworks, where its
+            tensors but for further results have the same shapes.
+        results: Equal where the first results have the same shape; 0 within one framework.
+        are_named: Whether the user has said what the call is on the other side.
         are_backward: Whether no forward was recorded.
         are_recomputed: Whether a forward ran inside a backward pass, as far as the dump tells.
         parents: Position of the enclosing call, or `NO_CALL`.
         chains: Equal where the calls around it have the same names; 0 where the nesting is not known.
         owners: Canonical name of the enclosing module; empty where there is none, or it is not known.
+        is_foreign: Whether the other side is of another framework.
         values: What there is to compare of a call's values, by lead; made when it is asked for.
     """
 
@@ -60,12 +68,15 @@ class Calls:
     texts: list[str]
     shapes: list[int]
     arguments: list[int]
+    results: list[int]
+    are_named: list[bool]
     are_backward: list[bool]
     are_recomputed: list[bool]
     parents: list[int]
     chains: list[int]
     owners: list[str]
     dump: Dump
+    is_foreign: bool = False
 
     def __len__(self) -> int:
         return len(self.leads)
@@ -73,13 +84,19 @@ class Calls:
     @cached_property
     def values(self) -> Mapping[str, Sequence[float | None]]:
         """Norms of tensors and values of numbers by lead entry, in the order of the rows."""
-        rows = self.dump.frame.filter(pl.col("kind") != RowKind.NONE.value)
+        kinds = [RowKind.TENSOR.value] if self.is_foreign else [RowKind.TENSOR.value, RowKind.SCALAR.value]
+        rows = self.dump.frame.filter(pl.col("kind").is_in(kinds))
         listed = rows.group_by("entry", maintain_order=True).agg("norm")
         return dict(zip(listed["entry"], listed["norm"].to_list(), strict=True))
 
 
-def list_entries(dump: Dump) -> pl.DataFrame:
-    """Return one row per entry, in execution order, with what tells calls apart."""
+def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
+    """Return one row per entry, in execution order, with what tells calls apart.
+
+    Args:
+        dump: Whose.
+        is_foreign: Whether the other side is of another framework, which passes other arguments at other places.
+    """
     place = pl.col("key").str.strip_prefix(pl.col("entry"))
     kinds = {dtype: limits.kind_of(dtype) for dtype in dump.frame["dtype"].unique()}
     kind_of_dtype = pl.col("dtype").replace_strict(kinds, default=None, return_dtype=pl.String)
@@ -87,14 +104,27 @@ def list_entries(dump: Dump) -> pl.DataFrame:
     entry = pl.col("entry")
     numbered = pl.when(entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")).then(entry + ".0").otherwise(entry)
     is_module = entry.str.contains(_MODULE)
+    told = {
+        "shapes": pl.col("shape_hash").bitwise_xor(),
+        "arguments": pl.col("argument_hash").bitwise_xor(),
+        "results": pl.lit(0, pl.UInt64),
+    }
+    if is_foreign:
+        is_tensor = (pl.col("kind") == RowKind.TENSOR.value) & (pl.col("role") != Role.PARAMETERS.value)
+        is_further = (pl.col("role") == Role.OUTPUT.value) & ~place.str.contains(r"^\.output\.0(\.0)?$")
+        tensor = pl.format("{}{}", pl.col("role").cast(pl.String), pl.col("shape").fill_null(""))
+        told = {
+            name: tensor.filter(own).sort().str.join().hash()
+            for name, own in (
+                ("shapes", is_tensor),
+                ("arguments", is_tensor & ~is_further),
+                ("results", is_tensor & ~is_further & (pl.col("role") == Role.OUTPUT.value)),
+            )
+        }
     return (
         dump.frame.with_columns(shape_hash=shape.hash(), argument_hash=pl.struct(place, "text").hash())
         .group_by("entry", maintain_order=True)
-        .agg(
-            pl.col("phase").first(),
-            shapes=pl.col("shape_hash").bitwise_xor(),
-            arguments=pl.col("argument_hash").bitwise_xor(),
-        )
+        .agg(pl.col("phase").first(), **told)
         .with_row_index("row")
         .with_columns(
             numbered.alias("numbered"),
@@ -149,12 +179,15 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
         texts=[nesting.text(stem, scope) for stem, scope in zip(stems, scopes, strict=True)],
         shapes=leads["shapes"].to_list(),
         arguments=leads["arguments"].to_list(),
+        results=leads["results"].to_list(),
+        are_named=[not names.is_module(stem) and side.is_named(stem) for stem in stems],
         are_backward=(leads["phase"] == Phase.BACKWARD.value).to_list(),
         are_recomputed=[entry in recomputed for entry in names_of_leads],
         parents=[calls_of.get(parent or "", NO_CALL) for parent in enclosing],
         chains=[nesting.chain(parent) for parent in enclosing] if dump.parents else [0] * len(stems),
         owners=[nesting.owner(parent) for parent in enclosing],
         dump=dump,
+        is_foreign=side.words.is_foreign,
     )
 
 
@@ -239,6 +272,19 @@ class Matcher:
             left.pair_in_sequence()
         return sorted(left.partners.items())
 
+    def across_frameworks(self, *, is_fuzzy: bool) -> list[Pair]:
+        """Return the pairs where the two sides have other ways to compute the same.
+
+        Modules are paired by path and number, whatever the order; APIs by operation and shapes, in sequence, within
+        each pair of modules. Nothing is paired by its name alone: calls of one name are others if their shapes are.
+        """
+        left = _Left(self._target, self._golden, self._identities, [])
+        left.pair_numbered_modules()
+        left.pair_inside_modules(_Distance(self._target, self._golden))
+        if is_fuzzy:
+            left.pair_in_any_order()
+        return sorted(left.partners.items())
+
     def by_number(self) -> list[Pair]:
         """Return the pairs that have the same name and number."""
         positions = {key: j for j, key in enumerate(zip(self._golden.texts, self._golden.indices, strict=True))}
@@ -266,6 +312,8 @@ class Matcher:
 
 def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[list[list[int]], list[list[int]]]:
     """Return the identities of each side's calls, the strictest first."""
+    if target.is_foreign:
+        return _foreign_identities(target, golden)
     knows_nesting = any(target.chains) and any(golden.chains) and not with_scopes
     shared = {owner for owner in set(target.owners) & set(golden.owners) if owner}
     found: list[list[list[int]]] = []
@@ -281,6 +329,24 @@ def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[lis
         if knows_nesting:
             kinds += [(bases, owners, side.shapes), (bases, owners)]
         found.append([[*map(hash, zip(*kind, strict=True))] for kind in kinds])
+    return found[0], found[1]
+
+
+def _foreign_identities(target: Calls, golden: Calls) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the identities of calls of two frameworks; where a call is says its enclosing pair of modules."""
+    named = {text for text, is_named in zip(target.texts, target.are_named, strict=True) if is_named}
+    found: list[list[list[int]]] = []
+    for number, side in enumerate((target, golden)):
+        by_shapes, by_arguments, by_results = (
+            [*map(hash, zip(side.texts, side.are_backward, kind, strict=True))]
+            for kind in (side.shapes, side.arguments, side.results)
+        )
+        # What the user names is the same although its arguments are others; nothing else is.
+        by_results = [
+            identity if text in named else hash((number, i))
+            for i, (identity, text) in enumerate(zip(by_results, side.texts, strict=True))
+        ]
+        found.append([by_shapes, by_shapes, by_arguments, by_results])
     return found[0], found[1]
 
 
@@ -354,6 +420,36 @@ class _Left:
             other = [k for k in other_inside.get(j, ()) if k not in self._taken]
             self._pair_in_sequence(own, other)
 
+    def pair_numbered_modules(self) -> None:
+        """Pair modules of one path, the first call with the first, and so on."""
+        target, golden = self._target, self._golden
+        calls: dict[tuple[str, bool], tuple[list[int], list[int]]] = {}
+        for number, side in enumerate((target, golden)):
+            for k in range(len(side)):
+                if names.is_module(side.stems[k]):
+                    calls.setdefault((side.texts[k], side.are_backward[k]), ([], []))[number].append(k)
+        for own, other in calls.values():
+            sides = ((own, target), (other, golden))
+            sorted_calls = [sorted(listed, key=lambda k, side=side: int(side.indices[k])) for listed, side in sides]
+            for i, j in zip(*sorted_calls, strict=False):
+                self._add(i, j)
+
+    def pair_inside_modules(self, distance: Callable[[int, int], float]) -> None:
+        """Pair what is left by name and shapes, in sequence, of each pair of modules and of what is outside of all."""
+        own, other = self._calls()
+        partners = {j: i for i, j in self.partners.items()}
+        inside = _by_enclosing(self._target, own, self.partners.keys())
+        other_inside = _by_enclosing(self._golden, other, partners.keys())
+        kinds, other_kinds = ([side[0], *side[_WITHOUT_FURTHER:]] for side in self._identities)
+        for module, rows in inside.items():
+            columns = other_inside.get(self.partners[module] if module != NO_CALL else NO_CALL, [])
+            found = align_sequences(*([[kind[k] for k in listed] for kind in side] for side, listed in
+                                      ((kinds, rows), (other_kinds, columns))))  # fmt: skip
+            strict = [kinds[0][k] for k in rows], [other_kinds[0][k] for k in columns]
+            found = settle(found, *strict, lambda i, j, rows=rows, columns=columns: distance(rows[i], columns[j]))
+            for k, m in found:
+                self._add(rows[k], columns[m])
+
     def pair_in_sequence(self) -> None:
         """Pair what is left by its place in the sequence of what is left."""
         self._pair_in_sequence(*self._calls())
@@ -393,6 +489,18 @@ def _by_parent(side: Calls, calls: Sequence[int]) -> dict[int, list[int]]:
     for call in calls:
         inside.setdefault(side.parents[call], []).append(call)
     return inside
+
+
+def _by_enclosing(side: Calls, calls: Sequence[int], modules: Collection[int]) -> dict[int, list[int]]:
+    """Return calls by the innermost of some modules around them, or `NO_CALL`."""
+    found: dict[int, list[int]] = {}
+    for call in calls:
+        module, seen = side.parents[call], {call}
+        while module != NO_CALL and module not in modules and module not in seen:
+            seen.add(module)
+            module = side.parents[module]
+        found.setdefault(NO_CALL if module in seen else module, []).append(call)
+    return found
 
 
 def _name_and_shapes(side: Calls, call: int) -> tuple[str, bool, int]:

@@ -43,7 +43,7 @@ class Words:
         if found is None:
             prefix, name = names.split_api(stem)
             found = f"{self.map.prefixes.get(prefix, prefix)}.{name}"
-        if not self.is_foreign or found == stem == self.map.apis.get(stem):
+        if not self.is_foreign:
             return found
         operation = operation_of(found)
         return self.map.apis.get(operation, operation)
@@ -135,6 +135,11 @@ class Names:
         del scope
         return self.words.api(stem)
 
+    def is_named(self, stem: str) -> bool:
+        """Whether a file of the user's says what an API is on the other side."""
+        del stem
+        return False
+
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
         """Return the canonical place of a value in a call: position, keyword, or name of a parameter."""
         head, _, rest = place.partition(".")
@@ -195,6 +200,10 @@ class TranslatedNames(Names):
         """Return the name by which an API is known."""
         rule = self._api(stem)
         return super().api_of(stem, scope) if rule is None else self._golden.api(rule.golden)
+
+    def is_named(self, stem: str) -> bool:
+        """Whether a file of the user's says what an API is on the other side."""
+        return stem in self._apis
 
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
         """Return the canonical place of a value in a call."""
@@ -296,6 +305,10 @@ class LayerNames(Names):
         base = self._golden_bases.get(base, base) if by_rule else base_of(self._inner.api_of(stem, scope))
         return f"{layer}/{base}"
 
+    def is_named(self, stem: str) -> bool:
+        """Whether a file of the user's says what an API is on the other side."""
+        return self._inner.is_named(stem)
+
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
         """Return the canonical place of a value in a call."""
         return self._inner.place(stem, phase, role, place)
@@ -351,6 +364,7 @@ class Naming:
         golden: The golden dump's names.
         is_plain: Whether both sides' own names are the canonical ones.
         is_foreign: Whether the two are of different frameworks.
+        knows_both: Whether plugins have a map of either framework.
         needs_scopes: Whether the enclosing module is part of a name.
         notes: What there is to say about the maps.
     """
@@ -359,6 +373,7 @@ class Naming:
     golden: Names
     is_plain: bool
     is_foreign: bool
+    knows_both: bool
     needs_scopes: bool
     notes: list[str]
     rules: Sequence[Rule]
@@ -418,6 +433,7 @@ def naming_of(
         golden=golden,
         is_plain=not matching.renames and words[0] == words[1],
         is_foreign=is_foreign,
+        knows_both=all(framework in maps for framework in frameworks),
         needs_scopes=matching.layers is not None,
         notes=notes,
         rules=rules,

@@ -45,6 +45,7 @@ class UnitSummary:
         first_difference: Row name of the first pair that differs at all, also within its limit.
         notes: What there is to say about the dumps themselves.
         replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
+        is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
     """
 
     label: str
@@ -61,6 +62,7 @@ class UnitSummary:
     first_difference: str | None
     notes: Sequence[str]
     replicas: Sequence[ReplicaFinding] = ()
+    is_foreign: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -69,7 +71,9 @@ class UnitSummary:
 
     @property
     def first_fault(self) -> Fault | None:
-        """The earlier of ``fault`` and ``lone_call``."""
+        """The earlier of ``fault`` and ``lone_call``; between frameworks, the first if there is one."""
+        if self.is_foreign and self.fault is not None:
+            return self.fault
         found = [fault for fault in (self.fault, self.lone_call) if fault is not None]
         return min(found, key=lambda fault: fault.position, default=None)
 

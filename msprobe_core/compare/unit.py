@@ -12,6 +12,7 @@ import polars as pl
 from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.foreign import excuse_inner_calls, with_excuses
 from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
@@ -83,15 +84,22 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         check_recorded(dump)
     alignment = _aligned(target, golden, mode, options.matching)
     rows, notes = alignment.rows, [*notes, *alignment.notes]
+    is_foreign = target.header.framework != golden.header.framework
+    if is_foreign:
+        rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
+        notes = [*notes, *excused]
     rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]
-    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits)
+    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits, is_foreign=is_foreign)
+    if is_foreign:
+        rows, excused = excuse_inner_calls(rows, target, golden)
+        notes = [*notes, *excused]
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
     told = [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
-    nodes = judge_nodes(rows, target=target, limits=options.limits)
+    nodes = judge_nodes(rows, target=target, limits=options.limits, is_foreign=is_foreign)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
@@ -117,6 +125,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
         replicas=replicas,
+        is_foreign=is_foreign,
         rows=rows,
         entries=nodes,
         stacks=stacks,

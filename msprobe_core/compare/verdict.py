@@ -15,6 +15,8 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
   target has a few unit round-offs of what it was computed from.
 * A limit that is given for a row by name takes the place of the conventional one, of checksums and of equality; it does
   not excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
+* Between two frameworks, what `msprobe_core.compare.foreign` excuses passes, and so do ``requires_grad``, numbers of
+  another type, and sizes and dimensions that one side counts from the end.
 * A value that a side could not record is a warning that says why; whatever else is known of it is judged.
 * Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
   a warning.
@@ -56,8 +58,12 @@ UNRECORDED = "unrecorded"
 DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
 _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
 
+_FOREIGN_DTYPE = r"^((torch|mindspore|ms|mstype)\.)?(b?float|u?int|complex|bool)_?\d*$"
+
 _HELPERS = (
     "row",
+    "precision_target",
+    "excuse",
     "precision_golden",
     "precision_limit",
     "own_error",
@@ -70,7 +76,9 @@ _HELPERS = (
 )
 
 
-def judge(compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTable | None = None) -> pl.DataFrame:
+def judge(
+    compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTable | None = None, is_foreign: bool = False
+) -> pl.DataFrame:
     """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
 
     ``limit`` is the largest relative error that passes; null where a limit given by name holds that says nothing of it.
@@ -81,14 +89,16 @@ def judge(compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTab
             that says why a pair could not be.
         by_checksum: Whether different checksums are an error.
         limits: Those in force; the conventional ones if none are given.
+        is_foreign: Whether the two are of different frameworks.
     """
     table = conventional() if limits is None else limits
     prepared = kinks.with_kinks(_with_precision(_with_absent_columns(compared), table), table)
     prepared = _with_source(prepared)
     prepared = overrides.with_overrides(_with_judged_error(prepared, table), table).with_row_index("row")
     # Texts are made for the rows that may need one; in a healthy pair those are few.
-    others = prepared.filter(~_is_plain(by_checksum=by_checksum).fill_null(False))
-    described = _described(others, _findings(table, by_checksum=by_checksum))
+    is_plain = _is_plain(by_checksum=by_checksum, is_foreign=is_foreign)
+    others = prepared.filter(~is_plain.fill_null(False))
+    described = _described(others, _findings(table, by_checksum=by_checksum, is_foreign=is_foreign))
     return (
         prepared.join(described, on="row", how="left", maintain_order="left")
         .with_columns(
@@ -99,7 +109,7 @@ def judge(compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTab
     )
 
 
-_ABSENT = {"problem": pl.String, SKETCH_ERROR: pl.Float64, SKETCH_LOW: pl.Float64}
+_ABSENT = {"problem": pl.String, "excuse": pl.String, SKETCH_ERROR: pl.Float64, SKETCH_LOW: pl.Float64}
 """Columns that only some comparisons have."""
 
 
@@ -124,6 +134,7 @@ def _with_precision(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     return (
         compared.with_columns(
             precision=pl.when(is_tensor).then(pl.max_horizontal(own)),
+            precision_target=own[0],
             precision_golden=own[1],
             kind_of_target=pl.col("dtype_target").replace_strict(kinds, default=None, return_dtype=pl.String),
             kind_of_golden=pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
@@ -173,10 +184,15 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
     )
 
 
-def _is_plain(*, by_checksum: bool) -> pl.Expr:
+def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
     """Whether a row passes and there is nothing to say of it, as of nearly all rows of a healthy pair."""
+    # Another framework's dtypes are spelled in another way; what its texts mean does not matter here.
+    kinds = [pl.col("kind_of_target"), pl.col("kind_of_golden")]
+    same_precision = pl.col("precision_golden").eq_missing(pl.col("precision_target"))
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
-    same_grad = ~(pl.col("requires_grad_target") != pl.col("requires_grad_golden")).fill_null(False)
+    if is_foreign:
+        same_dtype = same_dtype | (kinds[0].eq_missing(kinds[1]) & same_precision)
+    same_grad = ~_other_grad(is_foreign=is_foreign).fill_null(False)
     is_within = pl.max_horizontal("error", SKETCH_LOW) <= pl.col("precision_limit")
     is_number = ~pl.col("max_target").is_nan() & (pl.col("num_nan_target").fill_null(0) == 0)
     is_sound = ~has_failed() & pl.col("problem").is_null() & pl.col("exact_target").is_null()
@@ -187,6 +203,11 @@ def _is_plain(*, by_checksum: bool) -> pl.Expr:
     is_nothing = _both(RowKind.NONE) & ~has_failed()
     is_pair = (pl.col("match") == Match.BOTH.value) & pl.col("override").is_null()
     return is_pair & ~pl.col("is_special") & (tensors.fill_null(False) | scalars.fill_null(False) | is_nothing)
+
+
+def _other_grad(*, is_foreign: bool) -> pl.Expr:
+    """Whether ``requires_grad`` differs, which says nothing between two frameworks."""
+    return pl.lit(value=False) if is_foreign else pl.col("requires_grad_target") != pl.col("requires_grad_golden")
 
 
 def _same_shape() -> pl.Expr:
@@ -206,7 +227,7 @@ _Finding = tuple[Verdict, pl.Expr, pl.Expr]
 """Level, condition, text."""
 
 
-def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
+def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list[_Finding]:
     """Return what may be said of a row: errors before warnings before notes."""
     is_pair = pl.col("match") == Match.BOTH.value
     both_tensors = is_pair & _both(RowKind.TENSOR)
@@ -220,13 +241,16 @@ def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
     statistics_over = pl.col("own_error") > pl.col("limit")
     other_bytes = numbers & (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
     other_integers = numbers & (pl.col("exact_target") != pl.col("exact_golden"))
-    other_arguments = both_scalars & ~_scalars_agree(table)
+    agree = _scalars_agree(table, is_foreign=is_foreign)
+    other_arguments = both_scalars & ~agree
+    is_default = _is_default() if is_foreign else pl.lit(value=False)
+    other_kinds = is_pair & (pl.col("kind_target") != pl.col("kind_golden")) & ~has_failed()
     is_excused = numbers & pl.col("is_exempt") & statistics_over
     keeps_not = pl.any_horizontal(*[pl.col(f"fails_{term}").fill_null(False) for term in overrides.TERMS])
     return [
         (
             Verdict.ERROR,
-            is_pair & (pl.col("kind_target") != pl.col("kind_golden")) & ~has_failed(),
+            other_kinds & ~is_default,
             pl.format("error: the target has {}, the golden {}.", _what("target"), _what("golden")),
         ),
         (
@@ -308,7 +332,7 @@ def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
         ),
         (
             Verdict.WARNING,
-            both_tensors & (pl.col("requires_grad_target") != pl.col("requires_grad_golden")),
+            both_tensors & _other_grad(is_foreign=is_foreign),
             pl.lit("warning: requires_grad differs."),
         ),
         (
@@ -358,8 +382,13 @@ def _findings(table: LimitTable, *, by_checksum: bool) -> list[_Finding]:
         ),
         (
             Verdict.PASS,
-            both_scalars & _scalars_agree(table) & (pl.col("text_target") != pl.col("text_golden")),
+            both_scalars & agree & (pl.col("text_target") != pl.col("text_golden")),
             pl.format("note: the arguments are {} and {}.", "text_target", "text_golden"),
+        ),
+        (
+            Verdict.PASS,
+            other_kinds & is_default,
+            pl.format("note: the target has {}, the golden {}.", _what("target"), _what("golden")),
         ),
     ]  # fmt: skip
 
@@ -380,12 +409,14 @@ _RANKS = {level.value: rank for rank, level in enumerate(Verdict)}
 def _described(rows: pl.DataFrame, findings: list[_Finding]) -> pl.DataFrame:
     """Return ``row``, ``verdict`` and ``messages`` of the rows of which there is something to say."""
     is_pair = pl.col("match") == Match.BOTH.value
-    is_ignored = pl.col("is_ignored")
+    is_excused = pl.col("excuse").is_not_null()
+    is_ignored = pl.col("is_ignored") | is_excused
     lone = pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
     said: list[_Finding] = [
         *[(level, condition & is_pair & ~is_ignored, text) for level, condition, text in findings],
         (Verdict.UNMATCHED, ~is_pair & ~is_ignored, lone),
-        (Verdict.PASS, is_ignored, pl.format("note: ignored, as {} says.", "override")),
+        (Verdict.PASS, pl.col("is_ignored"), pl.format("note: ignored, as {} says.", "override")),
+        (Verdict.PASS, is_excused, pl.format("note: {}.", "excuse")),
     ]
     holds = rows.select(condition.fill_null(False).alias(str(i)) for i, (_, condition, _) in enumerate(said))
     parts = [
@@ -434,7 +465,17 @@ def _is_uninitialised(table: LimitTable) -> pl.Expr:
     return is_output & pl.col("entry").str.contains(rf"^\w+\.({apis})\.\d+\.forward$") & bool(apis)
 
 
-def _scalars_agree(table: LimitTable) -> pl.Expr:
+def _is_default() -> pl.Expr:
+    """Whether one side has a value where the other has nothing, or a number where the other has a tensor of it."""
+    kinds = [pl.col(f"kind_{side}").cast(pl.String) for side in ("target", "golden")]
+    has_tensor = pl.any_horizontal(*[kind == RowKind.TENSOR.value for kind in kinds])
+    is_number = pl.all_horizontal(*[kind != RowKind.NONE.value for kind in kinds])
+    numels = [pl.col(f"numel_{side}").fill_null(1) for side in ("target", "golden")]
+    is_same_number = (pl.max_horizontal(numels) == 1) & metrics.is_equal("max") & is_number
+    return (pl.col("role") == Role.INPUT.value) & (~has_tensor | is_same_number).fill_null(False)
+
+
+def _scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
     target, golden = pl.col("text_target"), pl.col("text_golden")
     same_text = target == golden
     are_numbers = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
@@ -446,7 +487,16 @@ def _scalars_agree(table: LimitTable) -> pl.Expr:
     # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
     devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
     dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
-    return pl.any_horizontal(ground.fill_null(False) for ground in (same_text, close, lowest, devices, dtypes))
+    grounds = [same_text, close, lowest, devices, dtypes]
+    if is_foreign:
+        types = [pl.col(f"type_{side}") for side in ("target", "golden")]
+        are_values = pl.all_horizontal(*[kind.is_in(["int", "float", "bool"]) for kind in types])
+        are_ints = (types[0] == "int") & (types[1] == "int")
+        # One may write -1 where the other writes the size or the dimension that this is.
+        from_the_end = are_ints & ((pl.col("max_target") < 0) != (pl.col("max_golden") < 0))
+        named = [text.str.to_lowercase().str.contains(_FOREIGN_DTYPE) for text in (target, golden)]
+        grounds += [are_values & metrics.is_equal("max"), from_the_end, named[0] & named[1]]
+    return pl.any_horizontal(ground.fill_null(False) for ground in grounds)
 
 
 def differs() -> pl.Expr:

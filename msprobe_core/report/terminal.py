@@ -119,10 +119,15 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     for note in unit.notes:
         console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
     faults = sorted((f for f in (unit.fault, unit.lone_call) if f is not None), key=lambda fault: fault.position)
+    if unit.is_foreign:
+        faults = [fault for fault in faults if fault.only_on is None]
     for number, fault in enumerate(faults):
         for line in fault_lines("Then also" if number else "First fault", fault, is_second=number > 0):
             console.print(line, soft_wrap=True)
-    if faults:
+    if unit.is_foreign and unit.lone_call is not None:
+        for line in fault_lines("Without partner", unit.lone_call, is_foreign=True):
+            console.print(line, soft_wrap=True)
+    if faults or (unit.is_foreign and unit.lone_call is not None):
         return
     if unit.first_difference is not None:
         line = f"Within the limits; the first row that differs at all is {unit.first_difference}."
@@ -131,11 +136,21 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     console.print(Text(line), soft_wrap=True)
 
 
-def fault_lines(title: str, fault: Fault, *, is_second: bool = False) -> Iterator[Text]:
-    """Yield the lines that describe a fault; of a second one, the first may be the cause."""
+def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign: bool = False) -> Iterator[Text]:
+    """Yield the lines that describe a fault; of a second one, the first may be the cause.
+
+    Args:
+        title: What it is.
+        fault: The fault.
+        is_second: Whether another one was described before.
+        is_foreign: Whether it is a call without partner between two frameworks.
+    """
     yield Text(f"{title}: {fault.entry}", style="bold red")
     if fault.parent:
         yield Text(f"  inside {fault.parent}")
+    if is_foreign:
+        yield Text(f"  This call is in the {fault.only_on} only; the other framework may compute it by other calls.")
+        return
     yield Text(f"  {_reason(fault, is_second=is_second)}")
     for row, message in fault.findings[:_MAX_FINDINGS]:
         yield Text(f"  {row}  {printable(message)}")
@@ -179,6 +194,11 @@ def _verdict_line(result: ComparisonResult[UnitSummary]) -> Text:
         what = "step and rank" if any(unit.step is not None for unit in result.units) else "rank"
         return Text(f"DIFFERENT: not every {what} could be compared.", style="bold red")
     unit, fault = found
+    if unit.is_foreign and fault.only_on is not None:
+        return Text(
+            f"DIFFERENT: calls have no partner, the first is {fault.entry}; what has one is within its limit.",
+            style="bold red",
+        )
     place = f"{unit.label}: {fault.entry}" if len(result.units) > 1 else fault.entry
     inside = f" in {fault.parent}" if fault.parent else ""
     return Text(f"DIFFERENT: first at {place}{inside}.", style="bold red")

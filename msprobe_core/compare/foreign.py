@@ -1,0 +1,234 @@
+"""What two frameworks may differ in without a fault: rows that one of them has alone, or has not recorded.
+
+An excused row passes, with a note that says why it is not judged:
+
+* an argument that is no tensor and that one side alone gives: what is left out has its default value, and frameworks
+  have arguments of their own;
+* a parameter of one framework that the other keeps without recording it, as running statistics of normalisations;
+* what an API returns besides its first result, if one side alone returns it, and its gradient;
+* a module that is around the model of the other side, such as a network with its loss; and beside it, as the loss is,
+  if the other side has no module without partner that it could be;
+* a gradient with respect to an input that one framework alone computes: they differ in which inputs they take for such
+  that need one. Gradients of parameters are not excused;
+* everything of a kind of which one side has recorded nothing at all, as calls of APIs at level L0;
+* a call of an API without partner inside a pair of modules whose results agree, or inside the optimizer: it is another
+  way to compute the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+EXCUSE = "excuse"
+"""Column that says of a row why it is not judged; null where it is."""
+
+_OWNERS = ("optimizer", "clip_grad")
+"""What calls outside of every module may be said to belong to."""
+
+_SIDES = ("target", "golden")
+
+
+def with_excuses(
+    rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return aligned rows of two frameworks with `EXCUSE`, and what there is to say about them.
+
+    Args:
+        rows: Aligned rows.
+        buffers: Canonical names of parameters that a framework may keep without recording them.
+        wrappers: Path of what is around the modules that the other side has too, of target and golden dump.
+    """
+    rows, notes = _with_unrecorded(rows)
+    is_lone = pl.col("match") != Match.BOTH.value
+    side = pl.col("match").str.strip_prefix("only ")
+    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
+    place = pl.coalesce("place_target", "place_golden") if "place_target" in rows.columns else pl.lit("")
+    kind = pl.coalesce("kind_target", "kind_golden").cast(pl.String)
+    is_gradient = (pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.OUTPUT.value)
+    has_nothing = [(pl.col(f"kind_{name}") == RowKind.NONE.value).fill_null(False) for name in _SIDES]
+    one_has_none = (pl.col("match") == Match.BOTH.value) & (has_nothing[0] != has_nothing[1])
+    computed_by = pl.when(is_lone).then(side).when(has_nothing[0]).then(pl.lit("golden")).otherwise(pl.lit("target"))
+    is_argument = (pl.col("role") == Role.INPUT.value) & (kind != RowKind.TENSOR.value)
+    is_buffer = (pl.col("role") == Role.PARAMETERS.value) & place.is_in([f"parameters.{name}" for name in buffers])
+    is_api = ~pl.col("entry").str.contains(_MODULE)
+    of_results = pl.when(pl.col("phase") == Phase.BACKWARD.value).then(pl.lit(Role.INPUT.value))
+    is_further = is_api & (pl.col("role").cast(pl.String) == of_results.otherwise(pl.lit(Role.OUTPUT.value)))
+    found = (
+        pl.when(is_lone & has_partner & is_further)
+        .then(pl.format("only the {} returns this", side))
+        .when(is_lone & ~has_partner & _is_around(rows, wrappers))
+        .then(pl.lit("this is around the model of the other side, or beside it"))
+        .when(is_lone & has_partner & is_argument)
+        .then(pl.format("only the {} is given this argument", side))
+        .when(is_lone & has_partner & is_buffer)
+        .then(pl.format("only the {} records this as a parameter; it is a buffer elsewhere", side))
+        .when((one_has_none | (is_lone & has_partner)) & is_gradient)
+        .then(pl.format("only the {} computes this gradient", computed_by))
+    )
+    rows = rows.with_columns(pl.coalesce(EXCUSE, found).alias(EXCUSE))
+    return rows, [*notes, *_note_gradients(rows)]
+
+
+_MODULE = rf"^({'|'.join(sorted(names.MODULE_PREFIXES))})\."
+
+
+def _is_around(rows: pl.DataFrame, wrappers: tuple[str, str]) -> pl.Expr:
+    """Whether a module is not within what the other side calls its model."""
+    is_lone = ~(pl.col("match") == Match.BOTH.value).any().over("entry") & pl.col("entry").str.contains(_MODULE)
+    lone = rows.filter(is_lone).select("entry", "match", "entry_golden").unique(maintain_order=True)
+    own = lone.filter(pl.col("match") == Match.TARGET.value)["entry"].to_list()
+    other = lone.filter(pl.col("match") == Match.GOLDEN.value).select("entry", "entry_golden").rows()
+    sides = ((wrappers[0], [(entry, entry) for entry in own]), (wrappers[1], other))
+    # What the other side has no module for that it could be, is the loss or the like.
+    is_alone = not own or not other
+    found = [
+        entry
+        for wrapper, entries in sides
+        for entry, name in entries
+        if wrapper and not _is_within(name, wrapper, and_beside=not is_alone)
+    ]
+    return pl.col("entry").is_in(found)
+
+
+def _is_within(entry: str, wrapper: str, *, and_beside: bool) -> bool:
+    stem = names.stem_of(entry)
+    path = "" if stem is None else names.split_module(stem)[1]
+    if and_beside:
+        return bool(path) and not f"{wrapper}.".startswith(f"{path}.")
+    return path.startswith(f"{wrapper}.")
+
+
+_GROUP = ("is_module", "phase", "role")
+
+_WORDS = {
+    Role.INPUT.value: "inputs",
+    Role.OUTPUT.value: "outputs",
+    Role.PARAMETERS.value: "parameters",
+    Role.PARAMETERS_GRAD.value: "parameters' gradients",
+}
+_BACKWARD_WORDS = {
+    Role.INPUT.value: "gradients of outputs",
+    Role.OUTPUT.value: "gradients of inputs",
+}
+
+
+def _with_unrecorded(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Add `EXCUSE` to the rows of kinds of which one side has recorded nothing."""
+    is_saved = pl.col("phase") == Phase.DEBUG.value
+    has = {name: pl.col(f"kind_{name}").is_not_null() for name in _SIDES}
+    rows = rows.with_columns(is_module=pl.coalesce("entry_golden", "entry").str.contains(_MODULE))
+    counted = rows.group_by(_GROUP, maintain_order=True).agg(**{name: own.sum() for name, own in has.items()})
+    absent = counted.filter((pl.col("target") == 0) != (pl.col("golden") == 0))
+    absent = absent.with_columns(
+        lacking=pl.when(pl.col("target") == 0).then(pl.lit("target")).otherwise(pl.lit("golden")),
+        number=pl.max_horizontal(*_SIDES),
+    )
+    lacking = absent.select(*_GROUP, "lacking")
+    rows = rows.join(lacking, on=list(_GROUP), how="left", maintain_order="left")
+    excuse = pl.when(pl.col("lacking").is_not_null() & ~is_saved).then(
+        pl.format("the {} has recorded nothing of this kind", "lacking")
+    )
+    listed: dict[str, list[str]] = {}
+    for is_module, phase, role, side, number in absent.filter(~is_saved).select(*_GROUP, "lacking", "number").rows():
+        listed.setdefault(side, []).append(f"{_words(is_module, phase, role)} ({number:,})")
+    notes = [
+        f"what the {side} has recorded none of, and is not compared: {', '.join(kinds)}"
+        for side, kinds in listed.items()
+    ]
+    return rows.with_columns(excuse.alias(EXCUSE)).drop("is_module", "lacking"), notes
+
+
+def _words(is_module: bool, phase: str, role: str) -> str:
+    words = (_BACKWARD_WORDS if phase == Phase.BACKWARD.value else _WORDS).get(role, role)
+    return f"{words} of {'modules' if is_module else 'APIs'}"
+
+
+def _note_gradients(rows: pl.DataFrame) -> list[str]:
+    alone = rows.filter(pl.col(EXCUSE).str.ends_with("computes this gradient"))
+    what = "gradients with respect to inputs that one of the two frameworks alone computes"
+    return [
+        f"{what}: {alone.height:,}; the first is {name}"
+        for name in alone.select(pl.coalesce("name_target", "name_golden")).head(1).to_series()
+    ]
+
+
+def excuse_inner_calls(judged: pl.DataFrame, target: Dump, golden: Dump) -> tuple[pl.DataFrame, list[str]]:
+    """Return judged rows in which calls pass that are another way to compute the same, and what there is to say.
+
+    Args:
+        judged: Of two frameworks.
+        target: For the nesting.
+        golden: Likewise.
+    """
+    is_lone = (pl.col("match") != Match.BOTH.value) & (pl.col("verdict") == Verdict.UNMATCHED.value)
+    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
+    lone = (
+        judged.filter(is_lone & ~has_partner)
+        .group_by("entry", maintain_order=True)
+        .agg(pl.col("match").first(), pl.col("entry_golden").first())
+    )
+    if not lone.height:
+        return judged, []
+    agreeing = _agreeing_modules(judged)
+    excused: dict[str, str] = {}
+    for entry, match, own_golden in lone.rows():
+        if match == Match.GOLDEN.value:
+            reason = _reason(own_golden, golden, agreeing[1])
+        else:
+            reason = _reason(entry, target, agreeing[0])
+        if reason is not None:
+            excused[entry] = reason
+    if not excused:
+        return judged, []
+    said = pl.col("entry").replace_strict(excused, default=None, return_dtype=pl.String)
+    is_excused = is_lone & said.is_not_null()
+    rows = judged.with_columns(
+        verdict=pl.when(is_excused).then(pl.lit(Verdict.PASS.value)).otherwise("verdict"),
+        messages=pl.when(is_excused).then(pl.concat_list(pl.format("note: {}.", said))).otherwise("messages"),
+    )
+    first = next(iter(excused))
+    note = "calls that one side alone makes inside modules whose results agree, or inside the optimizer, not judged"
+    return rows, [f"{note}: {len(excused):,}; the first is {first}"]
+
+
+def _agreeing_modules(judged: pl.DataFrame) -> tuple[Mapping[str, bool], Mapping[str, bool]]:
+    """Return whether a pair's results agree, by the entry of a module of the target, and by that of the golden dump."""
+    is_module = pl.col("entry").str.contains(_MODULE)
+    is_result = pl.col("role").is_in([Role.OUTPUT.value])
+    pairs = (
+        judged.filter(is_module & (pl.col("match") == Match.BOTH.value))
+        .group_by("entry")
+        .agg(
+            pl.col("entry_golden").drop_nulls().first(),
+            agrees=~((pl.col("verdict") == Verdict.ERROR.value) & is_result).any(),
+        )
+    )
+    agrees: list[bool] = pairs["agrees"].to_list()
+    own: list[str] = pairs["entry"].to_list()
+    other: list[str] = pairs["entry_golden"].to_list()
+    return dict(zip(own, agrees, strict=True)), dict(zip(other, agrees, strict=True))
+
+
+def _reason(entry: str, dump: Dump, agreeing: Mapping[str, bool]) -> str | None:
+    """Return why a call that has no partner is not judged; ``None`` if it is."""
+    if names.is_module(entry):
+        return None
+    seen = {entry}
+    parent = dump.parents.get(entry)
+    while parent is not None and parent not in seen:
+        if parent in _OWNERS:
+            return f"inside '{parent}', which each framework has of its own"
+        if parent in agreeing:
+            return f"inside {parent}, whose results agree" if agreeing[parent] else None
+        seen.add(parent)
+        parent = dump.parents.get(parent)
+    return None
