@@ -50,6 +50,7 @@ def own_api(name):
 def canonical_api(name):
     prefix, _, base = name.partition(".")
     places = {
+        "Aten": torch.ops.aten,
         "Functional": torch.nn.functional,
         "Tensor": torch.Tensor,
         "Torch": torch,
