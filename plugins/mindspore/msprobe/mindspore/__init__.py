@@ -13,10 +13,11 @@ from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
     from msprobe.mindspore._callbacks import MsprobeStep
+    from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe_core.report import compare, compare_distributed
 
-__all__ = ["MsprobeStep", "PrecisionDebugger", "__version__", "compare", "compare_distributed"]
+__all__ = ["MsprobeStep", "PrecisionDebugger", "__version__", "compare", "compare_distributed", "seed_all"]
 
 refuse_shadowing()
 
@@ -25,6 +26,7 @@ _PLACES = {
     "PrecisionDebugger": "msprobe.mindspore.debugger",
     "compare": "msprobe_core.report",
     "compare_distributed": "msprobe_core.report",
+    "seed_all": "msprobe.mindspore._seed",
 }
 
 

@@ -1,0 +1,58 @@
+"""Dropout that drops nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspore import ops
+
+_MASKED = ("Dropout", "Dropout2D", "Dropout3D")
+"""Operators that return what is kept and which elements those are: `mindspore.nn` and `mindspore.ops` call them."""
+
+_ABSENT = object()
+
+
+def remove_dropout() -> Callable[[], None]:
+    """Let no dropout drop anything, until what is returned is called.
+
+    In the dynamic graph that holds for all of it, also for what was constructed before. A static graph takes what its
+    operators were constructed with: those that are constructed from now on keep everything.
+    """
+    replaced: list[tuple[type, str, Any]] = []
+
+    def replace(owner: type, attribute: str, value: Any) -> None:
+        replaced.append((owner, attribute, vars(owner).get(attribute, _ABSENT)))
+        setattr(owner, attribute, value)
+
+    for name in _MASKED:
+        operator: type = getattr(ops, name)
+        replace(operator, "__init__", _keeping(operator.__init__))
+        replace(operator, "__call__", _hand_on_with_mask)
+    generated: Any = ops.auto_generate
+    replace(type(generated.func_dropout_ext_op), "__call__", _hand_on)  # what `mindspore.mint` calls
+
+    def put_back() -> None:
+        while replaced:
+            owner, attribute, own = replaced.pop()
+            if own is _ABSENT:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, own)
+
+    return put_back
+
+
+def _keeping(construct: Callable[..., None]) -> Callable[..., None]:
+    def construct_to_keep(self: Any, keep_prob: float = 0.5, *others: Any, **named: Any) -> None:  # noqa: ARG001
+        construct(self, 1.0, *others, **named)
+
+    return construct_to_keep
+
+
+def _hand_on_with_mask(self: Any, values: Any) -> tuple[Any, Any]:  # noqa: ARG001
+    return values, ops.ones_like(values)
+
+
+def _hand_on(self: Any, values: Any, *_: Any) -> Any:  # noqa: ARG001
+    return values
