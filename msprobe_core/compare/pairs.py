@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from msprobe_core.compare.reading import check_exists, is_dump
+from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
 from msprobe_core.store.layout import Unit, find_steps, find_units
@@ -197,8 +197,8 @@ def _pair_ranks(
         # One process on either side: whatever the directories are called, they belong together.
         label = prefix + targets[0].label
         return Pairing([UnitPair(label, step, targets[0].rank, targets[0].directory, goldens[0].directory)], [])
-    _check_ranks(targets, target)
-    _check_ranks(goldens, golden)
+    _check_ranks(targets, target, goldens)
+    _check_ranks(goldens, golden, targets)
     by_rank = {unit.rank: unit for unit in goldens if unit.rank is not None}
     own = {unit.rank: unit for unit in targets if unit.rank is not None}
     chosen = wanted or sorted({*own, *by_rank})
@@ -208,6 +208,8 @@ def _pair_ranks(
         if rank in own and rank in by_rank
     ]
     missing = _lone("rank", set(own), set(by_rank), target, golden, chosen)
+    if missing and len(targets) != len(goldens) and (parts := _in_parts(targets, goldens)):
+        missing.append(parts)
     if not pairs:
         ranks = [_listed("rank", numbers) for numbers in (own, by_rank)]
         asked = f", of those asked for ({_listed('rank', wanted)})" if wanted else ""
@@ -226,13 +228,28 @@ def _pair_of(group: Group, prefix: str, step: int | None) -> UnitPair:
     return UnitPair(prefix + group.label, step, ranks, whole[0], whole[1], parts[0], parts[1])
 
 
-def _check_ranks(units: Sequence[Unit], path: Path) -> None:
+def _check_ranks(units: Sequence[Unit], path: Path, others: Sequence[Unit]) -> None:
     if units[0].rank is None:
         labels = ", ".join(unit.label for unit in units[:4])
+        advice = f"{parts}; or " if (parts := _in_parts(units, others)) else ""
         raise CompareError(
-            f"{path}: holds {labels} without a rank, and the other side more than one process; give the "
+            f"{path}: holds {labels} without a rank, and the other side more than one process; {advice}give the "
             "directories of the two to compare, or remove what earlier runs left"
         )
+
+
+def _in_parts(units: Sequence[Unit], others: Sequence[Unit]) -> str:
+    """Return in words that one side has parts in several ranks of what the other has in one; empty if it is unknown."""
+    if min(len(units), len(others)) > 1:
+        return ""
+    several = max(units, others, key=len)[0].directory
+    try:
+        frame = read_dump(several).frame
+    except (CompareError, DumpError):
+        return ""
+    if frame["distribution"].null_count() == frame.height:
+        return ""
+    return f"tensors of {several.parent} are parts that --layout auto puts together"
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
