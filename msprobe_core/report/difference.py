@@ -24,6 +24,9 @@ from msprobe_core.report.compat_table import compat_table
 from msprobe_core.report.table import TableLayout
 from msprobe_core.report.whole import unused_paths, whole_file
 
+FIRST_DIFFERENCES = "diff_analyze_"
+"""Begins the names of the files that say where ranks part."""
+
 _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
 
 
@@ -76,7 +79,7 @@ def write_first_differences(units: Sequence[UnitSummary], calls: Mapping[str, Pa
         least = min(fault.num_communications for _, fault in parted)
         first = [(unit, fault) for unit, fault in parted if fault.num_communications == least]
         place = directory / first[0][0].label.rpartition("/")[0]
-        (path,) = unused_paths(place, f"diff_analyze_{time_ns()}", ["json"])
+        (path,) = unused_paths(place, f"{FIRST_DIFFERENCES}{time_ns()}", ["json"])
         content = {_rank_of(unit): [_call(fault.entry, _rows_of(calls[unit.label], fault))] for unit, fault in first}
         with whole_file(path) as file:
             file.write(msgspec.json.format(msgspec.json.encode(content), indent=2))

@@ -26,7 +26,7 @@ from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeErr
 from msprobe_core.hookspecs import Executor
 from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
-from msprobe_core.report.difference import write_first_differences
+from msprobe_core.report.difference import FIRST_DIFFERENCES, write_first_differences
 from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, UnitFiles, write_summary, write_tables
 from msprobe_core.store.layout import create_file, make_directory
 
@@ -43,6 +43,9 @@ UNITS_DIRECTORY = ".units"
 
 _RECORD = ".msgpack"
 """Unlike JSON it has NaN and Inf, which an error may be."""
+
+_DIFFERENCES = "differences"
+"""Names the files about where ranks part."""
 
 _WORTH_BYTES = 16 << 20
 """Below this many bytes of ``dump.json``, both sides together, starting processes takes longer than they save.
@@ -168,8 +171,10 @@ def compare_run(
     replicas = _replicas_that_differ(pairing, options.layouts, run)
     result = ComparisonResult(target, golden, units, missing, options.limits, replicas)
     calls = {unit.summary.label: unit.files.calls for unit in done if unit.files.calls is not None}
+    if run.resume:
+        _forget_differences(directory)
     if calls:
-        write_first_differences(units, calls, directory)
+        _keep_differences(directory, write_first_differences(units, calls, directory))
     return result, write_summary(result, [unit.files.tables for unit in done], directory)
 
 
@@ -292,10 +297,47 @@ def _dump_files(pair: UnitPair) -> list[Path]:
 
 def _key_of(task: UnitTask) -> str:
     """Return a hash of all that the result depends on: the files as they are now, the options, the release."""
-    files = [(str(path), (status := path.stat()).st_size, status.st_mtime_ns) for path in _dump_files(task.pair)]
+    files = [_state_of(path) for path in (*_dump_files(task.pair), *_files_of(task.options))]
     tables = replace(task.tables, stamp="")
     content = repr((__version__, files, task.options, tables))
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _state_of(path: Path) -> tuple[str, int, int]:
+    try:
+        status = path.stat()
+    except OSError:  # who reads it says so
+        return str(path), -1, 0
+    return str(path), status.st_size, status.st_mtime_ns
+
+
+def _files_of(options: CompareOptions) -> list[Path]:
+    """Return the files that the options only name."""
+    processing = options.post_processing
+    factors = () if processing is None else (*processing.target.values(), *processing.golden.values())
+    named = {path for factor in factors for path in (factor.left, factor.right) if path is not None}
+    return sorted(named | ({options.stack_path} if options.stack_path is not None else set()))
+
+
+def _forget_differences(directory: Path) -> None:
+    """Remove what an earlier comparison, which is resumed, has written about where ranks part."""
+    record = directory / UNITS_DIRECTORY / _DIFFERENCES
+    try:
+        names = msgspec.msgpack.decode(record.read_bytes(), type=list[str])
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return
+    for name in names:
+        path = directory / name
+        if path.name.startswith(FIRST_DIFFERENCES) and path.resolve().is_relative_to(directory.resolve()):
+            path.unlink(missing_ok=True)
+    record.unlink(missing_ok=True)
+
+
+def _keep_differences(directory: Path, paths: Sequence[Path]) -> None:
+    record = directory / UNITS_DIRECTORY / _DIFFERENCES
+    make_directory(record.parent)
+    with create_file(record) as file:
+        file.write(msgspec.msgpack.encode([str(path.relative_to(directory)) for path in paths]))
 
 
 def _paths_of(files: UnitFiles) -> list[Path]:

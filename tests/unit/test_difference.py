@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from dumps import api, tensor, write_dump
 
@@ -74,3 +75,33 @@ def test_a_single_pair_of_files_is_analysed_too(steps):
     (found,) = (steps / "out").glob("diff_analyze_*.json")
     assert [call["op_name"] for calls in json.loads(found.read_text()).values() for call in calls] == [CALLS[0]]
     assert len(list((steps / "out").glob("compare_result_*.json"))) == 1
+
+
+def test_resumed_there_is_one_file_of_where_ranks_part(steps):
+    out = steps / "out"
+    given = ("compare", "-tp", steps / "target", "-gp", steps / "golden", "-o", out, "-da")
+    assert run(*given) == 1
+    (first,) = out.glob("diff_analyze_*.json")
+    assert run(*given, "--resume") == 1
+    (second,) = out.glob("diff_analyze_*.json")
+    assert second != first
+    other = out / "diff_analyze_1.json"  # of a comparison that is not resumed
+    other.write_text("{}")
+    for rank in range(4):
+        write_dump(steps / "target" / f"rank{rank}", data(), stacks=dict.fromkeys(CALLS, STACK))
+    assert run(*given, "--resume") == 0
+    assert list(out.glob("diff_analyze_*.json")) == [other]
+
+
+def test_nothing_else_is_removed_when_resumed(steps):
+    out = steps / "out"
+    given = ("compare", "-tp", steps / "target", "-gp", steps / "golden", "-o", out, "-da")
+    run(*given)
+    outside = steps / "diff_analyze_1.json"
+    outside.write_text("{}")
+    record = out / ".units" / "differences"
+    record.write_bytes(msgspec.msgpack.encode(["../diff_analyze_1.json", "summary.json", str(outside)]))
+    run(*given, "--resume")
+    assert outside.exists()
+    record.write_bytes(b"damaged")
+    assert run(*given, "--resume") == 1

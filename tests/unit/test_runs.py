@@ -11,6 +11,8 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import Chosen, CompareOptions, compare_dumps
+from msprobe_core.compare.pairs import find_pairs
+from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
@@ -176,6 +178,53 @@ def test_other_options_are_another_comparison(runs):
         run=RunOptions(resume=True),
     )
     assert not set(times_of(files)) & set(times_of(files_again))
+
+
+@pytest.mark.parametrize(("golden", "recorded"), [("proc7", True), ("proc7", False), ("rank0", True), ("rank0", False)])
+def test_ranks_that_hold_parts_are_said_to_be_put_together_with_a_layout(tmp_path, golden, recorded):
+    spread = {
+        "device_mesh": [0, 1],
+        "placements": [{"Shard": {"dim": 0}}],
+        "local_shape": [1, 2],
+        "local_offset": [0, 0],
+    }
+    for rank in (0, 1):
+        part = tensor([X[rank]]) | ({**spread, "local_offset": [rank, 0]} if recorded else {})
+        write_dump(tmp_path / "target" / f"rank{rank}", {FIRST: api(part, output=part)})
+    write_dump(tmp_path / "golden" / golden, {FIRST: api(tensor(X), output=tensor(X))})
+    try:
+        said = find_pairs(tmp_path / "target", tmp_path / "golden").missing[-1]
+    except CompareError as error:
+        said = str(error)
+    advice = f"tensors of {tmp_path / 'target'} are parts that --layout auto puts together"
+    assert (advice in said) == recorded
+
+
+@pytest.mark.parametrize("named", ["stacks", "matrix"])
+def test_files_that_options_name_are_part_of_the_comparison(runs, named):
+    stacks, matrix = runs / "stack.json", runs / "rotation.npy"
+    stacks.write_text("{}")
+    matrix.write_bytes(b"first")
+    options = CompareOptions(stack_path=stacks, post_processing=PostProcessing(target={"a.pt": Factors(right=matrix)}))
+
+    def tables():
+        _, files = compare_run(
+            runs / "target",
+            runs / "golden",
+            runs / "out",
+            tables=TableOptions(stamp=time_stamp()),
+            options=options,
+            run=RunOptions(resume=True),
+        )
+        return set(times_of(files))
+
+    first = tables()
+    assert tables() == first
+    if named == "stacks":
+        stacks.write_text('{"Torch.mul.0.forward": []}')
+    else:
+        matrix.write_bytes(b"second")
+    assert not tables() & first
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b'{"key": 7}'])
