@@ -67,13 +67,14 @@ lint: $(READY) $(MS_READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath $(MS_BIN)/python plugins/mindspore
 
-bench: $(READY)
+bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/compare_scale.py
 	$(BIN)/python bench/run_scale.py
 	$(BIN)/python bench/tensor_scale.py
 	$(BIN)/python bench/store_scale.py
 	$(BIN)/python bench/capture_cost.py
+	$(MS_BIN)/python bench/mindspore_cost.py
 	$(BIN)/python bench/healthy_pairs.py
 
 clean:

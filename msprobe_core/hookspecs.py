@@ -186,6 +186,15 @@ class CallRecorder(Protocol):
         """Read this tensor and all that share its memory whenever they are seen: somebody can write unnoticed."""
         ...
 
+    @property
+    def clock(self) -> int:
+        """How far the order of reports has come: what is reported next stands behind it."""
+        ...
+
+    def set_clock(self, moment: int) -> None:
+        """Let what is reported next stand elsewhere in the order: for who hears of things out of order."""
+        ...
+
     def note_failure(self, where: str, error: Exception) -> None:
         """Take note that something could not be recorded, and why; it is said once for each kind of failure."""
         ...
@@ -420,6 +429,19 @@ class WatchingFramework(Protocol):
 
         Raises:
             Exception: of any kind: the file is missing, damaged or holds something else.
+        """
+        ...
+
+
+@runtime_checkable
+class CompilingFramework(Protocol):
+    """What a framework may offer besides that compiles whole models: it has to know of them before it does."""
+
+    def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
+        """Take note that calls of these models are to be recorded in this or a later step; called by each ``start``.
+
+        Raises:
+            ConfigError: as they are compiled, what the options ask for cannot be recorded.
         """
         ...
 

@@ -572,6 +572,15 @@ class Recorder:
 
     # --- flush ------------------------------------------------------------------------------------------------
 
+    @property
+    def clock(self) -> int:
+        """How far the order of reports has come."""
+        return self._tick
+
+    def set_clock(self, moment: int) -> None:
+        """Let what is reported next stand elsewhere in the order."""
+        self._tick = moment
+
     def _next_tick(self) -> int:
         self._tick += 1
         return self._tick

@@ -25,6 +25,7 @@ from msprobe_core.config import Config, RiskLevel
 from msprobe_core.errors import ConfigError, PluginError, SessionError, StoreError
 from msprobe_core.hookspecs import (
     CallRecorder,
+    CompilingFramework,
     Framework,
     Processor,
     Removable,
@@ -259,6 +260,7 @@ class Session:
         self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
         named = self._check_models(models)
         self._is_started = True
+        self._prepare(named)
         loads = self._loader is not None and self._may_act() and self._loader.begin(self._step, self._rank())
         is_wanted = self._config.level is not Level.DEBUG and self._is_selected()
         records = is_wanted and self._slices.follow(scheduled_tokens)
@@ -268,6 +270,13 @@ class Session:
             self._prepare_writer()
         if loads or records:
             self._attach(named, records=records, loads=loads)
+
+    def _prepare(self, models: Sequence[Model]) -> None:
+        """Tell a framework that compiles models of them, also in a step that is not selected."""
+        framework, config = self._framework, self._config
+        may_record = not self._is_finished and self._may_act() and config.selects_rank(self._rank() or 0)
+        if may_record and models and config.level is not Level.DEBUG and isinstance(framework, CompilingFramework):
+            framework.prepare(models, self._interception())
 
     def _prepare_writer(self) -> None:
         if self._writer is None:

@@ -156,15 +156,16 @@ class FunctionStandIn(StandIn):
 class StandIns:
     """Functions that are watched together, also under the names by which other modules have imported them."""
 
-    def __init__(self, stand_ins: Iterable[FunctionStandIn] = ()) -> None:
+    def __init__(self, stand_ins: Iterable[FunctionStandIn] = (), *, are_imported: bool = True) -> None:
         """Prepare; ``install`` begins.
 
         Args:
             stand_ins: One for each place. Where several stand for the same function, its other names get the first.
+            are_imported: Whether modules may have imported the functions, as they never have methods.
         """
         self._stand_ins = list(stand_ins)
         self._aliases: list[_Alias] = []
-        self._search = _AliasSearch()
+        self._search = _AliasSearch() if are_imported else None
 
     def install(self) -> None:
         """Take all places, or none if one of them cannot be taken."""
@@ -174,7 +175,7 @@ class StandIns:
         except BaseException:
             self.remove()
             raise
-        for namespace, name, stand_in in self._search.run(self._stand_ins):
+        for namespace, name, stand_in in self._search.run(self._stand_ins) if self._search else ():
             namespace[name] = stand_in
             self._aliases.append((namespace, name, stand_in))
 

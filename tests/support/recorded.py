@@ -12,10 +12,10 @@ from msprobe_core.store.tensors import read_tensor
 
 
 class Recorded:
-    """The one dump under ``step{step}`` of a run."""
+    """The one dump under ``step{step}`` of a run, or that of a rank."""
 
-    def __init__(self, run: Path, step: int = 0) -> None:
-        (self.directory,) = (run / f"step{step}").iterdir()
+    def __init__(self, run: Path, step: int = 0, rank: int | None = None) -> None:
+        (self.directory,) = (run / f"step{step}").glob("*" if rank is None else f"rank{rank}")
         content = self.json("dump.json")
         self.header = {key: value for key, value in content.items() if key != "data"}
         self.data: dict[str, Any] = content["data"]

@@ -1,41 +1,20 @@
 """A job of two processes, started by msrun: each writes its rank's directory, and comparing two jobs names the rank."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from mindspore_jobs import run_job
 
 from msprobe_core.cli import main
 
-REPOSITORY = Path(__file__).parents[3]
 FAULT = "Cell.layers.1.post_attention_layernorm.RMSNorm.forward.0"
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Record a healthy job and one with a fault on rank 1; return where."""
     directory = tmp_path_factory.mktemp("msrun")
-    environment = os.environ | {
-        "PYTHONPATH": str(REPOSITORY / "examples/llama_pair"),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # msrun starts "python"
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2", "--local_worker_num=2",
-               f"--master_port={free_port()}", "--log_dir=log", "--join=True",
-               str(REPOSITORY / "tests/support/two_ranks.py"), str(directory), "L0"]  # fmt: skip
-    job = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
-    logs = "\n".join(path.read_text() for path in sorted(directory.glob("log/worker_*.log")))
-    assert job.returncode == 0, job.stdout + job.stderr + logs
+    run_job("two_ranks.py", directory, str(directory), "L0")
     return directory
 
 

@@ -45,7 +45,7 @@ class CellTraits:
     is_in_backward = staticmethod(is_in_backward)
 
     def own_parameters(self, module: nn.Cell) -> Mapping[str, Parameter]:
-        """Return the Cell's parameters."""
+        """Return the parameters of a Cell."""
         return own_parameters(module)
 
     def end_of_call(self, module: nn.Cell) -> None:
@@ -53,7 +53,10 @@ class CellTraits:
 
 
 class CellHooks:
-    """All hooks in the Cells of some nets; ``remove`` takes every one of them out."""
+    """All hooks in the Cells of some nets; ``remove`` takes every one of them out.
+
+    What is compiled in the meantime finds none of them: it would compile them too, or fail to.
+    """
 
     def __init__(
         self,
@@ -74,57 +77,33 @@ class CellHooks:
         self._recorder = recorder
         self._unsettled = unsettled
         self._visit = visit
+        self._cells: list[tuple[nn.Cell, ModuleCalls]] = []
+        self._parameters: list[tuple[Parameter, Callable[[Any], None]]] = []
         self._handles: list[Handle] = []
-        self._parameters = ParameterHooks(recorder)
+        self._compiling = Compiling(self._take_out, self._put_in)
 
     def install(self) -> None:
         """Set the hooks."""
         traits = CellTraits()
+        known: set[int] = set()
         for path, type_name, cell in cells_of(self._models):
             calls = ModuleCalls(self._recorder, path, type_name, traits, self._unsettled, self._visit)
-            self._handles.append(cell.register_forward_pre_hook(Hook(calls.before), with_kwargs=True))
-            self._handles.append(register_after(cell, Hook(calls.after)))
-            self._parameters.add(module_stem(PREFIX, path, type_name), own_parameters(cell))
-        self._parameters.install()
-
-    def remove(self) -> None:
-        """Take all hooks out."""
-        self._parameters.remove()
-        while self._handles:
-            self._handles.pop().remove()
-
-
-class ParameterHooks:
-    """Reports the gradients of parameters: that of each backward pass, once it is complete.
-
-    What compiles a graph in the meantime finds no hook: it would compile the hook too, or fail to.
-    """
-
-    def __init__(self, recorder: CallRecorder) -> None:
-        self._recorder = recorder
-        self._hooks: list[tuple[Parameter, Callable[[Any], None]]] = []
-        self._known: set[int] = set()
-        self._handles: list[Handle] = []
-        self._compiling = Compiling(self._take_out, self._put_in)
-
-    def add(self, stem: str, parameters: Mapping[str, Parameter]) -> None:
-        """Take note of the parameters of a Cell with the given name stem; each counts once, under its first name."""
-        for name, parameter in parameters.items():
-            if parameter.requires_grad and id(parameter) not in self._known:
-                self._known.add(id(parameter))
-                self._hooks.append((parameter, self._hook(stem, name)))
-
-    def install(self) -> None:
-        """Set the hooks."""
+            self._cells.append((cell, calls))
+            stem = module_stem(PREFIX, path, type_name)
+            for name, parameter in own_parameters(cell).items():
+                if parameter.requires_grad and id(parameter) not in known:
+                    known.add(id(parameter))
+                    self._parameters.append((parameter, self._parameter_hook(stem, name)))
         self._put_in()
         self._compiling.install()
 
     def remove(self) -> None:
-        """Take them out."""
+        """Take all hooks out."""
         self._compiling.remove()
         self._take_out()
 
-    def _hook(self, stem: str, name: str) -> Callable[[Any], None]:
+    def _parameter_hook(self, stem: str, name: str) -> Callable[[Any], None]:
+        # Called once in each backward pass, with what all uses of the parameter send to it.
         recorder = self._recorder
 
         def report(gradient: Any) -> None:
@@ -135,7 +114,10 @@ class ParameterHooks:
         return report
 
     def _put_in(self) -> None:
-        self._handles = [parameter.register_hook(hook) for parameter, hook in self._hooks]
+        for cell, calls in self._cells:
+            self._handles.append(cell.register_forward_pre_hook(Hook(calls.before), with_kwargs=True))
+            self._handles.append(register_after(cell, Hook(calls.after)))
+        self._handles += [parameter.register_hook(hook) for parameter, hook in self._parameters]
 
     def _take_out(self) -> None:
         while self._handles:

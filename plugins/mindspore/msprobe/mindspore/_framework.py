@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ from mindspore.communication import GlobalComm, get_rank
 
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
+from msprobe.mindspore._communication import CommunicationStandIns
 from msprobe.mindspore._functions import ApiStandIns
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitStandIns, is_tracing
 from msprobe.mindspore._primitives import PrimitiveStandIns
 from msprobe.mindspore._quiet import Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
+from msprobe.mindspore.graph.attachment import GraphTaps, graph_mode, prepare
+from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
+from msprobe_core.errors import SessionError
 from msprobe_core.hookspecs import (
     Attachment,
     AttachOptions,
@@ -36,9 +42,11 @@ from msprobe_core.hookspecs import (
 )
 from msprobe_core.model import Argument, KernelOptions, TensorContent, TensorMeta
 
+_logger = logging.getLogger(__name__)
+
 _SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
 
-_TENSORS = (Tensor, *_SPARSE)
+_TENSORS = (Tensor, *_SPARSE, GraphValues)
 
 _DTYPE: Any = type(ms.float32)
 
@@ -53,6 +61,7 @@ class MindSporeFramework:
     def __init__(self) -> None:
         self._dtypes: dict[Any, str] = {}
         self._apis: dict[RiskLevel, ApiStandIns] = {}
+        self._said: set[str] = set()
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``mindspore.Tensor``, dense or sparse."""
@@ -72,6 +81,8 @@ class MindSporeFramework:
 
     def describe(self, tensor: Any) -> TensorMeta:
         """Describe a tensor without reading it."""
+        if isinstance(tensor, GraphValues):
+            return tensor.meta
         dtype = self._dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = self._dtypes[tensor.dtype] = str(tensor.dtype)
@@ -81,6 +92,8 @@ class MindSporeFramework:
 
     def takes_gradient(self, tensor: Any) -> bool:
         """Whether a backward pass computes a gradient with respect to this tensor."""
+        if isinstance(tensor, GraphValues):
+            return tensor.takes_gradient
         return not isinstance(tensor, _SPARSE) and takes_gradient(tensor)
 
     def describe_argument(self, value: Any) -> Argument | None:
@@ -94,8 +107,11 @@ class MindSporeFramework:
         return MindSporeReducer()
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
-        """Hook Cells, stand before APIs, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_for(options))
+        """Hook Cells, stand before APIs, or both, as the level says; in GRAPH_MODE, take what graphs hand out."""
+        graphs = None
+        if options.level.has_modules:
+            graphs = GraphTaps(models, recorder, self.describe, self._say)
+        return _Attachment(models, options, recorder, self._apis_for(options), graphs)
 
     def _apis_for(self, options: AttachOptions) -> ApiStandIns | None:
         # Kept: making them takes milliseconds, and there may be a window in every step.
@@ -105,6 +121,16 @@ class MindSporeFramework:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiStandIns(risk_level)
         return self._apis[risk_level]
+
+    def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
+        """Have points compiled into static graphs; see `msprobe_core.hookspecs.CompilingFramework`."""
+        prepare([model.model for model in models], options)
+
+    def _say(self, sentence: str) -> None:
+        # Once a process: there may be a window in every step.
+        if sentence not in self._said:
+            self._said.add(sentence)
+            _logger.warning("%s", sentence)
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
         """Return a block in which no graph is built, and that raises nothing of ours."""
@@ -116,13 +142,24 @@ class MindSporeFramework:
 
     def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
         """Return a part; ``None`` of what has no plain elements."""
+        if isinstance(tensor, GraphValues):
+            return tensor.part(ranges)
         if not isinstance(tensor, Tensor):
             return None
         with Quiet():
             return tensor[tuple(slice(*ranges.get(dim, (None, None))) for dim in range(tensor.ndim))]
 
     def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
-        """Hook the Cells that the watcher wants."""
+        """Hook the Cells that the watcher wants.
+
+        Raises:
+            SessionError: there are no calls to follow, since whole nets are compiled.
+        """
+        if graph_mode():
+            raise SessionError(
+                "token_range and the setting 'load' follow calls of Cells in Python, and in GRAPH_MODE there are none; "
+                "leave them away, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
+            )
         return WatchHooks(PREFIX, cells_of(models), watcher)
 
     def load(self, path: Path, like: Any) -> Any:
@@ -157,13 +194,15 @@ class _Attachment:
         options: AttachOptions,
         recorder: CallRecorder,
         apis: ApiStandIns | None,
+        graphs: GraphTaps | None,
     ) -> None:
         self._recorder = recorder
+        self._graphs = graphs
         self._unsettled: dict[int, Callable[[], None]] = {}
         self._calls = ApiCalls(recorder, self._unsettled)
         self._removals: list[Callable[[], None]] = []
         try:
-            if options.level.has_modules:
+            if options.level.has_modules and not graph_mode():
                 hooks = CellHooks(models, recorder, self._unsettled, _visit)
                 self._removals.append(hooks.remove)
                 hooks.install()
@@ -176,6 +215,9 @@ class _Attachment:
 
     def _stand_before_apis(self, models: Sequence[NamedModel], options: AttachOptions, apis: ApiStandIns) -> None:
         calls = self._calls
+        communication = _communication()
+        self._removals.append(communication.remove)
+        communication.install(self._recorder)
         primitives = PrimitiveStandIns(models, calls, RiskLevel(options.risk_level))
         self._removals.append(primitives.remove)
         primitives.install()
@@ -189,9 +231,13 @@ class _Attachment:
         """Take everything out, the last first."""
         while self._removals:
             self._removals.pop()()
+        if self._graphs is not None:
+            self._graphs.detach()
 
     def release(self) -> None:
-        """Nothing is left: gradients of parameters are those of hooks that are gone."""
+        """Take nothing from graphs any more; hooks are gone by now."""
+        if self._graphs is not None:
+            self._graphs.release()
 
     def settle(self) -> None:
         """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""
@@ -209,6 +255,11 @@ class _Attachment:
     def is_compiling(self) -> bool:
         """Whether a function runs only to find out what it calls; other compilers read source instead of calling."""
         return is_tracing()
+
+
+@cache
+def _communication() -> CommunicationStandIns:
+    return CommunicationStandIns()
 
 
 def _visit() -> None:

@@ -112,12 +112,9 @@ def watch_gradient(tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[
     """See `msprobe_core.hookspecs.Framework.watch_gradient`."""
     if not takes_gradient(tensor):
         return None
+    _take_out_left()
     node = tensor._grad_node if has_nodes else None
     number = tensor._output_index if node is not None else 0
-
-    def on_leaf(gradient: Any) -> None:
-        with Quiet():
-            on_gradient(gradient)
 
     def on_node(gradients: tuple[Any, ...]) -> None:
         gradient = gradients[number]
@@ -126,8 +123,44 @@ def watch_gradient(tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[
                 on_gradient(gradient)
 
     if node is None or node.is_leaf():
-        return tensor.register_hook(on_leaf).remove
+        return _LeafHook(tensor, on_gradient).remove
     return node.register_prehook(on_node).remove
+
+
+class _LeafHook:
+    """A hook of a leaf that may be taken out while it is called: MindSpore itself would end the process."""
+
+    def __init__(self, tensor: Any, on_gradient: Callable[[Any], None]) -> None:
+        self._on_gradient: Callable[[Any], None] | None = on_gradient
+        self._is_running = False
+        self._handle = tensor.register_hook(self._call)
+
+    def _call(self, gradient: Any) -> None:
+        if self._on_gradient is None:
+            return
+        self._is_running = True
+        try:
+            with Quiet():
+                self._on_gradient(gradient)
+        finally:
+            self._is_running = False
+
+    def remove(self) -> None:
+        """Take it out, or else when a backward pass no longer runs; it is not called any more in any case."""
+        self._on_gradient = None
+        _left.append(self._handle)
+        if not self._is_running:
+            _take_out_left()
+
+
+_left: list[Any] = []
+"""Hooks that are to be taken out."""
+
+
+def _take_out_left() -> None:
+    if not is_in_backward():
+        while _left:
+            _left.pop().remove()
 
 
 def takes_gradient(tensor: Any) -> bool:

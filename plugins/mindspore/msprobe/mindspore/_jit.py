@@ -48,7 +48,7 @@ class JitStandIns:
                 FunctionStandIn(context, "__enter__", self._enter),
                 FunctionStandIn(context, "__exit__", self._exit),
             ]
-        self._stand_ins = StandIns(places)
+        self._stand_ins = StandIns(places, are_imported=False)
 
     def install(self) -> None:
         """Begin."""

@@ -52,7 +52,8 @@ class PrimitiveStandIns:
             self._named.setdefault(id(named.primitive), named)
         self._communication = {kind: kind.__name__ for kind in _communication()}
         kinds = {type(named.primitive): None for named in self._named.values()} | dict.fromkeys(self._communication)
-        self._stand_ins = StandIns(FunctionStandIn(kind, "__call__", self._run, is_tracing) for kind in kinds)
+        stand_ins = [FunctionStandIn(kind, "__call__", self._run, is_tracing) for kind in kinds]
+        self._stand_ins = StandIns(stand_ins, are_imported=False)
 
     def install(self) -> None:
         """Begin."""

@@ -9,6 +9,7 @@ import numpy as np
 from mindspore import Tensor
 
 from msprobe.mindspore._quiet import ErrorOfTraining
+from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
 from msprobe_core.model import Digest, Stats
 
@@ -24,7 +25,10 @@ def values_of(tensor: Any) -> HostValues | None:
 
     Raises:
         ErrorOfTraining: an operator that the training has called has failed.
+        PluginError: a static graph has not handed them out.
     """
+    if isinstance(tensor, GraphValues):
+        return tensor.known()
     if isinstance(tensor, HostValues):
         return tensor
     if not isinstance(tensor, Tensor):

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, cast
@@ -24,22 +23,21 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import held_by
+from msprobe_core.capture.communication import (
+    ALWAYS_ASYNCHRONOUS,
+    RECEIVES,
+    SENDS,
+    UNSET_INPUTS,
+    Describer,
+    Pending,
+    PendingWorks,
+)
 from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIn
 from msprobe_core.hookspecs import Call, CallRecorder
-from msprobe_core.model import Argument
 
 _PREFIX = "Distributed"
 _FUNCTIONAL = "_c10d_functional"
 _WAIT = "wait_tensor"
-
-UNSET_INPUTS: Mapping[str, str] = {
-    "recv": "tensor", "irecv": "tensor", "scatter": "tensor", "gather": "gather_list",
-    "all_gather": "tensor_list", "all_gather_into_tensor": "output_tensor", "all_gather_single": "output_tensor",
-    "all_gather_coalesced": "output_tensor_lists", "_all_gather_base": "output_tensor",
-    "reduce_scatter": "output", "reduce_scatter_tensor": "output", "reduce_scatter_single": "output",
-    "_reduce_scatter_base": "output", "all_to_all": "output_tensor_list", "all_to_all_single": "output",
-}  # fmt: skip
-"""Functions by the parameter that they only write to: what it holds before is chance, so it is no input."""
 
 RECORDED = (
     "send", "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "isend", "batch_isend_irecv", *UNSET_INPUTS,
@@ -51,22 +49,6 @@ _PASSED_OVER = (
     "scatter_object_list", "send_object_list", "recv_object_list",
 )  # fmt: skip
 """Functions that send pickled objects or nothing: what they call inside is no communication of tensors."""
-
-_SENDS, _RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv"})
-_ALWAYS_ASYNCHRONOUS = frozenset({"isend", "irecv", "batch_isend_irecv"})
-
-
-class _Pending:
-    """A call whose results are there when everything it waits for has been waited for."""
-
-    def __init__(self, call: Call, output: Any, num_waits: int) -> None:
-        self.call = call
-        self.output = output
-        self.num_waits = num_waits
-
-    def lose(self, _work: Any) -> None:
-        """Keep no results: what would have been waited for went away. Takes no lock, since that may happen anywhere."""
-        self.output = None
 
 
 class Collectives:
@@ -85,9 +67,9 @@ class Collectives:
         self._records = records
         self._lock = threading.RLock()  # reading a result may itself wait for another
         self._stand_ins: list[StandIn] = []
-        self._works: dict[int, tuple[weakref.ref[Any], _Pending]] = {}
+        self._works = PendingWorks()
         # The weak references keep addresses from being given to other memory.
-        self._results: dict[int, tuple[StorageWeakRef, _Pending]] = {}
+        self._results: dict[int, tuple[StorageWeakRef, Pending]] = {}
 
     def install(self) -> None:
         """Begin."""
@@ -124,12 +106,9 @@ class Collectives:
         while self._stand_ins:
             self._stand_ins.pop().remove()
         with Quiet(self._recorder.note_failure):
-            # Never waited for: what they sent is known, what came is not.
-            for _, pending in (*self._works.values(), *self._results.values()):
-                if pending.num_waits:
-                    pending.num_waits = 0
-                    self._recorder.close(pending.call)
-        self._works.clear()
+            self._works.give_up(self._recorder)
+            for _, pending in self._results.values():
+                pending.give_up(self._recorder)
         self._results.clear()
 
     def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionStandIn:
@@ -168,12 +147,12 @@ class Collectives:
             return run(*args, **kwargs)
         call: Call | None = None
         with Quiet(self._recorder.note_failure):
-            call = self._open(name, *_described(name, signature, args, kwargs))
+            call = self._open(name, *_describer().inputs(name, signature, args, kwargs))
         result = self._run(call, run, args, kwargs)
         with Quiet(self._recorder.note_failure):
             self._distrust((args, kwargs))
-            output = [_described_operations(value, _RECEIVES) for value in (*args, *kwargs.values())]
-            if name in _SENDS:
+            output = [_describer().operations(value, RECEIVES) for value in (*args, *kwargs.values())]
+            if name in SENDS:
                 output[:1] = [None]
             self._finish(name, call, output, result, signature)
         return result
@@ -206,16 +185,14 @@ class Collectives:
         if call is None:
             return
         works: list[Any] = [work for work in _listed(result) if isinstance(work, torch.distributed.Work)]
-        is_asynchronous = name in _ALWAYS_ASYNCHRONOUS or (works and "async_op" in signature.parameters)
+        is_asynchronous = name in ALWAYS_ASYNCHRONOUS or (works and "async_op" in signature.parameters)
         if not is_asynchronous:
             # Inside a coalescing block nothing has been sent yet, and the block says so by what calls return.
             if type(result).__name__ != "_IllegalWork":
                 self._recorder.record_outputs(call, tuple(output))
             self._recorder.close(call)
         elif works:
-            pending = _Pending(call, tuple(output), len(works))
-            with self._lock:
-                self._works.update((id(work), (weakref.ref(work, pending.lose), pending)) for work in works)
+            self._works.add(works, call, tuple(output))
         else:
             self._recorder.close(call)  # this rank is not in the group
 
@@ -223,11 +200,7 @@ class Collectives:
         result = wait(*args, **kwargs)
         if self._works:
             with Quiet(self._recorder.note_failure), self._lock:
-                work = args[0]
-                reference, pending = self._works.pop(id(work), (None, None))
-                # One that went away without being waited for may have left its address to another.
-                if reference is not None and reference() is work:
-                    self._note_wait(pending)
+                self._note_wait(self._works.pop(args[0]))
         return result
 
     # --- functional collectives ---------------------------------------------------------------------------------
@@ -251,7 +224,7 @@ class Collectives:
                 if gradients is not None:
                     gradients.attach(result)
                 results: list[Tensor] = [value for value in _listed(result) if isinstance(value, Tensor)]
-                pending = _Pending(call, result, len(results))
+                pending = Pending(call, result, len(results))
                 with self._lock:
                     for storage in map(_storage_of, results):
                         self._results[storage._cdata] = (StorageWeakRef(storage), pending)
@@ -267,11 +240,8 @@ class Collectives:
 
     # --- both ---------------------------------------------------------------------------------------------------
 
-    def _note_wait(self, pending: _Pending | None) -> None:
-        if pending is None:
-            return
-        pending.num_waits -= 1
-        if not pending.num_waits:
+    def _note_wait(self, pending: Pending | None) -> None:
+        if pending is not None and pending.note_wait():
             self._distrust(pending.output)
             self._recorder.record_outputs(pending.call, pending.output)
             self._recorder.close(pending.call)
@@ -343,45 +313,13 @@ def _operator_names() -> Sequence[str]:
     return cast("Any", torch._C)._dispatch_get_all_op_names()
 
 
-def _described(
-    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments as they are recorded: without what is only written to, and always with the group."""
-    parameters = list(signature.parameters)
-    positional, named = list(args), dict(kwargs)
-    unset = UNSET_INPUTS.get(name)
-    if unset in named:
-        named[unset] = None
-    elif unset in parameters and parameters.index(unset) < len(positional):
-        positional[parameters.index(unset)] = None
-    positional = [_described_operations(value, _SENDS) for value in positional]
-    named = {key: _described_operations(value, _SENDS) for key, value in named.items()}
-    if "group" in parameters and named.get("group") is None:
-        place = parameters.index("group")
-        if place >= len(positional):
-            named["group"] = torch.distributed.group.WORLD
-        elif positional[place] is None:
-            positional[place] = torch.distributed.group.WORLD
-    return positional, named
+@cache
+def _describer() -> Describer:
+    return Describer(torch.distributed.P2POp, "torch.distributed.P2POp", _group_of)
 
 
-def _described_operations(value: Any, kept: Collection[str]) -> Any:
-    """Return a list of point-to-point operations in the fields that dumps have for them, with the tensors of some."""
-    if not isinstance(value, list) or not any(isinstance(item, torch.distributed.P2POp) for item in cast("Any", value)):
-        return value
-    return [_described_operation(item, kept) for item in cast("list[Any]", value)]
-
-
-def _described_operation(operation: Any, kept: Collection[str]) -> dict[str, Any]:
-    name = operation.op.__name__
-    return {
-        "class_type": Argument("", "torch.distributed.P2POp"),
-        "tensor": operation.tensor if name in kept else None,
-        "op": Argument("", name),
-        "peer": Argument("", operation.peer),
-        "tag": Argument("", operation.tag),
-        "group": operation.group,
-    }
+def _group_of(group: Any) -> Any:
+    return torch.distributed.group.WORLD if group is None else group
 
 
 def _resolved(value: Any) -> Any:

@@ -1,0 +1,158 @@
+"""What calls of communication have in common in all frameworks: what they only write to, and what they are waited for.
+
+The names are those of ``torch.distributed``, which MindSpore's are modelled on.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.model import Argument
+
+UNSET_INPUTS: Mapping[str, str] = {
+    "recv": "tensor", "irecv": "tensor", "scatter": "tensor", "gather": "gather_list",
+    "all_gather": "tensor_list", "all_gather_into_tensor": "output_tensor", "all_gather_single": "output_tensor",
+    "all_gather_coalesced": "output_tensor_lists", "_all_gather_base": "output_tensor",
+    "reduce_scatter": "output", "reduce_scatter_tensor": "output", "reduce_scatter_single": "output",
+    "_reduce_scatter_base": "output", "all_to_all": "output_tensor_list", "all_to_all_single": "output",
+    "all_gather_into_tensor_uneven": "output", "reduce_scatter_tensor_uneven": "output", "all_to_all_v_c": "output",
+    "scatter_tensor": "output_tensor", "gather_into_tensor": "output_tensor",
+}  # fmt: skip
+"""Functions by the parameter that they only write to: what it holds before is chance, so it is no input."""
+
+SENDS, RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv"})
+
+ALWAYS_ASYNCHRONOUS = frozenset({"isend", "irecv", "batch_isend_irecv"})
+
+_GROUP = "group"
+
+_Kinds = type[Any] | tuple[type[Any], ...]
+
+
+class Describer:
+    """Turns arguments of calls into what is recorded of them."""
+
+    def __init__(
+        self, operation_type: type[Any] | tuple[type[Any], ...], class_name: str, group_of: Callable[[Any], Any]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            operation_type: The framework's class, or classes, of one operation of ``batch_isend_irecv``.
+            class_name: Its name in dumps.
+            group_of: Returns what is recorded of a group, where ``None`` is that of all ranks.
+        """
+        self._operation_type = operation_type
+        self._class_name = class_name
+        self._group_of = group_of
+
+    def inputs(
+        self, name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments without what is only written to, and always with the group."""
+        parameters = list(signature.parameters)
+        positional, named = list(args), dict(kwargs)
+        unset = UNSET_INPUTS.get(name)
+        if unset in named:
+            named[unset] = None
+        elif unset in parameters and parameters.index(unset) < len(positional):
+            positional[parameters.index(unset)] = None
+        positional = [self.operations(value, SENDS) for value in positional]
+        named = {key: self.operations(value, SENDS) for key, value in named.items()}
+        if _GROUP in parameters:
+            place = parameters.index(_GROUP)
+            if place >= len(positional):
+                named[_GROUP] = self._group_of(named.get(_GROUP))
+            else:
+                positional[place] = self._group_of(positional[place])
+        return positional, named
+
+    def operations(self, value: Any, kept: Collection[str]) -> Any:
+        """Return a list of point-to-point operations in the fields that dumps have for them; anything else as it is.
+
+        Args:
+            value: Any argument.
+            kept: Names of the operations whose tensors are kept.
+        """
+        items = cast("list[Any]", value) if isinstance(value, list) else []
+        if not any(isinstance(item, self._operation_type) for item in items):
+            return cast("Any", value)
+        return [self._operation(item, kept) for item in items]
+
+    def _operation(self, operation: Any, kept: Collection[str]) -> dict[str, Any]:
+        name = getattr(operation.op, "__name__", operation.op)
+        return {
+            "class_type": Argument("", self._class_name),
+            "tensor": operation.tensor if name in kept else None,
+            "op": Argument("", name),
+            "peer": Argument("", operation.peer),
+            "tag": Argument("", operation.tag),
+            "group": self._group_of(operation.group),
+        }
+
+
+class Pending:
+    """A call whose results are there when everything it waits for has been waited for."""
+
+    def __init__(self, call: Call, output: Any, num_waits: int) -> None:
+        """Take note of a call.
+
+        Args:
+            call: Is still open.
+            output: Where its results will be.
+            num_waits: How many objects have to be waited for.
+        """
+        self.call = call
+        self.output = output
+        self.num_waits = num_waits
+
+    def lose(self, _work: Any) -> None:
+        """Keep no results: what would have been waited for went away. Takes no lock, since that may happen anywhere."""
+        self.output = None
+
+    def note_wait(self) -> bool:
+        """Take note that one of the objects has been waited for; return whether it was the last."""
+        self.num_waits -= 1
+        return not self.num_waits
+
+    def give_up(self, recorder: CallRecorder) -> None:
+        """End the call if it was never waited for: what it sent is known, what came is not."""
+        if self.num_waits:
+            self.num_waits = 0
+            recorder.close(self.call)
+
+
+class PendingWorks:
+    """What calls have returned to be waited for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reading a result may itself wait for another
+        self._works: dict[int, tuple[weakref.ref[Any], Pending]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._works)
+
+    def add(self, works: Iterable[Any], call: Call, output: Any) -> None:
+        """Wait for all of ``works`` before ``output`` is what ``call`` has computed."""
+        works = list(works)
+        pending = Pending(call, output, len(works))
+        with self._lock:
+            self._works.update((id(work), (weakref.ref(work, pending.lose), pending)) for work in works)
+
+    def pop(self, work: Any) -> Pending | None:
+        """Return whose result ``work`` is, once."""
+        with self._lock:
+            reference, pending = self._works.pop(id(work), (None, None))
+        # One that went away without being waited for may have left its address to another.
+        return pending if reference is not None and reference() is work else None
+
+    def give_up(self, recorder: CallRecorder) -> None:
+        """End all calls that were never waited for."""
+        with self._lock:
+            while self._works:
+                self._works.popitem()[1][1].give_up(recorder)

@@ -1,0 +1,101 @@
+"""What a window of recording sees of static graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mindspore as ms
+from mindspore import Parameter, nn
+
+from msprobe.mindspore._cells import PREFIX, cells_of, own_parameters
+from msprobe.mindspore._quiet import executor
+from msprobe.mindspore.graph.compiling import compilation
+from msprobe.mindspore.graph.recording import Recording
+from msprobe.mindspore.graph.station import station
+from msprobe_core.errors import ConfigError
+from msprobe_core.hookspecs import AttachOptions, CallRecorder, NamedModel
+from msprobe_core.model import TensorMeta
+from msprobe_core.names import module_stem
+
+
+def graph_mode() -> bool:
+    """Whether whole nets are compiled, rather than functions that say so."""
+    return ms.get_context("mode") == ms.GRAPH_MODE
+
+
+def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
+    """Have points compiled into these nets from now on, whether or not this step is recorded.
+
+    Raises:
+        ConfigError: the level asks for APIs, which a static graph has none of.
+    """
+    if options.level.has_apis and graph_mode():
+        raise ConfigError(
+            f"'level' is {options.level.value}, but in GRAPH_MODE there are no calls of APIs that could be recorded; "
+            "take L0 for Cells or L2 for kernels, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
+        )
+    if options.level.has_modules:
+        for model in models:
+            compilation().add(model)
+
+
+class GraphTaps:
+    """Records what runs of compiled graphs of some nets; see `msprobe_core.hookspecs.Removable`."""
+
+    def __init__(
+        self,
+        models: Sequence[NamedModel],
+        recorder: CallRecorder,
+        describe: Callable[[Parameter], TensorMeta],
+        say: Callable[[str], None],
+    ) -> None:
+        """Begin; graphs that are compiled from now on hold points, if ``prepare`` has not been called before.
+
+        Args:
+            models: Their Cells are recorded.
+            recorder: Is told of every call.
+            describe: See `msprobe_core.hookspecs.Framework.describe`.
+            say: Tells the user what is not recorded, once.
+        """
+        self._models = models
+        self._say = say
+        self._num_failed = compilation().num_failed
+        for model in models:
+            compilation().add(model.model)
+        cells: dict[int, tuple[str, str]] = {}
+        parameters: dict[int, tuple[str, str, TensorMeta]] = {}
+        for path, type_name, cell in cells_of(models):
+            own = own_parameters(cell)
+            cells[station().number_of_cell(cell, own)] = path, type_name
+            for name, parameter in own.items():
+                number = station().number_of_parameter(parameter)
+                parameters.setdefault(number, (module_stem(PREFIX, path, type_name), name, describe(parameter)))
+        self._recording = Recording(recorder, cells, parameters)
+        station().add(self._recording)
+
+    def detach(self) -> None:
+        """Wait until graphs that have been started are through, and take no new calls."""
+        try:
+            # Errors of a graph that runs behind the program come up here: they are the training's own.
+            executor.sync()
+        finally:
+            self._recording.shut()
+        if graph_mode() and not self._recording.num_calls and compilation().num_failed == self._num_failed:
+            self._complain()
+
+    def _complain(self) -> None:
+        for model in self._models:
+            name = type(model.model).__name__
+            if not compilation().has_compiled(model.model):
+                self._say(
+                    f"{name}: nothing of it was recorded, since no graph of it has been compiled after start(); an "
+                    "older graph holds no points: call start(model) before the net, or a function that calls it, runs "
+                    "for the first time"
+                )
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+    def release(self) -> None:
+        """Take no gradients any more."""
+        station().remove(self._recording)

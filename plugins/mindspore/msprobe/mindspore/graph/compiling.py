@@ -1,0 +1,215 @@
+"""Puts what is compiled along into Cells and parameters, as long as the compiler reads them and no longer.
+
+Between compilations, and in the dynamic graph, the Cells are the user's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any, NamedTuple
+
+import mindspore as ms
+from mindspore import Parameter, nn
+
+from msprobe.mindspore._cells import cells_of, own_parameters
+from msprobe.mindspore._compiling import api
+from msprobe.mindspore.graph.generate import construct_like
+from msprobe.mindspore.graph.station import station
+from msprobe_core.capture.modules import Hook
+from msprobe_core.capture.values import reason_of
+
+_logger = logging.getLogger(__name__)
+
+_HOOKS = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")
+
+
+class _Unnamed(NamedTuple):
+    """See `msprobe_core.hookspecs.NamedModel`."""
+
+    model: nn.Cell
+    name: str = ""
+
+
+class _Points(Enum):
+    """Which points are compiled along.
+
+    By call, they see what was given by position and what by name, as hooks do. Not everything can be compiled so.
+    """
+
+    BY_CALL = "by call"
+    BY_SIGNATURE = "by signature"
+    NONE = "none"
+
+
+class Compilation:
+    """Stands before the compiler once something is to be recorded, as long as the process lives.
+
+    A graph that is compiled while nothing is recorded may run when something is.
+    """
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[nn.Cell] = weakref.WeakSet()
+        self._tapped: weakref.WeakSet[nn.Cell] = weakref.WeakSet()
+        self._is_installed = False
+        self._depth = 0
+        self.num_failed = 0
+
+    def add(self, model: nn.Cell) -> None:
+        """Compile points into this net from now on."""
+        self._models.add(model)
+        if not self._is_installed:
+            self._is_installed = True
+            for name in ("GraphExecutor_", "JitExecutor_"):
+                if (executor := getattr(api, name, None)) is not None:
+                    self._stand_before(executor)
+
+    def has_compiled(self, model: nn.Cell) -> bool:
+        """Whether a graph that holds points of this net has been compiled."""
+        return model in self._tapped
+
+    def _stand_before(self, executor: Any) -> None:
+        compile_graph: Callable[..., Any] = executor.compile
+
+        @functools.wraps(compile_graph)
+        def stand_in(executor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._depth:  # inside another
+                return compile_graph(executor, source, *args, **kwargs)
+            reason = ""
+            for points in (_Points.BY_CALL, _Points.BY_SIGNATURE):
+                try:
+                    with self._in_place(source, points):
+                        return compile_graph(executor, source, *args, **kwargs)
+                except Exception as error:  # noqa: BLE001, PERF203  # ours or the user's: compiled alone, it will tell
+                    reason = reason or reason_of(error)
+            with self._in_place(source, _Points.NONE):
+                result = compile_graph(executor, source, *args, **kwargs)
+            self.num_failed += 1
+            _logger.warning(
+                "%s: compiled without the points that record, since with them it cannot be (%s); nothing of this "
+                "graph is recorded", _name_of(source), reason,
+            )  # fmt: skip
+            return result
+
+        executor.compile = stand_in
+
+    @contextmanager
+    def _in_place(self, source: Any, points: _Points) -> Iterator[None]:
+        put = _Put(points)
+        self._depth += 1
+        models = list(self._models)
+        try:
+            # In the dynamic graph, a Cell that is compiled by itself is called as others are, and has hooks.
+            skipped = source if ms.get_context("mode") == ms.PYNATIVE_MODE else None
+            for _, _, cell in cells_of([_Unnamed(model) for model in models]):
+                put.into(cell, is_tapped=cell is not skipped)
+            yield
+            if points is not _Points.NONE:
+                self._tapped.update(models)
+        finally:
+            self._depth -= 1
+            put.take_out()
+
+
+class _Put:
+    """What has been put into Cells and parameters."""
+
+    def __init__(self, points: _Points) -> None:
+        self._points = points
+        self._seen: set[int] = set()
+        self._removals: list[Callable[[], object]] = []
+
+    def into(self, cell: nn.Cell, *, is_tapped: bool) -> None:
+        """Put a Cell's points in, and its hooks aside, which are not for the compiler."""
+        if id(cell) in self._seen:
+            return
+        self._seen.add(id(cell))
+        for name in _HOOKS:
+            self._put_aside(getattr(cell, name, None))
+        if self._points is _Points.NONE:
+            return
+        own = own_parameters(cell)
+        for parameter in own.values():
+            self._hook(parameter)
+        if is_tapped and type(cell).construct is not nn.Cell.construct:
+            self._tap(cell, own)
+
+    def _put_aside(self, hooks: dict[int, Any] | None) -> None:
+        ours = {key: hook for key, hook in (hooks or {}).items() if isinstance(hook, Hook)}
+        if hooks is None or not ours:
+            return
+        everything = dict(hooks)
+        for key in ours:
+            del hooks[key]
+
+        def put_back() -> None:
+            hooks.clear()
+            hooks.update(everything)
+
+        self._removals.append(put_back)
+
+    def _hook(self, parameter: Parameter) -> None:
+        from msprobe.mindspore.graph import taps  # makes operators, which only who compiles needs
+
+        if parameter.requires_grad and id(parameter) not in self._seen:
+            self._seen.add(id(parameter))
+            hook = taps.parameter_hook(station().number_of_parameter(parameter))
+            self._removals.append(parameter.register_hook(hook).remove)
+
+    def _tap(self, cell: nn.Cell, own: Mapping[str, Parameter]) -> None:
+        from msprobe.mindspore.graph import taps  # see above
+
+        attributes: dict[str, Any] = cell.__dict__
+        kind = type(cell)
+        before = attributes.get("construct")
+        original: Any = cell.construct
+        if hasattr(cell, "bprop"):
+            # The user's backward stays that of what he wrote, which becomes a Cell within this one.
+            original = copy.copy(cell)
+            cell.__class__ = _without_bprop(kind)
+        attributes["_msprobe_cell"] = station().number_of_cell(cell, own)
+        attributes["_msprobe_parameters"] = tuple(own.values())
+        attributes["_msprobe_construct"] = original
+        by_call = self._points is _Points.BY_CALL
+        construct = taps.construct if by_call else construct_like(cell.construct)
+        attributes["construct"] = types.MethodType(construct, cell)
+
+        def take_out() -> None:
+            for name in ("_msprobe_cell", "_msprobe_parameters", "_msprobe_construct", "construct"):
+                attributes.pop(name, None)
+            if before is not None:
+                attributes["construct"] = before
+            if type(cell) is not kind:
+                cell.__class__ = kind
+
+        self._removals.append(take_out)
+
+    def take_out(self) -> None:
+        """Leave everything as it was."""
+        while self._removals:
+            self._removals.pop()()
+
+
+def _without_bprop(kind: type[nn.Cell]) -> type[nn.Cell]:
+    """Return a class like ``kind`` that says it has no ``bprop``."""
+
+    def missing(_cell: nn.Cell) -> Any:
+        raise AttributeError("bprop")
+
+    return type(kind.__name__, (kind,), {"bprop": property(missing), "__module__": kind.__module__})
+
+
+def _name_of(source: Any) -> str:
+    return type(source).__name__ if isinstance(source, nn.Cell) else getattr(source, "__name__", "a function")
+
+
+@functools.cache
+def compilation() -> Compilation:
+    """Return what stands before the compiler of this process."""
+    return Compilation()

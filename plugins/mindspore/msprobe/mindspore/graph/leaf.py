@@ -1,0 +1,48 @@
+"""The operators that hand values to Python while a graph runs: MindSpore's CPU backend calls a function for them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ops
+from numpy.typing import NDArray
+
+_logger = logging.getLogger(__name__)
+
+Arrived = Callable[..., int]
+"""Takes the arrays that have arrived, and returns a number for the graph to go on with."""
+
+_Array = NDArray[Any]
+
+MOST = 16
+"""How many tensors one operator takes: it has a fixed number of inputs, so there is one operator for each number."""
+
+
+def operator(arrived: Arrived, num_inputs: int) -> ops.Custom:
+    """Return an operator that calls ``arrived`` with so many arrays, and whose result is the number that it returns."""
+
+    def call(*arrays: _Array) -> _Array:
+        number = 0
+        try:
+            number = arrived(*arrays)
+        except Exception:
+            _logger.exception("a value of a static graph could not be recorded")
+        return np.array([number], np.int64)
+
+    # The operator asks the function how many inputs it has.
+    inputs = [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(num_inputs)]
+    call.__signature__ = inspect.Signature(inputs)  # pyright: ignore[reportFunctionMemberAccess]
+    custom = ops.Custom(call, (1,), ms.int64, func_type="pyfunc")
+    # Or it would be taken out where nobody uses its result; and it keeps the order of the program among its like.
+    custom.add_prim_attr("side_effect_io", True)
+    return custom
+
+
+def operators(arrived: Arrived, num_leading: int) -> tuple[ops.Custom, ...]:
+    """Return operators for up to `MOST` tensors after ``num_leading`` numbers, by how many tensors they take."""
+    return tuple(operator(arrived, num_leading + number) for number in range(MOST + 1))

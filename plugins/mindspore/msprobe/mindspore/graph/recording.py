@@ -1,0 +1,222 @@
+"""From what arrives of compiled graphs to calls of the recorder: the same names and records as in the dynamic graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.mindspore._cells import PREFIX
+from msprobe.mindspore.graph.layouts import Layout, Place, Tree
+from msprobe.mindspore.graph.values import GraphValues
+from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.model import GradientSlot, TensorMeta
+from msprobe_core.names import module_stem
+
+_Array = NDArray[Any]
+
+_LANE = 1 << 32
+_FORWARD, _BACKWARD, _PARAMETERS, _NUM_LANES = range(4)
+
+
+class _Run:
+    """One run of a graph: forward, backward and gradients of parameters stand in this order in the dump.
+
+    The backend runs them as it likes: the end of the outermost Cell often comes last.
+    """
+
+    __slots__ = ("_clocks", "_recorder", "has_gradients", "last")
+
+    def __init__(self, recorder: CallRecorder, after: int) -> None:
+        self._recorder = recorder
+        self._clocks = [after + lane * _LANE for lane in range(_NUM_LANES)]
+        self.last = after + _NUM_LANES * _LANE
+        self.has_gradients = False
+
+    @contextmanager
+    def lane(self, number: int) -> Iterator[None]:
+        """Return a block in which reports stand in their part of the run."""
+        self._recorder.set_clock(self._clocks[number])
+        try:
+            yield
+        finally:
+            self._clocks[number] = self._recorder.clock
+
+
+class _GraphCall:
+    """A call of a Cell whose graph is running, or has run."""
+
+    __slots__ = ("call", "early", "has_ended", "has_gradients", "num_inputs", "num_outputs", "run", "slots")
+
+    def __init__(self, call: Call, run: _Run) -> None:
+        self.call = call
+        self.run = run
+        self.slots: dict[int, tuple[GradientSlot, GraphValues]] = {}
+        self.early: list[tuple[int, _Array]] = []
+        self.num_inputs = 0
+        self.num_outputs = 0
+        self.has_ended = False
+        self.has_gradients = False
+
+
+class Recording:
+    """Takes what arrives within one window; see `station.Taker`."""
+
+    def __init__(
+        self,
+        recorder: CallRecorder,
+        cells: Mapping[int, tuple[str, str]],
+        parameters: Mapping[int, tuple[str, str, TensorMeta]],
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            recorder: Is told.
+            cells: Path and class of each Cell that is recorded, by its number.
+            parameters: Of each parameter, by its number: path stem of its Cell, its name there, and what it is.
+        """
+        self._recorder = recorder
+        self._cells = cells
+        self._parameters = parameters
+        self._own = {(stem, name): meta for stem, name, meta in parameters.values()}
+        self._calls: dict[int, _GraphCall] = {}
+        self._run = _Run(recorder, recorder.clock)
+        self._num_open = 0
+        self._is_shut = False
+        self.num_calls = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls that begin now are recorded."""
+        return not self._is_shut and self._recorder.is_open
+
+    def shut(self) -> None:
+        """Record no new calls; gradients of those that have begun are still taken."""
+        self._is_shut = True
+
+    def _guarded(self, where: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # the training waits for us
+            self._recorder.note_failure(where, error)
+
+    def begin(self, number: int, layout: Layout, arrays: Sequence[_Array]) -> None:
+        """Open a call, and record arguments and parameters."""
+        if not self.is_open or layout.cell not in self._cells:
+            return
+        path, type_name = self._cells[layout.cell]
+        self._guarded(path, lambda: self._begin(number, path, type_name, layout, arrays))
+
+    def _begin(self, number: int, path: str, type_name: str, layout: Layout, arrays: Sequence[_Array]) -> None:
+        recorder = self._recorder
+        if not self._num_open and self._run.has_gradients:
+            self._run = _Run(recorder, max(self._run.last, recorder.clock))
+        self.num_calls += 1
+        self._num_open += 1
+        call = recorder.open_module(PREFIX, path, type_name)
+        graph_call = self._calls[number] = _GraphCall(call, self._run)
+        if not (call.wants_forward or call.wants_gradients):
+            return
+        filled = _Filled(layout, arrays)
+        args, kwargs = filled.tree(layout.tree)
+        if call.wants_forward:
+            recorder.record_inputs(call, args, kwargs)
+            stem = module_stem(PREFIX, path, type_name)
+            own = {name: filled.value(place, self._own.get((stem, name))) for name, place in layout.parameters.items()}
+            recorder.record_parameters(call, own)
+        if call.wants_gradients:
+            graph_call.num_inputs = _add_slots(graph_call, recorder.input_gradients(call, args, kwargs))
+
+    def end(self, number: int, layout: Layout, arrays: Sequence[_Array]) -> None:
+        """Record results, and close the call."""
+        graph_call = self._calls.get(number)
+        if graph_call is not None:
+            self._guarded(self._cells[layout.cell][0], lambda: self._end(graph_call, layout, arrays))
+
+    def _end(self, graph_call: _GraphCall, layout: Layout, arrays: Sequence[_Array]) -> None:
+        recorder, call = self._recorder, graph_call.call
+        graph_call.has_ended = True
+        self._num_open -= 1
+        try:
+            if not (call.wants_forward or call.wants_gradients):
+                return
+            output = _Filled(layout, arrays).tree(layout.tree)
+            if call.wants_forward:
+                recorder.record_outputs(call, output)
+            if call.wants_gradients:
+                graph_call.num_outputs = _add_slots(graph_call, recorder.output_gradients(call, output))
+        finally:
+            with graph_call.run.lane(_FORWARD):
+                recorder.close(call)
+        early, graph_call.early = graph_call.early, []
+        for place, array in early:
+            self._gradient(graph_call, place, array)
+
+    def gradient(self, number: int, place: int, array: _Array) -> None:
+        """Record a gradient of a call that has begun in this window."""
+        graph_call = self._calls.get(number)
+        if graph_call is None or not self._recorder.is_open or not graph_call.call.wants_gradients:
+            return
+        if graph_call.has_ended:
+            self._guarded("a gradient", lambda: self._gradient(graph_call, place, array))
+        else:
+            # A constant, such as the gradient of the loss: nothing has to be computed for it.
+            graph_call.early.append((place, array.copy()))
+
+    def _gradient(self, graph_call: _GraphCall, place: int, array: _Array) -> None:
+        found = graph_call.slots.get(place)
+        if found is None:
+            return
+        slot, values = found
+        graph_call.run.has_gradients = True
+        if not graph_call.has_gradients:
+            graph_call.has_gradients = True
+            self._recorder.expect_gradients(graph_call.call, graph_call.num_outputs, graph_call.num_inputs)
+        with graph_call.run.lane(_BACKWARD):
+            self._recorder.record_gradient(graph_call.call, slot, GraphValues(values.meta, array))
+
+    def parameter_gradient(self, parameter: int, array: _Array) -> None:
+        """Record the gradient with respect to a parameter, complete as the backward pass has it."""
+        found = self._parameters.get(parameter)
+        if found is not None and self.is_open:
+            stem, name, meta = found
+            self._guarded(stem, lambda: self._parameter_gradient(stem, name, GraphValues(meta, array)))
+
+    def _parameter_gradient(self, stem: str, name: str, values: GraphValues) -> None:
+        self._run.has_gradients = True
+        with self._run.lane(_PARAMETERS):
+            self._recorder.record_parameter_gradient(stem, name, values)
+
+
+def _add_slots(graph_call: _GraphCall, slots: Sequence[tuple[GradientSlot, Any]]) -> int:
+    for slot, values in slots:
+        graph_call.slots[values.number] = slot, values
+    return len(slots)
+
+
+class _Filled:
+    """A layout with the arrays that have arrived for it."""
+
+    def __init__(self, layout: Layout, arrays: Sequence[_Array]) -> None:
+        self._arrays = {place.number: array for place, array in zip(layout.read, arrays, strict=False)}
+
+    def value(self, place: Place, meta: TensorMeta | None = None) -> GraphValues:
+        """Return what stands for one tensor; ``meta`` is what else is known of it."""
+        array = self._arrays.get(place.number)
+        if array is None and place.is_empty:
+            array = np.empty(place.meta.shape, np.float32)
+        return GraphValues(meta or place.meta, array, number=place.number, takes_gradient=place.takes_gradient)
+
+    def tree(self, tree: Tree) -> Any:
+        """Return the arguments or results."""
+        if isinstance(tree, Place):
+            return self.value(tree)
+        if isinstance(tree, Mapping):
+            return {name: self.tree(item) for name, item in cast("Mapping[str, Tree]", tree).items()}
+        if type(tree) in (tuple, list):
+            items = [self.tree(item) for item in cast("Sequence[Tree]", tree)]
+            return items if isinstance(tree, list) else tuple(items)
+        return tree

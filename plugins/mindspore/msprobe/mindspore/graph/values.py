@@ -1,0 +1,72 @@
+"""Tensors as they come out of a graph that has been compiled: arrays, with what the compiler knew of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.capture.host_values import BFLOAT16, HostValues
+from msprobe_core.errors import PluginError
+from msprobe_core.model import TensorMeta
+
+_BFLOAT16 = "BFloat16"
+
+
+class GraphValues(HostValues):
+    """Stands for a tensor of the graph wherever the recorder sees one.
+
+    Attributes:
+        meta: What it is.
+        takes_gradient: Whether a gradient with respect to it may come.
+        number: Which tensor of its call it is.
+    """
+
+    __slots__ = ("_is_known", "meta", "number", "takes_gradient")
+
+    def __init__(
+        self, meta: TensorMeta, array: NDArray[Any] | None, *, number: int = 0, takes_gradient: bool = False
+    ) -> None:
+        """Make one.
+
+        Args:
+            meta: What it is.
+            array: Its elements, bfloat16 widened to float32; ``None`` if they did not come.
+            number: See above.
+            takes_gradient: See above.
+        """
+        self._is_known = array is not None
+        elements: NDArray[Any] = np.empty(0) if array is None else array.reshape(meta.shape)
+        if meta.dtype == _BFLOAT16 and array is not None:
+            elements = (np.ascontiguousarray(elements).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+            super().__init__(elements, BFLOAT16)
+        else:
+            super().__init__(elements)
+        self.meta = meta
+        self.number = number
+        self.takes_gradient = takes_gradient
+
+    def known(self) -> HostValues:
+        """Return the elements.
+
+        Raises:
+            PluginError: they did not come out of the graph.
+        """
+        if not self._is_known:
+            raise PluginError(_WHY_UNKNOWN)
+        return self
+
+    def part(self, ranges: Mapping[int, tuple[int, int]]) -> HostValues | None:
+        """Return what lies from begin to end in each dimension that ``ranges`` names; ``None`` if nothing is known."""
+        if not self._is_known:
+            return None
+        slices = tuple(slice(*ranges.get(dim, (None, None))) for dim in range(self.array.ndim))
+        return HostValues(self.array[slices], self.dtype)
+
+
+_WHY_UNKNOWN = (
+    "MindSpore's CPU backend hands no tensor of dynamic shape, or of this dtype, out of a static graph; "
+    "leave set_inputs() away to record it"
+)
