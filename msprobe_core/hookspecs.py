@@ -186,6 +186,14 @@ class CallRecorder(Protocol):
         """Read this tensor and all that share its memory whenever they are seen: somebody can write unnoticed."""
         ...
 
+    def nesting(self) -> object:
+        """Return the module calls that are open on this thread, for ``nest_in``."""
+        ...
+
+    def nest_in(self, nesting: Any) -> None:
+        """Let calls that open on this thread be inside of those that are open on another."""
+        ...
+
     @property
     def clock(self) -> int:
         """How far the order of reports has come: what is reported next stands behind it."""

@@ -358,6 +358,14 @@ class Recorder:
             self._local.step = self._step
         return stack
 
+    def nesting(self) -> object:
+        """Return the open module calls of this thread."""
+        return tuple(self._stack())
+
+    def nest_in(self, nesting: tuple[_Call, ...]) -> None:
+        """Let calls that open on this thread be inside of those of another."""
+        self._stack()[:] = nesting
+
     def _owner(self, other: str | None) -> _Call | None:
         stack = self._stack()
         if stack or other is None:

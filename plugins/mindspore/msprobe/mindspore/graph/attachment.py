@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, nn
 
 from msprobe.mindspore._cells import PREFIX, cells_of, own_parameters
+from msprobe.mindspore._compiling import api
 from msprobe.mindspore._quiet import executor
 from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.recording import Recording
@@ -70,15 +73,37 @@ class GraphTaps:
             for name, parameter in own.items():
                 number = station().number_of_parameter(parameter)
                 parameters.setdefault(number, (module_stem(PREFIX, path, type_name), name, describe(parameter)))
+        self._recorder = recorder
         self._recording = Recording(recorder, cells, parameters)
         station().add(self._recording)
+        self._replaced: Callable[..., Any] = api._JitExecutor.__call__
+        if not graph_mode():
+            self._stand_around_functions()
+
+    def _stand_around_functions(self) -> None:
+        recorder, recording, replaced = self._recorder, self._recording, self._replaced
+
+        @functools.wraps(replaced)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            recording.around = recorder.nesting()
+            try:
+                result = replaced(*args, **kwargs)
+                # Before the program goes on to other calls: the graph is to be found inside of this one.
+                executor.sync()
+            finally:
+                recording.around = ()
+            return result
+
+        api._JitExecutor.__call__ = run
 
     def detach(self) -> None:
         """Wait until graphs that have been started are through, and take no new calls."""
+        api._JitExecutor.__call__ = self._replaced
         try:
             # Errors of a graph that runs behind the program come up here: they are the training's own.
             executor.sync()
         finally:
+            station().end_runs()
             self._recording.shut()
         if graph_mode() and not self._recording.num_calls and compilation().num_failed == self._num_failed:
             self._complain()

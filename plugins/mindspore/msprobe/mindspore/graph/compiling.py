@@ -5,7 +5,6 @@ Between compilations, and in the dynamic graph, the Cells are the user's own.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import types
@@ -107,7 +106,11 @@ class Compilation:
         try:
             # In the dynamic graph, a Cell that is compiled by itself is called as others are, and has hooks.
             skipped = source if ms.get_context("mode") == ms.PYNATIVE_MODE else None
-            for _, _, cell in cells_of([_Unnamed(model) for model in models]):
+            cells = [cell for _, _, cell in cells_of([_Unnamed(model) for model in models])]
+            for cell in cells:
+                if hasattr(cell, "bprop"):
+                    put.leave_parameters_of(cell)
+            for cell in cells:
                 put.into(cell, is_tapped=cell is not skipped)
             yield
             if points is not _Points.NONE:
@@ -140,6 +143,10 @@ class _Put:
         if is_tapped and type(cell).construct is not nn.Cell.construct:
             self._tap(cell, own)
 
+    def leave_parameters_of(self, cell: nn.Cell) -> None:
+        """Set no hooks on what is used within a backward of the user's: the compiler fails over them."""
+        self._seen.update(id(parameter) for parameter in cell.get_parameters())
+
     def _put_aside(self, hooks: dict[int, Any] | None) -> None:
         ours = {key: hook for key, hook in (hooks or {}).items() if isinstance(hook, Hook)}
         if hooks is None or not ours:
@@ -169,16 +176,6 @@ class _Put:
         kind = type(cell)
         before = attributes.get("construct")
         original: Any = cell.construct
-        if hasattr(cell, "bprop"):
-            # The user's backward stays that of what he wrote, which becomes a Cell within this one.
-            original = copy.copy(cell)
-            cell.__class__ = _without_bprop(kind)
-        attributes["_msprobe_cell"] = station().number_of_cell(cell, own)
-        attributes["_msprobe_parameters"] = tuple(own.values())
-        attributes["_msprobe_construct"] = original
-        by_call = self._points is _Points.BY_CALL
-        construct = taps.construct if by_call else construct_like(cell.construct)
-        attributes["construct"] = types.MethodType(construct, cell)
 
         def take_out() -> None:
             for name in ("_msprobe_cell", "_msprobe_parameters", "_msprobe_construct", "construct"):
@@ -189,11 +186,32 @@ class _Put:
                 cell.__class__ = kind
 
         self._removals.append(take_out)
+        by_call = self._points is _Points.BY_CALL
+        construct = taps.construct if by_call else construct_like(original)
+        if hasattr(cell, "bprop"):
+            # The user's backward stays that of what he wrote, which becomes a Cell within this one.
+            original = _twin_of(cell)
+            cell.__class__ = _without_bprop(kind)
+        attributes["_msprobe_cell"] = station().number_of_cell(cell, own)
+        attributes["_msprobe_parameters"] = tuple(own.values())
+        attributes["_msprobe_construct"] = original
+        attributes["construct"] = types.MethodType(construct, cell)
 
     def take_out(self) -> None:
         """Leave everything as it was."""
         while self._removals:
             self._removals.pop()()
+
+
+def _twin_of(cell: nn.Cell) -> nn.Cell:
+    """Return a Cell with the same class and attributes: a copy would share the very dictionary."""
+    kind = type(cell)
+    twin = kind.__new__(kind)
+    nn.Cell.__init__(twin)
+    # With the other's, the end of this one would delete the other's graphs.
+    own = {name: twin.__dict__.get(name) for name in ("_compile_cache", "create_time")}
+    twin.__dict__.update({**cell.__dict__, **own})
+    return twin
 
 
 def _without_bprop(kind: type[nn.Cell]) -> type[nn.Cell]:

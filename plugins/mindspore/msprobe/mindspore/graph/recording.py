@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -28,13 +29,14 @@ class _Run:
     The backend runs them as it likes: the end of the outermost Cell often comes last.
     """
 
-    __slots__ = ("_clocks", "_recorder", "has_gradients", "last")
+    __slots__ = ("_clocks", "_recorder", "has_gradients", "last", "parameter_gradients")
 
     def __init__(self, recorder: CallRecorder, after: int) -> None:
         self._recorder = recorder
         self._clocks = [after + lane * _LANE for lane in range(_NUM_LANES)]
         self.last = after + _NUM_LANES * _LANE
         self.has_gradients = False
+        self.parameter_gradients: dict[int, _Array] = {}
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
@@ -87,6 +89,7 @@ class Recording:
         self._num_open = 0
         self._is_shut = False
         self.num_calls = 0
+        self.around: object = ()  # the calls of the dynamic graph that a compiled function runs in
 
     @property
     def is_open(self) -> bool:
@@ -113,7 +116,10 @@ class Recording:
     def _begin(self, number: int, path: str, type_name: str, layout: Layout, arrays: Sequence[_Array]) -> None:
         recorder = self._recorder
         if not self._num_open and self._run.has_gradients:
+            self.end_run()
             self._run = _Run(recorder, max(self._run.last, recorder.clock))
+        if not self._num_open:
+            recorder.nest_in(self.around)
         self.num_calls += 1
         self._num_open += 1
         call = recorder.open_module(PREFIX, path, type_name)
@@ -179,16 +185,23 @@ class Recording:
             self._recorder.record_gradient(graph_call.call, slot, GraphValues(values.meta, array))
 
     def parameter_gradient(self, parameter: int, array: _Array) -> None:
-        """Record the gradient with respect to a parameter, complete as the backward pass has it."""
-        found = self._parameters.get(parameter)
-        if found is not None and self.is_open:
-            stem, name, meta = found
-            self._guarded(stem, lambda: self._parameter_gradient(stem, name, GraphValues(meta, array)))
+        """Take the gradient with respect to a parameter, as far as the backward pass has added it up.
 
-    def _parameter_gradient(self, stem: str, name: str, values: GraphValues) -> None:
-        self._run.has_gradients = True
-        with self._run.lane(_PARAMETERS):
-            self._recorder.record_parameter_gradient(stem, name, values)
+        Where there are loops, branches or recomputed Cells, it comes several times, and at last complete.
+        """
+        if parameter in self._parameters and self.is_open:
+            self._run.has_gradients = True
+            self._run.parameter_gradients[parameter] = array.copy()
+
+    def end_run(self) -> None:
+        """Record the gradients of parameters: no graph is running."""
+        gradients = self._run.parameter_gradients
+        while gradients:
+            parameter = next(iter(gradients))
+            stem, name, meta = self._parameters[parameter]
+            values = GraphValues(meta, gradients.pop(parameter))
+            with self._run.lane(_PARAMETERS):
+                self._guarded(stem, partial(self._recorder.record_parameter_gradient, stem, name, values))
 
 
 def _add_slots(graph_call: _GraphCall, slots: Sequence[tuple[GradientSlot, Any]]) -> int:

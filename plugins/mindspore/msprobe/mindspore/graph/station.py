@@ -47,7 +47,11 @@ class Taker(Protocol):
         ...
 
     def parameter_gradient(self, parameter: int, array: _Array) -> None:
-        """Take the gradient with respect to a parameter."""
+        """Take the gradient with respect to a parameter, as far as it has been added up."""
+        ...
+
+    def end_run(self) -> None:
+        """Take note that no graph is running."""
         ...
 
 
@@ -90,6 +94,10 @@ class Station:
         """Let him take nothing any more."""
         if taker in self._takers:
             self._takers.remove(taker)
+
+    def end_runs(self) -> None:
+        """Tell everybody that all graphs that were started are through."""
+        self._hand_over(lambda taker: taker.end_run())
 
     def _hand_over(self, work: Callable[[Taker], None]) -> None:
         takers = list(self._takers)

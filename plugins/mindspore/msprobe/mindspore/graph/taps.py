@@ -105,6 +105,7 @@ _is_readable = _IsReadable()
 _takes_gradient = _TakesGradient()
 _number = _Number()
 _make_dict = Primitive("make_dict")
+_move = Primitive("TensorMove")
 
 _begin = operators(station().begin, 1)
 _more = operators(station().more, 1)
@@ -144,10 +145,11 @@ class _Tap(nn.Cell):
 _tap = _Tap()
 
 
-def _tapped(values: Any, call: Any, first: Any) -> Any:
+def _tapped(values: Any, call: Any, first: Any, shown: Any) -> Any:
     tapped = ()
     for i in range(len(values)):
-        x = values[i]
+        # What goes on waits for what looks: it may be written to.
+        x = ops.depend(values[i], shown)
         if _takes_gradient(x):
             x = _tap(x, call, _number(first + i))
         tapped = tapped + (x,)
@@ -222,27 +224,30 @@ for _ in range(MAX_DEPTH):
 def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
     """Begin a call: return its number, and the arguments to go on with."""
     given = _flatten((args, kwargs))
+    own = ()
+    for parameter in parameters:
+        own = own + (_move(parameter),)
     layout = _describe_arguments(cell, args, kwargs, parameters)
-    shown = _readable(given + parameters)
+    shown = _readable(given + own)
     first = shown[:MOST]
     call = ops.stop_gradient(_begin[len(first)](layout, *first))
     for i in range(MOST, len(shown), MOST):
         following = shown[i : i + MOST]
         _more[len(following)](call, *following)
-    taken, _ = _rebuild((args, kwargs), _tapped(given, call, 0), 0)
+    taken, _ = _rebuild((args, kwargs), _tapped(given, call, 0, call), 0)
     return call, taken[0], taken[1]
 
 
 def closed(cell: Any, call: Any, output: Any) -> Any:
     """End a call: return the results to go on with."""
-    results = _tapped(_flatten(output), call, FIRST_RESULT)
+    results = _flatten(output)
     shown = _readable(results)
     first = shown[:MOST]
-    _end[len(first)](_describe_results(cell, output), call, *first)
+    end = ops.stop_gradient(_end[len(first)](_describe_results(cell, output), call, *first))
     for i in range(MOST, len(shown), MOST):
         following = shown[i : i + MOST]
         _more[len(following)](call, *following)
-    output, _ = _rebuild(output, results, 0)
+    output, _ = _rebuild(output, _tapped(results, call, FIRST_RESULT, end), 0)
     return output
 
 
