@@ -57,11 +57,10 @@ _DEFINING = (
 """Modules of MindSpore that define functions of tensors. Others define what takes functions (``grad``, ``vmap``),
 decorators and registries, which happen to lie in the same namespaces."""
 
-_DEFINING_STARTS = ("mindspore.mint", "mindspore.graph._check_supported", "mindspore.common._check_supported")
-"""Likewise: ``mint``'s own, and those with a decorator around them that keeps its module's name."""
+_DECORATING = ("mindspore.graph._check_supported", "mindspore.common._check_supported")
+"""Modules of decorators that leave their own name on what they decorate, such as ``mint.flatten``."""
 
-
-_NO_FUNCTIONS = ("_", "infer_value_for_")
+_NO_FUNCTIONS = ("_", "infer_value_for_", "jit_")
 """Begin the names of what users do not call."""
 
 
@@ -89,29 +88,30 @@ def find_places(risk_level: RiskLevel) -> list[Place]:
 
 
 def _all_places() -> Iterator[Place]:
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str, int]] = set()
     for namespace in NAMESPACES:
         try:
             module = importlib.import_module(namespace.module)
         except ImportError:  # not in this release
             continue
         for name, function in _functions(module):
-            # Where an older place has it too, it is found as every other name of the same function.
-            if (namespace.prefix, id(function)) not in seen:
-                seen.add((namespace.prefix, id(function)))
-                yield Place(module, name, namespace.prefix, f"{namespace.stem}{name}", _mutates(name))
+            place = Place(module, name, namespace.prefix, f"{namespace.stem}{name}", _mutates(name))
+            # What an earlier namespace calls the same is found there too, as every other name of a function.
+            key = place.prefix, place.name, id(function)
+            if key not in seen:
+                seen.add(key)
+                yield place
     for name in _methods():
         yield Place(Tensor, name, TENSOR, name, _mutates(name))
 
 
 def _functions(module: types.ModuleType) -> Iterator[tuple[str, Function]]:
-    public = set(getattr(module, "__all__", ())) or vars(module).keys()
     for name, member in sorted(vars(module).items()):
         function = original_of(member)
-        if name.startswith(_NO_FUNCTIONS) or name not in public or not isinstance(function, types.FunctionType):
+        if name.startswith(_NO_FUNCTIONS) or not isinstance(function, types.FunctionType):
             continue
         defined_in = function.__module__ or ""
-        if defined_in in _DEFINING or defined_in.startswith(_DEFINING_STARTS):
+        if defined_in in _DEFINING or defined_in.startswith(("mindspore.mint", *_DECORATING)):
             yield name, function
 
 
@@ -161,7 +161,7 @@ NOT_RECORDED = frozenset(
         "shape", "size", "is_complex", "is_contiguous", "is_floating_point", "is_init", "is_nonzero", "is_pinned",
         "is_shared", "is_signed", "is_tensor", "equal_all", "hooks", "offload_file_path",
         # Hand values to Python.
-        "item", "itemset", "tolist", "asnumpy", "numpy", "get_bytes", "to_dlpack", "print_", "tensordump",
+        "item", "tolist", "asnumpy", "numpy", "get_bytes", "to_dlpack", "print_", "tensordump",
         # Concern memory or the graph, not values.
         "assign_value", "assign_value_cpp", "data_sync", "flush_from_cache", "init_data", "offload", "register_hook",
         "remove_hook",
