@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,7 +41,7 @@ class HostValues:
 
     def __init__(self, array: Array, dtype: str | None = None) -> None:
         self.array = array
-        self.dtype = dtype or array.dtype.name
+        self.dtype = dtype or _name_of(array.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the numbers, for NumPy."""
@@ -99,6 +100,11 @@ class HostReducer:
         """Set ``digest.sketch``; values without elements have none."""
         if values.array.size:
             digest.sketch = self._sketcher.sketch(values.numbers).astype("<f4").tobytes()
+
+
+@lru_cache
+def _name_of(dtype: Any) -> str:
+    return dtype.name  # which NumPy puts together anew
 
 
 def _bytes_of(values: HostValues) -> Array:
