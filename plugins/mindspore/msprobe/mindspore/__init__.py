@@ -3,6 +3,7 @@
 ::
 
     from msprobe.mindspore import MsprobeStep, PrecisionDebugger, compare, compare_distributed, seed_all
+    from msprobe.mindspore import save, save_grad, step
 """
 
 from importlib import import_module
@@ -15,9 +16,20 @@ if TYPE_CHECKING:
     from msprobe.mindspore._callbacks import MsprobeStep
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
+    from msprobe.mindspore.saving import save, save_grad, step
     from msprobe_core.report import compare, compare_distributed
 
-__all__ = ["MsprobeStep", "PrecisionDebugger", "__version__", "compare", "compare_distributed", "seed_all"]
+__all__ = [
+    "MsprobeStep",
+    "PrecisionDebugger",
+    "__version__",
+    "compare",
+    "compare_distributed",
+    "save",
+    "save_grad",
+    "seed_all",
+    "step",
+]
 
 refuse_shadowing()
 
@@ -26,7 +38,10 @@ _PLACES = {
     "PrecisionDebugger": "msprobe.mindspore.debugger",
     "compare": "msprobe_core.report",
     "compare_distributed": "msprobe_core.report",
+    "save": "msprobe.mindspore.saving",
+    "save_grad": "msprobe.mindspore.saving",
     "seed_all": "msprobe.mindspore._seed",
+    "step": "msprobe.mindspore.saving",
 }
 
 

@@ -1,0 +1,185 @@
+"""``save`` and ``save_grad`` as they are compiled into graphs; see `msprobe.mindspore.graph.taps` for how that is done.
+
+On the CPU values are handed to Python, which writes them. On Ascend MindSpore's operator ``TensorDump`` does, which by
+itself puts step and rank into the path, and dtype and number behind it.
+"""
+
+# ruff: noqa: ARG002  # the compiler names what a construct and a bprop take
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.ops import PrimitiveWithInfer, prim_attr_register
+from mindspore.ops.primitive import _run_op
+from numpy.typing import NDArray
+
+from msprobe.mindspore.graph import taps
+from msprobe.mindspore.graph.layouts import Place, Tree, TreeReader
+from msprobe.mindspore.graph.leaf import operator
+from msprobe_core.store.layout import tensor_file_name
+
+_Array = NDArray[Any]
+
+_TENSOR: Any = type(ms.tensor_type)
+
+_Abstract = dict[str, Any]
+
+
+class Arrivals:
+    """What graphs refer to by number, and who takes what arrives."""
+
+    def __init__(self) -> None:
+        self.take: Callable[[Path, str, str, _Array], None] | None = None
+        self._places: list[tuple[Path, Mapping[int, tuple[str, Place]]]] = []
+        self._numbers: dict[tuple[str, str, str], int] = {}
+
+    def add(self, save_dir: str, name: str, tree: Tree) -> int:
+        """Return the number of a call of ``save``; the compiler asks many times for each."""
+        key = save_dir, name, repr(tree)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self._places)
+            self._places.append((Path(save_dir).expanduser().absolute(), dict(_places_in(tree, name))))
+        return number
+
+    def path_of(self, number: int, position: int) -> str:
+        """Return where ``TensorDump`` is to write a value."""
+        directory, places = self._places[number]
+        return str(directory / "{step}" / "{rank}" / tensor_file_name(places[position][0], ""))
+
+    def is_on_host(self) -> bool:
+        """Whether what is compiled now runs on the CPU."""
+        return ms.get_context("device_target") == "CPU"
+
+    def arrive(self, number: _Array, position: _Array, values: _Array) -> int:
+        """Take a value."""
+        directory, places = self._places[int(number[0])]
+        name, place = places[int(position[0])]
+        if self.take is not None:
+            # Without dimensions they would not have arrived.
+            self.take(directory, name, place.meta.dtype.lower(), values if place.meta.shape else values.reshape(()))
+        return 0
+
+
+def _places_in(tree: Tree, path: str) -> list[tuple[int, tuple[str, Place]]]:
+    if isinstance(tree, Place):
+        return [(tree.number, (path, tree))]
+    items: list[tuple[Any, Any]] = []
+    if isinstance(tree, Mapping):
+        items = list(cast("Mapping[Any, Any]", tree).items())
+    elif isinstance(tree, list | tuple):
+        items = list(enumerate(cast("Sequence[Any]", tree)))
+    return [found for key, item in items for found in _places_in(item, f"{path}.{key}")]
+
+
+@functools.cache
+def arrivals() -> Arrivals:
+    """Return the process's: graphs refer to it as long as it lives."""
+    return Arrivals()
+
+
+class _Number(PrimitiveWithInfer):
+    """The number of a call of ``save``, as a tensor."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        return {"shape": (1,), "dtype": _TENSOR(ms.int64), "value": Tensor([_number_of(*args)], ms.int64)}
+
+
+class _Path(PrimitiveWithInfer):
+    """Where a value of a call of ``save`` is written to."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        path = arrivals().path_of(_number_of(*args[:3]), args[3]["value"])
+        return {"shape": (), "dtype": ms.string, "value": path}
+
+
+class _IsOnHost(PrimitiveWithInfer):
+    """Whether the graph runs on the CPU; takes anything, for an operator has an input."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        del args
+        return {"shape": (), "dtype": ms.int64, "value": int(arrivals().is_on_host())}
+
+
+def _number_of(save_dir: _Abstract, name: _Abstract, data: _Abstract) -> int:
+    return arrivals().add(save_dir["value"], name["value"], TreeReader().read(data))
+
+
+_number = _Number()
+_path = _Path()
+_is_on_host = _IsOnHost()
+_arrive = operator(arrivals().arrive, 3)
+_dump = ops.TensorDump()
+
+_NEXT_STEP = "<tensordump-update-step>"
+"""In the place of a path it has MindSpore count on; calls and graphs have counters of their own."""
+
+
+def advance() -> None:
+    """Let ``{step}`` in the paths of ``TensorDump`` be the next."""
+    mark: Any = Tensor([0], ms.int64)
+    _dump(_NEXT_STEP, mark)
+    _run_op(_dump, _dump.name, (_NEXT_STEP, mark))
+
+
+def save(save_dir: str, name: str, data: Any) -> None:
+    """Save what is in ``data``."""
+    values = taps._flatten(data)
+    number = _number(save_dir, name, data)
+    for i in range(len(values)):
+        x = values[i]
+        if taps._is_readable(x):
+            if _is_on_host(name):
+                _arrive(number, taps._number(i), taps._plain(ops.stop_gradient(x)))
+            else:
+                _dump(_path(save_dir, name, data, i), ops.stop_gradient(x))
+
+
+class _Tap(nn.Cell):
+    """Hands its first input on, and saves the gradient with respect to it."""
+
+    def construct(self, x: Any, number: Any, position: Any) -> Any:
+        return x
+
+    def bprop(self, x: Any, number: Any, position: Any, out: Any, dout: Any) -> Any:
+        shown = _arrive(number, position, taps._plain(dout))
+        return ops.depend(dout, shown), ops.zeros_like(number), ops.zeros_like(position)
+
+
+class _DumpTap(nn.Cell):
+    """The same on Ascend."""
+
+    def construct(self, x: Any, path: Any) -> Any:
+        return x
+
+    def bprop(self, x: Any, path: Any, out: Any, dout: Any) -> Any:
+        return ops.depend(dout, _dump(path, dout)), path
+
+
+_tap = _Tap()
+_dump_tap = _DumpTap()
+
+
+def save_grad(save_dir: str, name: str, data: Any) -> Any:
+    """Save the gradient with respect to what is returned."""
+    if taps._takes_gradient(data):
+        if _is_on_host(name):
+            data = _tap(data, _number(save_dir, name + "_grad", data), taps._number(0))
+        else:
+            data = _dump_tap(data, _path(save_dir, name + "_grad", data, 0))
+    return data
