@@ -2,6 +2,9 @@
 
 import pytest
 
+from msprobe_core.capture import Session
+from msprobe_core.config import load_config
+from msprobe_core.plugins import registry
 from msprobe_core.testing import FrameworkContract
 
 pytest.importorskip("mindspore")
@@ -15,3 +18,33 @@ class TestMindSpore(FrameworkContract):
         from mindspore_rig import MindSporeRig
 
         return MindSporeRig()
+
+
+class TestMindSporeDeferred(FrameworkContract):
+    """Tensors on the host treated like those on a device: enqueued, and fetched at the end of the window."""
+
+    supports_bfloat16 = True
+
+    @pytest.fixture
+    def rig(self):
+        from mindspore_rig import MindSporeRig
+
+        return MindSporeRig(defers=True)
+
+    @pytest.mark.parametrize("level", ["L1", "mix"])
+    def test_what_reduces_is_not_recorded(self, rig, tmp_path, level):
+        """The operators that reduce on a device are the same functions that are recorded when the user calls them."""
+        from mindspore_rig import MindSporeRig
+
+        entries = [
+            self._entries(MindSporeRig(defers=defers), tmp_path / str(defers), level) for defers in (False, True)
+        ]
+        assert entries[0] == entries[1]
+
+    def _entries(self, rig, directory, level):
+        config = load_config(None, dump_path=str(directory), level=level, task="statistics")
+        session = Session(config, rig.framework, registry().processors(), registry().writers())
+        try:
+            return list(self._dump(self._record(rig, session)))
+        finally:
+            session.close()

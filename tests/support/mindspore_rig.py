@@ -52,8 +52,8 @@ class Network(nn.Cell):
 class MindSporeRig:
     """See `msprobe_core.testing.TrainingRig`."""
 
-    def __init__(self) -> None:
-        self.framework = MindSporeFramework()
+    def __init__(self, *, defers: bool = False) -> None:
+        self.framework = MindSporeFramework(defers=defers)
 
     def make_tensor(self, values: np.ndarray) -> Tensor:
         return Tensor(values.copy())

@@ -21,8 +21,8 @@ from msprobe.mindspore._functions import ApiStandIns
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitStandIns, is_tracing
 from msprobe.mindspore._primitives import PrimitiveStandIns
-from msprobe.mindspore._quiet import Quiet
-from msprobe.mindspore._reduce import MindSporeReducer, values_of
+from msprobe.mindspore._quiet import ErrorOfTraining, Quiet
+from msprobe.mindspore._reduce import WITH_ARITHMETIC, MindSporeReducer, reduces_on_host, values_of
 from msprobe.mindspore.graph.attachment import GraphTaps, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
@@ -58,7 +58,14 @@ class MindSporeFramework:
     tensor_suffix = ".npy"
     hidden_frames = (str(Path(__file__).parent), str(Path(str(nn.__file__)).with_name("cell.py")))
 
-    def __init__(self) -> None:
+    def __init__(self, *, defers: bool | None = None) -> None:
+        """Make one.
+
+        Args:
+            defers: Whether tensors are reduced as on a device, fetched at the end of the window; ``None``: where they
+                lie on one.
+        """
+        self._defers = not reduces_on_host() if defers is None else defers
         self._dtypes: dict[Any, str] = {}
         self._apis: dict[RiskLevel, ApiStandIns] = {}
         self._said: set[str] = set()
@@ -104,7 +111,7 @@ class MindSporeFramework:
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""
-        return MindSporeReducer()
+        return MindSporeReducer(defers=self._defers)
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook Cells, stand before APIs, or both, as the level says; in GRAPH_MODE, take what graphs hand out."""
@@ -167,22 +174,34 @@ class MindSporeFramework:
         loaded = Tensor(np.load(path, allow_pickle=False), dtype=like.dtype)
         return loaded.requires_grad_(True) if like._requires_grad else loaded
 
-    def snapshot(self, tensor: Any) -> HostValues | None:
-        """Return a contiguous copy on the host; ``None`` if the tensor has no plain elements."""
+    def snapshot(self, tensor: Any) -> Any:
+        """Return a contiguous copy where the tensor lies; ``None`` if it has no plain elements."""
+        if self._defers and isinstance(tensor, Tensor):
+            with Quiet():
+                return tensor.copy() if tensor.dtype in WITH_ARITHMETIC else None
         values = values_of(tensor)
         return None if values is None else values.copy()
 
-    def content(self, snapshot: HostValues) -> TensorContent:
-        """Return the bytes of a copy."""
-        return snapshot.content()
+    def content(self, snapshot: Any) -> TensorContent:
+        """Return the bytes of a copy, fetched from its device."""
+        return _fetched(snapshot).content()
 
-    def save(self, snapshot: HostValues, path: Path) -> None:
+    def save(self, snapshot: Any, path: Path) -> None:
         """Write a copy as a ``.npy`` file; bfloat16 as float32."""
-        snapshot.save(path)
+        _fetched(snapshot).save(path)
 
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
         """Have MindSpore dump the kernels of this process; see `msprobe_core.hookspecs.KernelDumper`."""
         return dump_kernels(options)
+
+
+def _fetched(snapshot: Any) -> HostValues:
+    try:
+        values = values_of(snapshot)
+    except ErrorOfTraining as error:
+        raise error.error from None  # on the writer's thread, which takes it as any other
+    assert values is not None  # or there would be no snapshot
+    return values
 
 
 class _Attachment:

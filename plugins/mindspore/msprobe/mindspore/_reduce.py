@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
+from msprobe.mindspore._deferred import HELD_BYTES, DeferredCopies, DeferredStatistics
 from msprobe.mindspore._quiet import ErrorOfTraining
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
@@ -44,39 +47,64 @@ def values_of(tensor: Any) -> HostValues | None:
     return None
 
 
-class MindSporeReducer:
-    """See `msprobe_core.hookspecs.Reducer`."""
+def reduces_on_host() -> bool:
+    """Whether tensors lie in the host's memory."""
+    return ms.get_context("device_target") == "CPU"
 
-    def __init__(self) -> None:
+
+class MindSporeReducer:
+    """See `msprobe_core.hookspecs.Reducer`.
+
+    Tensors on the host are reduced at once. On a device the reductions of statistics are enqueued, and other ones get
+    copies there; ``collect`` fetches both.
+    """
+
+    def __init__(self, *, defers: bool = False) -> None:
+        """Begin empty.
+
+        Args:
+            defers: Whether to reduce as on a device, which can be tried on the host too.
+        """
         self._host = HostReducer()
+        self._defers = defers
+        self._statistics = DeferredStatistics()
+        self._copies = DeferredCopies()
 
     def statistics(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.stats``."""
-        values = values_of(tensor)
+        """Set ``digest.stats``, now or at the next ``collect``."""
+        is_on_device = self._defers and isinstance(tensor, Tensor)
+        if is_on_device and tensor.size and tensor.dtype in WITH_ARITHMETIC:
+            self._statistics.add(tensor, digest)
+            return
+        values = None if is_on_device else values_of(tensor)
         if values is None:
             digest.stats = Stats()
         else:
             self._host.statistics(values, digest)
 
     def checksum(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.checksum``: CRC-32."""
-        if (values := values_of(tensor)) is not None:
-            self._host.checksum(values, digest)
+        """Set ``digest.checksum``, now or at the next ``collect``: CRC-32."""
+        self._reduce(tensor, digest, self._host.checksum)
 
     def xor(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.checksum``: exclusive or of the words."""
-        if (values := values_of(tensor)) is not None:
-            self._host.xor(values, digest)
+        """Set ``digest.checksum``, now or at the next ``collect``: exclusive or of the words."""
+        self._reduce(tensor, digest, self._host.xor)
 
     def hash(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.checksum``: the sum of the hash."""
-        if (values := values_of(tensor)) is not None:
-            self._host.hash(values, digest)
+        """Set ``digest.checksum``, now or at the next ``collect``: the sum of the hash."""
+        self._reduce(tensor, digest, self._host.hash)
 
     def sketch(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.sketch``."""
-        if (values := values_of(tensor)) is not None:
-            self._host.sketch(values, digest)
+        """Set ``digest.sketch``, now or at the next ``collect``."""
+        self._reduce(tensor, digest, self._host.sketch)
+
+    def _reduce(self, tensor: Any, digest: Digest, reduce: Callable[[HostValues, Digest], None]) -> None:
+        if not self._defers or not isinstance(tensor, Tensor):
+            _reduce_now(reduce, tensor, digest)
+            return
+        if self._copies.num_bytes + tensor.nbytes > HELD_BYTES:
+            self._copies.collect()
+        self._copies.add(tensor, digest, partial(_reduce_now, reduce))
 
     def identity(self, tensor: Any) -> None:  # noqa: ARG002
         """Return ``None``: most writes to a tensor do not raise its version, so each is read whenever it is seen."""
@@ -91,8 +119,27 @@ class MindSporeReducer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing waits, which it never does."""
-        return True
+        """Whether nothing waits on a device."""
+        return self._statistics.is_empty and self._copies.is_empty
 
     def collect(self) -> None:
-        """Do nothing: all digests are filled in."""
+        """Fetch all results and fill in their digests."""
+        self._statistics.collect()
+        self._copies.collect()
+
+
+def _reduce_now(reduce: Callable[[HostValues, Digest], None], tensor: Any, digest: Digest) -> None:
+    values = values_of(tensor)
+    if values is not None:
+        reduce(values, digest)
+
+
+WITH_ARITHMETIC = frozenset(
+    getattr(ms, name)
+    for name in (
+        "bool_", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64", "bfloat16", "complex64",
+        "complex128",
+    )
+    if hasattr(ms, name)
+)  # fmt: skip
+"""Dtypes that are cast to the one that is summed in."""

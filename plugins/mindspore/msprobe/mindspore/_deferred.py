@@ -1,0 +1,118 @@
+"""Reductions on a device: enqueued, and fetched together when the window ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ops
+
+from msprobe_core.model import Digest, Stats
+
+_FLOATS = frozenset(
+    getattr(ms, name) for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
+    if hasattr(ms, name)
+)  # fmt: skip
+
+_COMPLEX = frozenset((ms.complex64, ms.complex128))
+
+_TINY = float(np.finfo(np.float32).tiny)
+
+HELD_BYTES = 256 << 20
+"""So many bytes of copies may wait on a device: with more, results are fetched within the step."""
+
+
+def widest_float() -> Any:
+    """Return the dtype that is summed in: float64, or float32 on devices that have nothing wider worth the name."""
+    return ms.float64 if ms.get_context("device_target") == "CPU" else ms.float32
+
+
+class DeferredStatistics:
+    """Numbers that wait on the device: seven of each tensor, stacked and fetched in one transfer."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Digest, Any, int]] = []
+        self._numbers: list[Any] = []
+        self._zero: Any = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def add(self, values: Any, digest: Digest) -> None:
+        """Enqueue the reductions of a tensor that has elements.
+
+        What is summed is scaled by the largest magnitude, so that no square leaves the range of float32; the sum as it
+        is tells what the mean is where there are infinities.
+        """
+        dtype, wide = values.dtype, widest_float()
+        numbers: Any = ops.cast(ops.abs(values) if dtype in _COMPLEX else values, wide)
+        high, low = _MAX(numbers, ()), _MIN(numbers, ())
+        size = ops.maximum(ops.maximum(ops.abs(high), ops.abs(low)), _TINY)
+        scaled = numbers / size
+        counts = (
+            [_SUM(ops.cast(test(numbers), wide), ()) for test in (ops.isnan, ops.isinf)] if dtype in _FLOATS else []
+        )
+        results = (high, low, _SUM(numbers, ()), _SUM(scaled, ()), _SUM(ops.square(scaled), ()), *counts)
+        self._waiting.append((digest, dtype, values.size))
+        self._numbers += results
+        if not counts:
+            if self._zero is None:
+                self._zero = high * 0.0
+            self._numbers += [self._zero] * 2
+
+    def collect(self) -> None:
+        """Fetch all numbers and fill in the digests."""
+        if not self._waiting:
+            return
+        fetched: Any = ops.stack(self._numbers).asnumpy()
+        for i, (digest, dtype, size) in enumerate(self._waiting):
+            digest.stats = _to_stats(dtype, size, *fetched[7 * i : 7 * i + 7].tolist())
+        self._waiting, self._numbers = [], []
+
+
+_MAX, _MIN, _SUM = ops.ReduceMax(), ops.ReduceMin(), ops.ReduceSum()
+
+
+def _to_stats(
+    dtype: Any, numel: int, high: float, low: float, total: float, scaled: float, squares: float, nan: float, inf: float
+) -> Stats:
+    if nan:
+        return Stats(math.nan, math.nan, math.nan, math.nan, int(nan), int(inf))
+    size = max(abs(high), abs(low))
+    if inf:
+        return Stats(high, low, total / numel, math.inf, 0, int(inf))
+    mean, norm = scaled * size / numel, math.sqrt(squares) * size
+    if dtype == ms.bool_:
+        return Stats(bool(high), bool(low), mean, norm, 0, 0)
+    if dtype not in _FLOATS:
+        return Stats(int(high), int(low), mean, norm, 0, 0)
+    return Stats(high, low, mean, norm, 0, 0)
+
+
+class DeferredCopies:
+    """Copies that wait on the device until they are reduced on the host, as operators of the device cannot."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Callable[[Any, Digest], None], Any, Digest]] = []
+        self.num_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
+
+    def add(self, tensor: Any, digest: Digest, reduce: Callable[[Any, Digest], None]) -> None:
+        """Copy a tensor as it is now; ``reduce`` gets the copy and the digest when it is fetched."""
+        self._waiting.append((reduce, tensor.copy(), digest))
+        self.num_bytes += tensor.nbytes
+
+    def collect(self) -> None:
+        """Reduce all of them."""
+        waiting, self._waiting, self.num_bytes = self._waiting, [], 0
+        for reduce, copy, digest in waiting:
+            reduce(copy, digest)
