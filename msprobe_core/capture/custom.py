@@ -46,6 +46,7 @@ class CustomApis:
         self._pending = list(listed)
         self._reasons: dict[ListedApi, str] = {}
         self._attachment: Attachment | None = None
+        self._made: dict[_Registration, StandIns] = {}
         self._installed: dict[_Registration, StandIns] = {}
 
     def register(self, owner: Any, attribute: str, prefix: str | None = None) -> None:
@@ -73,7 +74,7 @@ class CustomApis:
             self._check(registration, where)
             self._registered.append(registration)
             if self._attachment is not None:
-                self._install(registration, self._attachment)
+                self._install(registration)
 
     def restore(self, owner: Any, attribute: str) -> None:
         """Record ``owner.attribute`` no more; it is in its place again.
@@ -114,7 +115,7 @@ class CustomApis:
             self._resolve()
             self._attachment = attachment
             for registration in self._registered:
-                self._install(registration, attachment)
+                self._install(registration)
 
     def detach(self) -> None:
         """Give every place back."""
@@ -164,21 +165,35 @@ class CustomApis:
             raise ConfigError(f"{where} cannot be replaced ({error}); register a function that calls it") from error
         stand_in.remove()
 
-    def _install(self, registration: _Registration, attachment: Attachment) -> None:
+    def _install(self, registration: _Registration) -> None:
+        # Kept: it knows which modules have imported the function, and there may be a window in every step.
+        stand_ins = self._made.get(registration)
+        if stand_ins is None:
+            stand_ins = self._made[registration] = self._stand_ins(registration)
+        stand_ins.install()
+        self._installed[registration] = stand_ins
+
+    def _stand_ins(self, registration: _Registration) -> StandIns:
         prefix, name = registration.prefix, registration.attribute
 
         def handle(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            attachment = self._attachment
+            if attachment is None:
+                return function(*args, **kwargs)
             return attachment.call(prefix, name, function, args, kwargs)
 
-        stand_ins = StandIns([FunctionStandIn(registration.owner, name, handle, attachment.is_compiling)])
-        stand_ins.install()
-        self._installed[registration] = stand_ins
+        def steps_aside() -> bool:
+            attachment = self._attachment
+            return attachment is not None and attachment.is_compiling()
+
+        return StandIns([FunctionStandIn(registration.owner, name, handle, steps_aside)])
 
     def _forget(self, owner: Any, attribute: str) -> bool:
         found = next((each for each in self._registered if each.is_for(owner, attribute)), None)
         if found is None:
             return False
         self._registered.remove(found)
+        self._made.pop(found, None)
         stand_ins = self._installed.pop(found, None)
         if stand_ins is not None:
             stand_ins.remove()
