@@ -181,8 +181,11 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
     notes = [*naming.notes, *told, *_note_types(own, other, pairs, naming)]
     if matching.rows:
         right = _with_given_pairs(left, right, matching.rows, notes)
+    joined = _join(left, right)
+    if is_foreign:
+        joined = _without_unit_dimensions(joined, naming)
     return Alignment(
-        _in_order(_join(left, right)),
+        _in_order(joined),
         [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
         sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
         (naming.target.wrapper, naming.golden.wrapper),
@@ -294,6 +297,34 @@ FOREIGN = " (golden)"
 """Ends the entry of a call that only the golden dump has, where the target has another one of that name."""
 
 _FOREIGN = pl.lit(FOREIGN)
+
+
+def _without_unit_dimensions(joined: pl.DataFrame, naming: Naming) -> pl.DataFrame:
+    """Give parameters that one framework stores with further dimensions of size 1 the shape that the other has."""
+    maps = [side.words.map.unit_dimensions for side in (naming.target, naming.golden)]
+    if not any(maps):
+        return joined
+    is_other = (pl.col("shape_target") != pl.col("shape_golden")).fill_null(False)
+    is_parameter = pl.col("role").is_in([Role.PARAMETERS.value, Role.PARAMETERS_GRAD.value])
+    rows = joined.with_row_index("position").filter(is_other & is_parameter)
+    columns = ("position", "place_target", "entry_target", "entry_golden", "shape_target", "shape_golden")
+    shapes: dict[int, str] = {}
+    for position, place, target, golden, shape, other in rows.select(columns).rows():
+        parameter = place.rpartition(".")[2]
+        stores_more = any(
+            parameter in listed.get(names.split_module(names.stem_of(entry) or "")[2], ())
+            for entry, listed in zip((target, golden), maps, strict=True)
+        )
+        if stores_more and _squeezed(shape) == _squeezed(other):
+            shapes[position] = other
+    if not shapes:
+        return joined
+    given = pl.int_range(pl.len(), dtype=pl.Int64).replace_strict(shapes, default=None, return_dtype=pl.String)
+    return joined.with_columns(shape_target=pl.coalesce(given, "shape_target"))
+
+
+def _squeezed(shape: str) -> list[str]:
+    return [size for size in shape.strip("[]").split(", ") if size != "1"]
 
 
 def _with_given_pairs(

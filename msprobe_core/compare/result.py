@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.shards.findings import ReplicaFinding
+from msprobe_core.compare.suggest import Suggestion
 from msprobe_core.compare.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class UnitSummary:
         notes: What there is to say about the dumps themselves.
         replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
         is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
+        suggestions: What names without partner may be on the other side.
     """
 
     label: str
@@ -63,6 +65,7 @@ class UnitSummary:
     notes: Sequence[str]
     replicas: Sequence[ReplicaFinding] = ()
     is_foreign: bool = False
+    suggestions: Sequence[Suggestion] = ()
 
     @property
     def num_nodes(self) -> int:

@@ -23,6 +23,7 @@ from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.structure import judge_nesting, structure_dumps
+from msprobe_core.compare.suggest import suggest_names
 from msprobe_core.compare.tensors import Progress, add_tensor_metrics
 from msprobe_core.compare.verdict import (
     UNRECORDED,
@@ -126,6 +127,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
         replicas=replicas,
         is_foreign=is_foreign,
+        suggestions=suggest_names(rows) if is_foreign or options.matching.renames else [],
         rows=rows,
         entries=nodes,
         stacks=stacks,

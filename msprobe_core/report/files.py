@@ -11,6 +11,7 @@ from pathlib import Path
 from msprobe_core.compare.advice import advise
 from msprobe_core.compare.compat import RESULT, compat_a
 from msprobe_core.compare.result import ComparisonResult, Mode, UnitResult, UnitSummary
+from msprobe_core.compare.suggest import NameKind, as_yaml
 from msprobe_core.errors import printable
 from msprobe_core.model import Phase
 from msprobe_core.report.difference import write_calls
@@ -34,10 +35,11 @@ class TableForm(str, Enum):
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the results are: the tables of each unit, in the order of the units, and the summary."""
+    """Where the results are: the tables of each unit, in the order of the units, the summary, and files of names."""
 
     tables: Sequence[Sequence[Path]]
     summary: Path
+    suggestions: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +147,7 @@ def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:
 def write_summary(
     result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]], directory: Path
 ) -> ReportFiles:
-    """Write ``summary.json``.
+    """Write ``summary.json`` and, where names have no partner, files of what they may be.
 
     Args:
         result: What it sums up.
@@ -156,7 +158,21 @@ def write_summary(
         StoreError: it cannot be written.
     """
     make_directory(directory)
-    return ReportFiles(tables, write_summary_file(result, tables, directory))
+    return ReportFiles(tables, write_summary_file(result, tables, directory), _write_suggestions(result, directory))
+
+
+def _write_suggestions(result: ComparisonResult[UnitSummary], directory: Path) -> Sequence[Path]:
+    """Write a file of names for each option that takes one; those of an earlier comparison may have been edited."""
+    suggestions = {(each.kind, each.target): each for unit in result.units for each in unit.suggestions}
+    written: list[Path] = []
+    for kind in NameKind:
+        own = [each for (own_kind, _), each in suggestions.items() if own_kind is kind]
+        if any(not each.is_partly_paired for each in own):
+            (path,) = unused_paths(directory, f"suggested_{kind.value}s", ["yaml"])
+            with whole_file(path) as file:
+                file.write(as_yaml(kind, own).encode())
+            written.append(path)
+    return written
 
 
 def _holds_saved_values(unit: UnitResult) -> bool:

@@ -11,6 +11,7 @@ import msgspec
 
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
+from msprobe_core.compare.suggest import Suggestion
 from msprobe_core.report.whole import whole_file
 
 SUMMARY_FILE = "summary.json"
@@ -72,9 +73,15 @@ def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
         "first_fault": None if unit.first_fault is None else _fault_summary(unit.first_fault),
         "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),
         "first_lone_call": None if unit.lone_call is None else _fault_summary(unit.lone_call),
+        "suggestions": [_suggestion_summary(each) for each in unit.suggestions],
         "notes": [*unit.notes, *table_notes(unit, tables)],
         "tables": [str(path) for path in tables],
     }
+
+
+def _suggestion_summary(suggestion: Suggestion) -> dict[str, Any]:
+    golden = [{"name": candidate.golden, "reason": candidate.reason} for candidate in suggestion.candidates]
+    return {"kind": suggestion.kind.value, "target": suggestion.target, "golden": golden}
 
 
 def _fault_summary(fault: Fault) -> dict[str, Any]:

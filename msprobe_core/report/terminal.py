@@ -11,6 +11,7 @@ from rich.text import Text
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
+from msprobe_core.compare.suggest import NameKind
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
 from msprobe_core.errors import printable
 from msprobe_core.names import is_saved
@@ -26,6 +27,7 @@ _MAX_MISSING = 10
 _MAX_PLACES = 10
 _MAX_RUNS = 8
 _MAX_FRAMES = 3
+_MAX_SUGGESTIONS = 4
 
 
 def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, console: Console) -> None:
@@ -52,8 +54,21 @@ def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, con
     notes = [note for unit, own in zip(result.units, files.tables, strict=True) for note in table_notes(unit, own)]
     for note in notes[:_MAX_FINDINGS]:
         console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+    for line in _suggestion_lines(result, files):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
     console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
     console.print(_verdict_line(result), soft_wrap=True)
+
+
+def _suggestion_lines(result: ComparisonResult[UnitSummary], files: ReportFiles) -> Iterator[str]:
+    """Yield what names without partner may be, the first ones, and where all of them are."""
+    found = {(each.kind, each.target): each for unit in result.units for each in unit.suggestions}
+    for each in list(found.values())[:_MAX_SUGGESTIONS]:
+        best = each.candidates[0]
+        yield f"Perhaps: {each.target} is {best.golden}: {best.reason}"
+    for path in files.suggestions:
+        option = "-cm" if NameKind.CELL.value in path.name else "-am"
+        yield f"Suggestions: {path}; look them over and give them with {option}"
 
 
 def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None:

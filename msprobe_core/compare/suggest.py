@@ -1,0 +1,256 @@
+"""Suggest what calls without partner may be on the other side, for files of names to be edited by people.
+
+A name is suggested for another by what is recorded of their calls: whether parameters and results have the same shapes
+and the same norms, and by how much alike the names are and how near their calls stand. Values speak for more than
+shapes, and shapes for more than names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+_MAX_NAMES = 200
+"""More names of a side are not looked at: whoever has so many has given two programs that are not alike."""
+
+_MAX_CANDIDATES = 3
+
+_SAME_NORM = 1e-3
+"""Relative difference of two norms below which the values may be the same."""
+
+_SAME_NAME = 0.8
+"""Likeness of two names, from 0 to 1, from which on one may be the other although no value is the same."""
+
+_LEAST_SCORE = 1.0
+
+
+class NameKind(str, Enum):
+    """What is called by a name."""
+
+    CELL = "cell"
+    API = "api"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a name may be on the other side.
+
+    Attributes:
+        golden: What the golden dump calls it.
+        reason: What speaks for it.
+    """
+
+    golden: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """What a name of the target's may be.
+
+    Attributes:
+        kind: Whose name it is: of modules, as ``-cm`` takes them, or of APIs, as ``-am`` does.
+        target: What the target calls it.
+        candidates: What the golden dump may call it, the best first.
+        is_partly_paired: Whether other calls of this name have partners.
+    """
+
+    kind: NameKind
+    target: str
+    candidates: Sequence[Candidate]
+    is_partly_paired: bool = False
+
+
+@dataclass
+class _Named:
+    """The calls of one name that have no partner.
+
+    Attributes:
+        name: As the files of names have it.
+        place: Where its first call stands, of all, from 0 to 1.
+        results: Shape and norm of the first result of each call.
+        parameters: Shapes and norms of the parameters of the first call.
+    """
+
+    name: str
+    place: float
+    results: list[tuple[str, float]]
+    parameters: list[tuple[str, float]]
+
+
+def suggest_names(judged: pl.DataFrame) -> list[Suggestion]:
+    """Return suggestions for the names of the target's calls that have no partner.
+
+    Args:
+        judged: Judged rows; calls that pass for another reason need no partner.
+    """
+    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
+    is_lone = ~has_partner & (pl.col("verdict") == Verdict.UNMATCHED.value)
+    lone = judged.with_row_index("row").filter(is_lone & (pl.col("phase") == Phase.FORWARD.value))
+    own = _named(lone.filter(pl.col("match") == Match.TARGET.value), "target", judged.height)
+    other = _named(lone.filter(pl.col("match") == Match.GOLDEN.value), "golden", judged.height)
+    paired = judged.filter(pl.col("match") == Match.BOTH.value)["entry"].unique()
+    stems = {names.stem_of(entry) for entry in paired} if own and other else set[str | None]()
+    return [
+        replace(suggestion, is_partly_paired=suggestion.target in stems)
+        for kind in NameKind
+        for suggestion in _suggest(kind, own.get(kind, [])[:_MAX_NAMES], other.get(kind, [])[:_MAX_NAMES])
+    ]
+
+
+def _named(lone: pl.DataFrame, side: str, total: int) -> Mapping[NameKind, list[_Named]]:
+    entry = "entry_golden" if side == "golden" else "entry"
+    found: dict[str, _Named] = {}
+    kinds: dict[NameKind, list[_Named]] = {}
+    tensors = lone.filter(
+        (pl.col(f"kind_{side}") == RowKind.TENSOR.value)
+        & pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS.value])
+    )
+    columns = tensors.select("row", entry, "role", f"shape_{side}", f"norm_{side}").rows()
+    results_of: set[str] = set()
+    for row, call, role, shape, norm in columns:
+        stem = names.stem_of(call)
+        if stem is None:
+            continue
+        is_module = names.is_module(stem)
+        name = stem.partition(".")[2] if is_module else stem
+        named = found.get(stem)
+        if named is None:
+            named = found[stem] = _Named(name, row / max(total, 1), [], [])
+            kinds.setdefault(NameKind.CELL if is_module else NameKind.API, []).append(named)
+        value = (str(shape), float("nan") if norm is None else float(norm))
+        if role == Role.PARAMETERS.value:
+            named.parameters.append(value)
+        elif call not in results_of:
+            results_of.add(call)
+            named.results.append(value)
+    return kinds
+
+
+def _suggest(kind: NameKind, own: Sequence[_Named], other: Sequence[_Named]) -> list[Suggestion]:
+    scored = [
+        (_score(kind, target, golden), target.name, golden.name, _reason(target, golden))
+        for target in own
+        for golden in other
+    ]
+    scored = sorted((each for each in scored if each[0] >= _LEAST_SCORE), key=lambda each: -each[0])
+    # The best pairs first, each name once, as every module is one on the other side; several APIs may be one.
+    taken: dict[str, str] = {}
+    given: set[str] = set()
+    for _, target, golden, _ in scored:
+        if target not in taken and (kind is NameKind.API or golden not in given):
+            taken[target] = golden
+            given.add(golden)
+    suggestions: list[Suggestion] = []
+    for name in dict.fromkeys(named.name for named in own):
+        candidates = [Candidate(golden, reason) for _, target, golden, reason in scored if target == name]
+        candidates.sort(key=lambda candidate: candidate.golden != taken.get(name))
+        if candidates:
+            suggestions.append(Suggestion(kind, name, candidates[:_MAX_CANDIDATES]))
+    return suggestions
+
+
+def _score(kind: NameKind, target: _Named, golden: _Named) -> float:
+    likeness = difflib.SequenceMatcher(None, target.name, golden.name, autojunk=False).ratio()
+    shapes, values = _alike(target, golden)
+    # Of APIs there are many with results of one shape.
+    if not shapes or (kind is NameKind.API and not values and likeness < _SAME_NAME):
+        return 0.0
+    return shapes + 3 * values + likeness - abs(target.place - golden.place)
+
+
+def _alike(target: _Named, golden: _Named) -> tuple[float, float]:
+    """Return which share of results and parameters has the shape of one of the other, and which its norm too."""
+    shares = [
+        _shares(own, other)
+        for own, other in ((target.results, golden.results), (target.parameters, golden.parameters))
+        if own or other
+    ]
+    if not shares:
+        return 0.0, 0.0
+    return sum(shape for shape, _ in shares) / len(shares), sum(value for _, value in shares) / len(shares)
+
+
+def _shares(own: Sequence[tuple[str, float]], other: Sequence[tuple[str, float]]) -> tuple[float, float]:
+    left = list(other)
+    shapes = values = 0
+    for shape, norm in own:
+        same = [value for value in left if value[0] == shape]
+        if not same:
+            continue
+        shapes += 1
+        best = min(same, key=lambda value: _difference(norm, value[1]))
+        values += _difference(norm, best[1]) < _SAME_NORM
+        left.remove(best)
+    return shapes / max(len(own), 1), values / max(len(own), 1)
+
+
+def _difference(norm: float, other: float) -> float:
+    difference = abs(norm - other) / max(abs(norm), abs(other), 1e-30)
+    return difference if difference == difference else 1.0
+
+
+def _reason(target: _Named, golden: _Named) -> str:
+    shapes, values = _alike(target, golden)
+    what = "results and parameters" if target.parameters else "results"
+    if values > 0.99:
+        return f"{what} have the same shapes and norms"
+    if values:
+        return f"{values:.0%} of its {what} have the same shapes and norms"
+    return f"{what} have the same shapes" if shapes > 0.99 else f"{shapes:.0%} of its {what} have the same shapes"
+
+
+def as_yaml(kind: NameKind, suggestions: Sequence[Suggestion]) -> str:
+    """Return a file of names, as ``-cm`` and ``-am`` take them: the best candidates, the others behind ``#``.
+
+    Args:
+        kind: Whose names.
+        suggestions: Of all kinds.
+    """
+    option = "-cm" if kind is NameKind.CELL else "-am"
+    what = "Modules" if kind is NameKind.CELL else "APIs"
+    lines = [
+        f"# {what} of the target that have no partner, and what the golden dump may call them: a guess by shapes,",
+        f"# values and names. Take out what is wrong, then compare again with {option} and this file.",
+    ]
+    own = [suggestion for suggestion in suggestions if suggestion.kind is kind]
+    if kind is NameKind.CELL:
+        lines += [f"{_quoted(target)}: {_quoted(golden)}" for target, golden in _shortened(own)]
+        return "\n".join(lines) + "\n"
+    for suggestion in own:
+        for number, each in enumerate(suggestion.candidates):
+            mark = "# " if number or suggestion.is_partly_paired else ""
+            lines.append(f"{mark}{_quoted(suggestion.target)}: {_quoted(each.golden)}  # {each.reason}")
+        if suggestion.is_partly_paired:
+            lines.append("#   is left out, because other calls of this name have partners, which they would lose")
+    return "\n".join(lines) + "\n"
+
+
+def _shortened(suggestions: Sequence[Suggestion]) -> list[tuple[str, str]]:
+    """Return pairs of parts of names, without what both have at their ends: children follow their parent."""
+    pairs: dict[str, str] = {}
+    for suggestion in suggestions:
+        own, other = suggestion.target.split("."), suggestion.candidates[0].golden.split(".")
+        # The class is part of the name only where it alone tells the two apart.
+        if own[:-1] != other[:-1]:
+            own, other = own[:-1], other[:-1]
+        while len(own) > 1 and len(other) > 1 and own[-1] == other[-1]:
+            own, other = own[:-1], other[:-1]
+        pairs.setdefault(".".join(own), ".".join(other))
+    return sorted(pairs.items(), key=lambda pair: -pair[0].count("."))
+
+
+def _quoted(text: Any) -> str:
+    plain = str(text)
+    return plain if plain.replace(".", "").replace("_", "").isalnum() else f"'{plain.replace(chr(39), chr(39) * 2)}'"

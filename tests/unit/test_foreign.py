@@ -1,0 +1,281 @@
+"""MindSpore against PyTorch, from dumps of a small convolutional net that were recorded with both, at level mix.
+
+``tests/data/frameworks`` holds them; ``examples/conv_pair`` is what made them. No framework is installed here.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from msprobe_core import names
+from msprobe_core.compare import compare_dumps
+from msprobe_core.compare.mapping_files import read_matching
+from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.plugins import registry
+from msprobe_core.report.files import TableOptions
+from msprobe_core.report.run import compare_run
+
+DATA = Path(__file__).parents[1] / "data/frameworks"
+NORM = "Cell.model.blocks.1.norm.BatchNorm2d"
+
+pytestmark = pytest.mark.skipif(
+    not {"mindspore", "pytorch"} <= set(registry().api_maps()), reason="the plugins of both frameworks have the maps"
+)
+
+
+class Recorded:
+    """A copy of a recorded dump that a test changes."""
+
+    def __init__(self, directory, name):
+        self.directory = directory
+        self.content = json.loads((DATA / name / "dump.json").read_text())
+        self.parents = json.loads((DATA / name / "construct.json").read_text())
+
+    @property
+    def data(self):
+        return self.content["data"]
+
+    def rename(self, pattern, replacement):
+        """Change names of entries."""
+        renamed = {}
+        for content in (self.data, self.parents):
+            for entry in list(content):
+                value = content.pop(entry)
+                if content is self.parents and value is not None:
+                    value = re.sub(pattern, replacement, value)
+                renamed[re.sub(pattern, replacement, entry)] = value
+            content |= renamed
+            renamed = {}
+
+    def write(self):
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "dump.json").write_text(json.dumps(self.content))
+        (self.directory / "construct.json").write_text(json.dumps(self.parents))
+        return self.directory
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return Recorded(tmp_path / "target", "mindspore"), Recorded(tmp_path / "golden", "pytorch")
+
+
+def compared(target, golden, **mapping):
+    paths = [side.write() if isinstance(side, Recorded) else side for side in (target, golden)]
+    (unit,) = compare_dumps(*paths, options=CompareOptions(matching=read_matching(**mapping))).units
+    return unit
+
+
+def row(unit, name):
+    """Return the row of that name on either side."""
+    return unit.rows.filter((pl.col("name_target") == name) | (pl.col("name_golden") == name)).to_dicts()[0]
+
+
+@pytest.mark.parametrize("sides", [("mindspore", "pytorch"), ("pytorch", "mindspore")], ids="-".join)
+def test_a_healthy_pair_agrees(sides):
+    unit = compared(*(DATA / side for side in sides))
+    assert unit.agrees
+    assert unit.counts["pass"] == unit.num_rows == 237
+    assert unit.first_fault is None
+    assert unit.suggestions == []
+    translated, *_ = (note for note in unit.notes if note.startswith(f"names of {sides[0]} and {sides[1]}"))
+    assert "21 calls have a partner" in translated
+
+
+def test_a_fault_is_named():
+    unit = compared(DATA / "mindspore_fault", DATA / "pytorch")
+    assert unit.first_fault.parent == f"{NORM}.forward.0"
+    assert unit.first_fault.entry == "Primitive.bn_train.BatchNorm.1.forward"
+    assert list(unit.first_fault.parts) == ["outputs"]
+
+
+def test_pairs_of_apis_and_of_their_arguments():
+    unit = compared(DATA / "mindspore", DATA / "pytorch")
+    pairs = dict(unit.rows.select("name_target", "name_golden").drop_nulls().rows())
+    both = unit.rows.filter(pl.col("match") == "both").select("entry", "entry_golden").unique().rows()
+    assert {(names.stem_of(a), names.stem_of(b)) for a, b in both if not names.is_module(a)} == {
+        ("Functional.cross_entropy", "Functional.cross_entropy"),
+        ("Primitive.bn_train.BatchNorm", "Functional.batch_norm"),
+        ("Primitive.max_pool.MaxPool", "Functional.max_pool2d"),
+        ("Primitive.relu.ReLU", "Functional.relu"),
+        ("Tensor.mean", "Tensor.mean"),
+    }
+    # Here scale and bias come before mean and variance; there behind them, and by keyword.
+    own, other = "Primitive.bn_train.BatchNorm.0.forward.input", "Functional.batch_norm.0.forward.input"
+    places = {0: "0", 1: "weight", 2: "bias", 3: "1", 4: "2"}
+    assert {f"{own}.{i}": f"{other}.{j}" for i, j in places.items()}.items() <= pairs.items()
+
+
+def test_what_may_differ_without_a_fault():
+    unit = compared(DATA / "mindspore", DATA / "pytorch")
+    messages = {reason.removeprefix("note: ").rstrip(".") for listed in unit.rows["messages"] for reason in listed}
+    assert {
+        "only the target records this as a parameter; it is a buffer elsewhere",
+        "only the golden is given this argument",
+        "only the target returns this",
+        "this is around the model of the other side, or beside it",
+    } <= messages
+    assert any(message.startswith("inside Cell.model.blocks.0.conv.Conv2d.forward.0, whose") for message in messages)
+
+
+def test_a_gradient_of_a_parameter_is_never_excused(pair):
+    del pair[0].data["Cell.model.head.Dense.parameters_grad.0"]["weight"]
+    unit = compared(*pair)
+    assert not unit.agrees
+    assert row(unit, "Module.head.Linear.parameters_grad.0.weight")["verdict"] == "unmatched"
+
+
+def test_a_gradient_of_an_input_may_be_computed_by_one_alone(pair):
+    pair[0].data["Cell.model.blocks.0.conv.Conv2d.backward.0"]["output"] = [None]
+    golden = pair[1].data["Module.blocks.0.conv.Conv2d.backward.0"]
+    golden["output"] = golden["input"]
+    unit = compared(*pair)
+    found = row(unit, "Module.blocks.0.conv.Conv2d.backward.0.output.0")
+    assert found["verdict"] == "pass"
+    assert found["messages"] == ["note: only the golden computes this gradient."]
+    assert any(note.startswith("gradients with respect to inputs that one of the two frameworks alone computes: 1") for
+               note in unit.notes)  # fmt: skip
+
+
+def test_inside_a_module_that_disagrees_a_lone_call_is_no_other_way(pair):
+    output = pair[0].data["Cell.model.blocks.0.conv.Conv2d.forward.0"]["output"][0]
+    output |= {name: output[name] * 1.5 for name in ("Max", "Min", "Norm")}
+    unit = compared(*pair)
+    assert row(unit, "Functional.conv2d.0.forward.output.0")["verdict"] == "unmatched"
+    assert row(unit, "Functional.conv2d.1.forward.output.0")["verdict"] == "pass"
+    assert unit.first_fault.entry == "Cell.model.blocks.0.conv.Conv2d.forward.0"
+
+
+def test_a_module_that_one_side_lacks_is_unmatched(pair):
+    for content in (pair[0].data, pair[0].parents):
+        for entry in [name for name in content if ".blocks.1.relu." in name]:
+            del content[entry]
+    unit = compared(*pair)
+    assert not unit.agrees
+    assert unit.first_fault.entry == "Module.blocks.1.relu.ReLU.forward.0"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "verdict"),
+    [
+        ({"type": "int", "value": -1}, {"type": "int", "value": 8}, "pass"),
+        ({"type": "int", "value": 4}, {"type": "int", "value": 8}, "error"),
+        ({"type": "bool", "value": True}, {"type": "int", "value": 1}, "pass"),
+        ({"type": "mindspore.dtype", "value": "Float32"}, {"type": "torch.dtype", "value": "torch.float16"}, "pass"),
+        (None, {"type": "int", "value": 8}, "pass"),
+        ({"type": "float", "value": 1e-5}, {"type": "float", "value": 1e-2}, "error"),
+        ({"type": "str", "value": "mean"}, {"type": "str", "value": "sum"}, "error"),
+    ],
+    ids=["from the end", "another size", "true is 1", "dtypes", "default", "another number", "another word"],
+)
+def test_arguments(pair, own, other, verdict):
+    pair[0].data["Tensor.mean.0.forward"]["input_kwargs"]["keepdim"] = own
+    pair[1].data["Tensor.mean.0.forward"]["input_kwargs"]["keepdim"] = other
+    unit = compared(*pair)
+    assert row(unit, "Tensor.mean.0.forward.input.keepdim")["verdict"] == verdict
+
+
+def test_positional_and_keyword_arguments_are_one(pair):
+    mean = pair[0].data["Tensor.mean.0.forward"]
+    assert len(mean["input_args"]) == 2
+    mean["input_kwargs"]["dim"] = mean["input_args"].pop()
+    unit = compared(*pair)
+    assert unit.agrees
+    assert row(unit, "Tensor.mean.0.forward.input.dim.0")["name_golden"] == "Tensor.mean.0.forward.input.1.0"
+
+
+def test_other_classes_are_paired_by_their_path_and_said(pair):
+    pair[0].rename(r"\.head\.Dense", ".head.ColumnParallelLinear")
+    unit = compared(*pair)
+    assert unit.agrees
+    assert "modules of different classes, paired by their path: 1; the first is" in " ".join(unit.notes)
+
+
+def test_a_wrapper_on_either_side_is_found_out(pair):
+    pair[1].rename(r"^Module\.(?=blocks|head)", "Module.module.")
+    pair[1].rename(r"^Module\.ConvNet", "Module.module.ConvNet")
+    unit = compared(*pair)
+    assert unit.agrees
+    assert {note.partition("'")[2].partition("'")[0] for note in unit.notes if "paths are without it" in note} == {
+        "model", "module"
+    }  # fmt: skip
+
+
+def test_kinds_that_one_side_has_not_recorded_are_one_note(pair):
+    for entry in [name for name in pair[0].data if not names.is_module(name)]:
+        del pair[0].data[entry]
+    unit = compared(*pair)
+    assert unit.agrees
+    (note,) = (note for note in unit.notes if note.startswith("what the target has recorded none of"))
+    assert "inputs of APIs (" in note
+    assert "gradients of outputs of APIs (" in note
+
+
+def conv1d(prefix, shape):
+    """Return a dump of one convolution along one dimension, and its gradient."""
+    weight = {"dtype": "float32", "shape": shape, "Max": 1.0, "Min": -1.0, "Mean": 0.0, "Norm": 2.0, "type": "Tensor"}
+    x = weight | {"shape": [2, 3, 8]}
+    stem = f"{prefix}.conv.Conv1d"
+    return {
+        f"{stem}.forward.0": {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}},
+        f"{stem}.parameters_grad.0": {"weight": [weight]},
+    }
+
+
+@pytest.mark.parametrize(("shape", "agrees"), [([3, 3, 1, 5], True), ([3, 3, 5, 1, 1], True), ([3, 5, 3], False)])
+def test_weights_that_are_stored_with_a_dimension_more(pair, shape, agrees):
+    for side, prefix, own in ((pair[0], "Cell", shape), (pair[1], "Module", [3, 3, 5])):
+        side.content["data"], side.parents = conv1d(prefix, own), {}
+    unit = compared(*pair)
+    assert unit.agrees == agrees
+
+
+# --- suggestions --------------------------------------------------------------------------------------------------
+
+
+def test_suggested_modules_can_be_handed_back(pair, tmp_path):
+    pair[0].rename(r"\.blocks\.1\.norm\.", ".blocks.1.batch_normalisation.")
+    pair[0].rename(r"\.head\.Dense", ".classifier.Dense")
+    target, golden = (side.write() for side in pair)
+    result, files = compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp="1"))
+    assert not result.agrees
+    suggested = {each.target: each.candidates[0].golden for each in result.units[0].suggestions}
+    assert suggested == {
+        "model.blocks.1.batch_normalisation.BatchNorm2d": "blocks.1.norm.BatchNorm2d",
+        "model.classifier.Dense": "head.Linear",
+    }
+    (path,) = files.suggestions
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert lines == ["model.blocks.1.batch_normalisation: blocks.1.norm", "model.classifier: head"]
+    summary = json.loads(files.summary.read_text())["units"][0]["suggestions"]
+    assert summary[1]["golden"][0] == {
+        "name": "head.Linear", "reason": "results and parameters have the same shapes and norms"
+    }  # fmt: skip
+    unit = compared(*pair, cell_mapping=path)
+    assert unit.agrees
+    assert not [note for note in unit.notes if "do not match" in note]
+
+
+def test_suggested_apis_can_be_handed_back(pair, tmp_path):
+    pair[0].rename(r"^Primitive\.relu\.ReLU\.", "Custom.my_relu.")
+    pair[0].parents.clear()
+    pair[1].parents.clear()
+    target, golden = (side.write() for side in pair)
+    result, files = compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp="1"))
+    path = next(path for path in files.suggestions if path.name == "suggested_apis.yaml")
+    assert "Custom.my_relu: Functional.relu  # results have the same shapes and norms\n" in path.read_text()
+    assert "Custom.my_relu" in {each.target for each in result.units[0].suggestions}
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if "my_relu" in line))
+    unit = compared(*pair, api_mapping=path)
+    assert row(unit, "Custom.my_relu.1.forward.output.0")["name_golden"] == "Functional.relu.1.forward.output.0"
+
+
+def test_an_edited_file_of_suggestions_is_not_written_over(pair, tmp_path):
+    pair[0].rename(r"\.head\.Dense", ".classifier.Dense")
+    target, golden = (side.write() for side in pair)
+    first, second = (
+        compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp=stamp))[1].suggestions for stamp in "12"
+    )
+    assert [path.name for path in (*first, *second)] == ["suggested_cells.yaml", "suggested_cells_2.yaml"]
