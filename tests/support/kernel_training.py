@@ -1,6 +1,7 @@
-"""Two steps of a tiny net in a static graph: ``python kernel_training.py EPSILON [CONFIG]``.
+"""Two steps of a tiny net in a static graph: ``python kernel_training.py EPSILON [CONFIG [FIRST_STEP]]``.
 
-EPSILON is that of a normalisation; with CONFIG the program has a debugger, without it knows of none.
+EPSILON is that of a normalisation; with CONFIG the program has a debugger, without it knows of none. FIRST_STEP is what
+the first step is called; ``late`` constructs the debugger when a graph has been compiled already.
 """
 
 import sys
@@ -21,13 +22,17 @@ class Net(nn.Cell):
         return self.last(ops.relu(self.norm(self.first(x))))
 
 
-def main(epsilon, config=None):
+def main(epsilon, config=None, first_step="0"):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if first_step == "late":
+        nn.ReLU()(Tensor([1.0])).asnumpy()
     debugger = None
     if config is not None:
         from msprobe.mindspore import PrecisionDebugger
 
         debugger = PrecisionDebugger(config)
-    ms.set_context(mode=ms.GRAPH_MODE)
+    if first_step.isdecimal() and int(first_step):
+        debugger.set_init_step(int(first_step))
     values = np.random.default_rng(7)
     net = Net(epsilon)
     for parameter in net.get_parameters():

@@ -401,11 +401,18 @@ def test_a_table_and_files_are_compared_by_statistics(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("layout", ["a", "c"])
-def test_other_tables_can_be_had(tmp_path, capsys, layout):
-    write_tensors(tmp_path / "t", fault=2.0)
-    write_tensors(tmp_path / "g")
+@pytest.mark.parametrize("has_tensors", [True, False], ids=["tensors", "table"])
+def test_other_tables_can_be_had(tmp_path, capsys, layout, has_tensors):
+    for side, fault in (("t", 2.0), ("g", 1.0)):
+        if has_tensors:
+            write_tensors(tmp_path / side, fault=fault)
+        else:
+            lines = [line("a", "input", 0, 1), line("a", "output", 0, 2, (2 * fault, 1, 1.5, 3 * fault))]
+            write_table(unit(tmp_path / side), *lines)
     given = ("-tp", tmp_path / "t", "-gp", tmp_path / "g", "-o", tmp_path / "out", "--compat", layout, "-da")
     assert run(capsys, *given)[0] == 1
     table = pl.read_csv(next((tmp_path / "out" / "step0").glob("compare*.csv")), infer_schema=False)
-    assert table["NPU Name"][0] == "Default_network-Net_a-Dense_MatMul-op0.0.input.0"
-    assert len(list((tmp_path / "out" / "step0").glob("diff_analyze_*.json"))) == 1
+    first, wrong = ("Default_network-Net_a-Dense_MatMul-op0.0", "Default_network-Net_c_ReLU-op0.0")
+    assert table["NPU Name"][0] == (f"{first}.input.0" if has_tensors else "a.0.input.0")
+    (found,) = (tmp_path / "out" / "step0").glob("diff_analyze_*.json")
+    assert [call["op_name"] for call in json.loads(found.read_text())["rank_0"]] == [wrong if has_tensors else "a.0"]

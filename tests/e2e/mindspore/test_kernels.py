@@ -48,16 +48,18 @@ def begin(root, *command):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Four runs: with the command; with a debugger, and a fault; of chosen kernels; and without any dump."""
+    """With the command; with a debugger, and a fault; of chosen kernels; with a debugger too late; without any dump."""
     top = tmp_path_factory.mktemp("kernels")
     options = {"list": ["LayerNorm", "name-regex(.*first-Dense.*MatMul.*)"], "data_mode": ["output"]}
     configs = {name: write_config(top / name) for name in ("golden", "target")}
-    configs["chosen"] = write_config(top / "chosen", step=[1], tensor=options)
+    configs["chosen"] = write_config(top / "chosen", step=[6], tensor=options)
+    configs["late"] = write_config(top / "late")
     command = ("-m", "msprobe_core", "kernel-dump", configs["golden"], "--", sys.executable)
     processes = {
         "golden": begin(top / "golden", *command, PROGRAM, "1e-5"),
         "target": begin(top / "target", PROGRAM, "0.1", configs["target"]),
-        "chosen": begin(top / "chosen", PROGRAM, "1e-5", configs["chosen"]),
+        "chosen": begin(top / "chosen", PROGRAM, "1e-5", configs["chosen"], "5"),
+        "late": begin(top / "late", PROGRAM, "1e-5", configs["late"], "late"),
         "plain": begin(top / "plain", PROGRAM, "1e-5"),
     }
     ended = {}
@@ -94,13 +96,20 @@ def test_a_debugger_in_the_program_dumps_what_is_chosen(runs):
     assert chosen.losses == runs["plain"].losses
     assert "no kernel was dumped" not in chosen.log
     (step,) = (chosen.root / "rank_0" / "Net" / "0").iterdir()
-    assert step.name == "1"
+    assert step.name == "6"
     kernels = [
         path.name.split(".")[1].rpartition("_")[2] for path in step.glob("*.output.*") if "Param" not in path.name
     ]
     assert {"LayerNorm-op0", "MatMul-op0"} <= set(kernels)
     assert all(kernel.startswith(("LayerNorm", "MatMul")) for kernel in kernels)
     assert list(step.glob("*.input.*")) == []
+
+
+def test_a_debugger_that_comes_too_late_says_so_and_does_not_disturb(runs):
+    late = runs["late"]
+    assert late.losses == runs["plain"].losses
+    assert f"no kernel was dumped to {late.root / 'rank_0'}" in late.log
+    assert "or start the program with `msprobe kernel-dump CONFIG -- python train.py`" in late.log
 
 
 def test_the_first_kernel_that_differs_is_named_with_its_line(runs, tmp_path, capsys):
