@@ -142,6 +142,16 @@ def test_other_ways_to_capture_a_function_are_left_alone(tmp_path, x, mode):
     assert stems(dumps[0]) == ["Functional.exp"]
 
 
+def test_a_compiler_of_bytecode_finds_the_functions_themselves(tmp_path, x, stand_in_calls):
+    @ms.jit(capture_mode="bytecode")
+    def compiled(x):
+        return ops.relu(x) + 1
+
+    record(tmp_path, lambda: (compiled(x), compiled(x), ops.exp(x)))
+    # It calls what it cannot compile, such as a stand-in.
+    assert {"relu", "exp"} & set(stand_in_calls) == {"exp"}
+
+
 def test_functions_that_compile_by_themselves(tmp_path, x):
     def times(x):
         return ops.relu(x) * x
