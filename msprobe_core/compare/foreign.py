@@ -10,6 +10,8 @@ An excused row passes, with a note that says why it is not judged:
   if the other side has no module without partner that it could be;
 * a gradient with respect to an input that one framework alone computes: they differ in which inputs they take for such
   that need one. Gradients of parameters are not excused;
+* a gradient with respect to a result besides the first, which one side alone has: nothing may use it, or only the
+  module itself, which a compiled graph does not count;
 * everything of a kind of which one side has recorded nothing at all, as calls of APIs at level L0;
 * a call of an API without partner inside a pair of modules whose results agree, or inside the optimizer: it is another
   way to compute the same.
@@ -54,6 +56,7 @@ def with_excuses(
     place = pl.coalesce("place_target", "place_golden") if "place_target" in rows.columns else pl.lit("")
     kind = pl.coalesce("kind_target", "kind_golden").cast(pl.String)
     is_gradient = (pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.OUTPUT.value)
+    is_passed_on = (pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.INPUT.value)
     has_nothing = [(pl.col(f"kind_{name}") == RowKind.NONE.value).fill_null(False) for name in _SIDES]
     one_has_none = (pl.col("match") == Match.BOTH.value) & (has_nothing[0] != has_nothing[1])
     computed_by = pl.when(is_lone).then(side).when(has_nothing[0]).then(pl.lit("golden")).otherwise(pl.lit("target"))
@@ -71,6 +74,8 @@ def with_excuses(
         .then(pl.format("only the {} is given this argument", side))
         .when(is_lone & has_partner & is_buffer)
         .then(pl.format("only the {} records this as a parameter; it is a buffer elsewhere", side))
+        .when((one_has_none | (is_lone & has_partner)) & is_passed_on & ~place.str.contains(r"^input\.0(\.|$)"))
+        .then(pl.format("only the {} has a gradient of this result", computed_by))
         .when((one_has_none | (is_lone & has_partner)) & is_gradient)
         .then(pl.format("only the {} computes this gradient", computed_by))
     )

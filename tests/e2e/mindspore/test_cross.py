@@ -50,8 +50,8 @@ class Recorder:
         record(msprobe.pytorch, path, level, model,
                lambda: torch_llama.loss_function(model(tokens), labels).backward())  # fmt: skip
 
-    def _mindspore_llama(self, path, level, variant="nn", fault=None, wraps=False):
-        mindspore_llama.set_mode("pynative")
+    def _mindspore_llama(self, path, level, variant="nn", fault=None, wraps=False, mode="pynative"):
+        mindspore_llama.set_mode(mode)
         model = mindspore_llama.build(LlamaConfig(), variant, fault)
         parameters, whole = model.trainable_params(), mindspore_llama.WithLoss(model)
         arrays = [ms.Tensor(array) for array in llama_config.batch(LlamaConfig())]
@@ -181,6 +181,29 @@ def test_the_fault_of_the_conv_net_is_named(recorded, level):
     unit = compared(recorded("mindspore", "conv", level, has_fault=True), recorded("torch", "conv", level))
     path = f"Cell.model.{conv_config.FAULTY_MODULE}.BatchNorm2d.forward.0"
     assert path in (unit.first_fault.entry, unit.first_fault.parent)
+
+
+@pytest.mark.parametrize("fault", [None, Fault.SCALE], ids=["healthy", "scale"])
+def test_static_graphs(recorded, fault, tmp_path, monkeypatch):
+    """The rows are those of the dynamic graph, but for gradients of attention weights, which nothing else uses."""
+    monkeypatch.chdir(tmp_path)
+    options = {"mode": "graph"} | ({"fault": fault} if fault else {})
+    try:
+        target = recorded("mindspore", "llama", "L0", **options)
+    finally:
+        mindspore_llama.set_mode("pynative")
+    for level in ("L0", "mix"):
+        unit = compared(target, recorded("torch", "llama", level))
+        if fault is not None:
+            assert unit.first_fault.entry == "Cell.layers.0.self_attn.Attention.forward.0"
+            continue
+        assert unit.agrees
+        modules = unit.rows.filter(is_module_row(unit.rows))
+        assert modules.height == 168
+        assert modules.filter(modules["match"] != "both")["name_golden"].to_list() == [
+            f"Module.layers.{layer}.self_attn.Attention.backward.0.input.1" for layer in (1, 0)
+        ]
+        assert modules["judged_error"].max() < FP32_NOISE
 
 
 def test_a_loss_around_the_model_is_found_out(recorded):
