@@ -123,7 +123,7 @@ def read_npy_header(path: Path) -> NpyHeader:
     return NpyHeader(shape, is_fortran, stored, dtype, content.tell())
 
 
-_MAX_NPY_HEADER_BYTES = 1 << 16
+_MAX_NPY_HEADER_BYTES = 1 << 14
 """NumPy refuses longer ones."""
 
 _BFLOAT16, _UINT16 = b"'descr': '<E2'", b"'descr': '<u2'"

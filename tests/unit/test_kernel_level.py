@@ -195,8 +195,18 @@ def test_on_ascend_mindspore_counts_and_can_be_told_where_to_begin(tmp_path):
     dump.next_step()
     assert framework.counted == [100]
     del framework._c_expression._set_init_iter
+    dump = KernelDump(framework, options_of(tmp_path), {})
     with pytest.raises(SessionError, match="counts the steps of a dump of kernels by itself"):
         dump.begin_at(3)
+
+
+def test_a_release_that_cannot_be_told_counts_by_itself_on_the_cpu(tmp_path):
+    framework = mindspore("CPU")
+    del framework._c_expression._set_init_iter
+    dump = KernelDump(framework, options_of(tmp_path, task="tensor"), {})
+    dump.begin()
+    dump.next_step()
+    assert framework.counted == []
 
 
 # --- the debugger ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
@@ -191,6 +191,8 @@ class KernelDump:
         self._is_selected = True
         self._step: int | None = None
         """The current step; ``None`` where MindSpore counts by itself."""
+        native = getattr(mindspore, "_c_expression", None)
+        self._set_count: Callable[[int], None] | None = getattr(native, "_set_init_iter", None)  # not in all releases
         self._on_cpu = on_cpu = mindspore.get_context("device_target") == "CPU"
         _check_context(mindspore, options, on_cpu=on_cpu)
         if on_cpu and options.ranks and _rank(environment) not in options.ranks:
@@ -216,7 +218,7 @@ class KernelDump:
 
     def begin(self) -> None:
         """Count steps as the program does, where that is known to work: MindSpore itself counts runs of graphs."""
-        if self._on_cpu and self._step is None:
+        if self._on_cpu and self._step is None and self._set_count is not None:
             self.begin_at(0)
 
     def next_step(self) -> None:
@@ -230,10 +232,9 @@ class KernelDump:
         Raises:
             SessionError: this MindSpore cannot.
         """
-        count = getattr(getattr(self._mindspore, "_c_expression", None), "_set_init_iter", None)
-        if count is None:
+        if self._set_count is None:
             raise SessionError("set_init_step(): this MindSpore counts the steps of a dump of kernels by itself")
-        count(step)
+        self._set_count(step)
         if self._on_cpu:
             self._step = step
 
