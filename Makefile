@@ -9,7 +9,7 @@ MS_VENV := .venv-mindspore
 MS_BIN := $(MS_VENV)/bin
 MS_READY := $(MS_VENV)/.ready
 DEMO := demo_output
-PAIR := examples/llama_pair/train.py --level L0
+PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 # Tests without a framework that run with MindSpore's older NumPy too. Left out are those that start programs, load
