@@ -1,6 +1,7 @@
 """What the pages on MindSpore show is what happens: their programs run, in the order in which one reads them."""
 
 import re
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -9,6 +10,7 @@ import mindspore as ms
 import pytest
 
 from msprobe_core import PrecisionDebugger
+from msprobe_core.cli import main
 
 REPOSITORY = Path(__file__).parents[3]
 PAGES = [REPOSITORY / "docs/mindspore.md", REPOSITORY / "plugins/mindspore/README.md"]
@@ -59,3 +61,34 @@ def test_programs_run_and_record(page, place, recwarn, monkeypatch):
         found = {str(path.relative_to(place)) for path in place.glob("saved/step0/**/*.npy")}
         assert found == set(listed)
     assert not [warning for warning in recwarn if "msprobe" in str(warning.message)]
+
+
+def without_run(text):
+    """Drop what differs between two runs: process ids, times and directories."""
+    text = re.sub(r"proc\d+", "proc", text)
+    text = re.sub(r"compare_result_\d{14}", "compare_result", text)
+    return re.sub(r"File \S*/", "File ", text)
+
+
+def run(command, monkeypatch):
+    """Run a command line of a page, in this process, which has the frameworks."""
+    program, *arguments = command.split()
+    if program == "msprobe":
+        with pytest.raises(SystemExit):
+            main(arguments)
+        return
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(REPOSITORY / arguments[0]), run_name="__main__")
+    end_of_block()
+
+
+def test_the_comparison_with_pytorch(place, monkeypatch, capsys):
+    section = (REPOSITORY / "docs/mindspore.md").read_text().partition("## Comparing with PyTorch\n")[2]
+    [block] = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    commands, shown = [], []
+    for line in block.splitlines():
+        (commands if line.startswith("$ ") else shown).append(line.removeprefix("$ "))
+    for command in commands:
+        capsys.readouterr()
+        run(command, monkeypatch)
+    assert without_run(capsys.readouterr().out).splitlines() == without_run("\n".join(shown)).splitlines()
