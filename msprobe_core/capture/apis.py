@@ -26,7 +26,7 @@ class ResultWatch(Protocol):
 class ApiCalls(ABC):
     """Records the outermost API calls of each thread."""
 
-    tensor_type: ClassVar[type[Any]]
+    tensor_type: ClassVar[type[Any] | tuple[type[Any], ...]]
 
     def __init__(self, recorder: CallRecorder, inside: Inside | None = None) -> None:
         """Prepare.

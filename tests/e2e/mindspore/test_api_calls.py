@@ -89,6 +89,15 @@ def test_tensors_of_every_kind(tmp_path, values, dtype):
     )
 
 
+def test_sparse_tensors_are_recorded_without_values(tmp_path):
+    index = Tensor([[0, 1], [1, 2]], ms.int32)
+    sparse = ms.COOTensor(index, Tensor([-1.0, 2.0], ms.float32), (3, 4))
+    dump = record(tmp_path, lambda: ops.coo_abs(sparse))
+    for value in (dump.data["Functional.coo_abs.0.forward"][part][0] for part in ("input_args", "output")):
+        assert value["type"] == "mindspore.COOTensor"
+        assert (value["shape"], value["Max"]) == ([3, 4], None)
+
+
 def test_inputs_are_those_before_a_call_that_writes_to_them(tmp_path):
     y = Tensor(np.ones(3, np.float32))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, cast
 
+import mindspore as ms
 from mindspore import Tensor
 
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
@@ -16,11 +17,14 @@ from msprobe_core.capture.apis import Function
 from msprobe_core.capture.owners import CLIP_GRAD, OPTIMIZER, Owners, is_clipping
 from msprobe_core.hookspecs import Call, CallRecorder
 
+SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
+"""Tensors that are no ``mindspore.Tensor``."""
+
 
 class ApiCalls(apis.ApiCalls):
     """Records the outermost API calls of each thread, whatever stands for them."""
 
-    tensor_type = Tensor
+    tensor_type = (Tensor, *SPARSE)
 
     def __init__(self, recorder: CallRecorder, unsettled: dict[int, Callable[[], None]]) -> None:
         """Prepare.

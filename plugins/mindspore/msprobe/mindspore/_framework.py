@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.communication import GlobalComm, get_rank
 
-from msprobe.mindspore._calls import ApiCalls
+from msprobe.mindspore._calls import SPARSE, ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
 from msprobe.mindspore._communication import CommunicationStandIns
 from msprobe.mindspore._functions import ApiStandIns
@@ -44,9 +44,7 @@ from msprobe_core.model import Argument, KernelOptions, TensorContent, TensorMet
 
 _logger = logging.getLogger(__name__)
 
-_SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
-
-_TENSORS = (Tensor, *_SPARSE, GraphValues)
+_TENSORS = (Tensor, *SPARSE, GraphValues)
 
 _DTYPE: Any = type(ms.float32)
 
@@ -93,7 +91,7 @@ class MindSporeFramework:
         dtype = self._dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = self._dtypes[tensor.dtype] = str(tensor.dtype)
-        is_sparse = isinstance(tensor, _SPARSE)
+        is_sparse = isinstance(tensor, SPARSE)
         name = f"mindspore.{type(tensor).__name__}" if is_sparse else "mindspore.Tensor"
         return TensorMeta(name, dtype, tuple(tensor.shape), not is_sparse and takes_gradient(tensor))
 
@@ -101,7 +99,7 @@ class MindSporeFramework:
         """Whether a backward pass computes a gradient with respect to this tensor."""
         if isinstance(tensor, GraphValues):
             return tensor.takes_gradient
-        return not isinstance(tensor, _SPARSE) and takes_gradient(tensor)
+        return not isinstance(tensor, SPARSE) and takes_gradient(tensor)
 
     def describe_argument(self, value: Any) -> Argument | None:
         """Describe a dtype."""
