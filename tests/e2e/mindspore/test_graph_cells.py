@@ -107,6 +107,10 @@ def test_structure_list_and_direction_are_respected(graph, tmp_path):
     assert structure.parents["Cell.block.fc.Dense.forward.1"] == "Cell.block.Block.forward.1"
     listed, _ = record(net, run, tmp_path / "list", block={"list": ["layers"]})
     assert {name.split(".")[1] for name in listed.entries} == {"layers"}
+    names = ["Cell.sequence.0.Dense.forward.0", "Cell.layers.0.Dense.forward.0"]
+    scope, _ = record(net, run, tmp_path / "scope", block={"scope": names})
+    found = [name for name in scope.entries if "forward" in name]
+    assert found == [names[0], "Cell.sequence.1.Tanh.forward.0", names[1]]
     forward, _ = record(net, run, tmp_path / "forward", block={"data_mode": ["forward"]})
     assert not [name for name in forward.entries if "forward" not in name]
     assert len(forward.entries) == 10
