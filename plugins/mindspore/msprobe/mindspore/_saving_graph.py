@@ -1,4 +1,4 @@
-"""``save`` and ``save_grad`` as they are compiled into graphs; see `msprobe.mindspore.graph.taps` for how that is done.
+"""``save`` and ``save_grad`` as they are compiled into graphs; see `msprobe.mindspore.graph.reading`.
 
 On the CPU values are handed to Python, which writes them. On Ascend MindSpore's operator ``TensorDump`` does, which by
 itself puts step and rank into the path, and dtype and number behind it.
@@ -19,7 +19,7 @@ from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 from mindspore.ops.primitive import _run_op
 from numpy.typing import NDArray
 
-from msprobe.mindspore.graph import taps
+from msprobe.mindspore.graph import reading
 from msprobe.mindspore.graph.layouts import Place, Tree, TreeReader
 from msprobe.mindspore.graph.leaf import operator
 from msprobe_core.store.layout import tensor_file_name
@@ -139,13 +139,13 @@ def advance() -> None:
 
 def save(save_dir: str, name: str, data: Any) -> None:
     """Save what is in ``data``."""
-    values = taps._flatten(data)
+    values = reading.flatten_all(data)
     number = _number(save_dir, name, data)
     for i in range(len(values)):
         x = values[i]
-        if taps._is_readable(x):
+        if reading.may_be_read(x):
             if _is_on_host(name):
-                _arrive(number, taps._number(i), taps._plain(ops.stop_gradient(x)))
+                _arrive(number, reading.number_tensor(i), reading.plain(ops.stop_gradient(x)))
             else:
                 _dump(_path(save_dir, name, data, i), ops.stop_gradient(x))
 
@@ -157,7 +157,7 @@ class _Tap(nn.Cell):
         return x
 
     def bprop(self, x: Any, number: Any, position: Any, out: Any, dout: Any) -> Any:
-        shown = _arrive(number, position, taps._plain(dout))
+        shown = _arrive(number, position, reading.plain(dout))
         return ops.depend(dout, shown), ops.zeros_like(number), ops.zeros_like(position)
 
 
@@ -177,9 +177,9 @@ _dump_tap = _DumpTap()
 
 def save_grad(save_dir: str, name: str, data: Any) -> Any:
     """Save the gradient with respect to what is returned."""
-    if taps._takes_gradient(data):
+    if reading.may_have_gradient(data):
         if _is_on_host(name):
-            data = _tap(data, _number(save_dir, name + "_grad", data), taps._number(0))
+            data = _tap(data, _number(save_dir, name + "_grad", data), reading.number_tensor(0))
         else:
             data = _dump_tap(data, _path(save_dir, name + "_grad", data, 0))
     return data

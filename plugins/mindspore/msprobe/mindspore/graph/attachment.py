@@ -13,6 +13,7 @@ from msprobe.mindspore._cells import PREFIX, cells_of, own_parameters
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._quiet import executor
 from msprobe.mindspore.graph.compiling import compilation
+from msprobe.mindspore.graph.files import arrivals
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.station import station
 from msprobe_core.errors import ConfigError
@@ -75,6 +76,8 @@ class GraphTaps:
                 parameters.setdefault(number, (module_stem(PREFIX, path, type_name), name, describe(parameter)))
         self._recorder = recorder
         self._recording = Recording(recorder, cells, parameters)
+        if compilation().writes_files:
+            arrivals().drop()
         station().add(self._recording)
         self._replaced: Callable[..., Any] = api._JitExecutor.__call__
         if not graph_mode():
@@ -102,11 +105,19 @@ class GraphTaps:
         try:
             # Errors of a graph that runs behind the program come up here: they are the training's own.
             executor.sync()
+            if compilation().writes_files:
+                self._replay()
         finally:
             station().end_runs()
             self._recording.shut()
         if graph_mode() and not self._recording.num_calls and compilation().num_failed == self._num_failed:
             self._complain()
+
+    def _replay(self) -> None:
+        try:
+            arrivals().replay(station().layouts, self._recording)
+        except Exception as error:  # noqa: BLE001  # of a device or a disk
+            self._recorder.note_failure("a static graph", error)
 
     def _complain(self) -> None:
         for model in self._models:

@@ -59,6 +59,7 @@ class Compilation:
         self._is_installed = False
         self._depth = 0
         self.num_failed = 0
+        self.writes_files = ms.get_context("device_target") == "Ascend"
 
     def add(self, model: nn.Cell) -> None:
         """Compile points into this net from now on."""
@@ -100,7 +101,7 @@ class Compilation:
 
     @contextmanager
     def _in_place(self, source: Any, points: _Points) -> Iterator[None]:
-        put = _Put(points)
+        put = _Put(points, _taps(writes_files=self.writes_files))
         self._depth += 1
         models = list(self._models)
         try:
@@ -123,8 +124,9 @@ class Compilation:
 class _Put:
     """What has been put into Cells and parameters."""
 
-    def __init__(self, points: _Points) -> None:
+    def __init__(self, points: _Points, taps: Any) -> None:
         self._points = points
+        self._taps = taps
         self._seen: set[int] = set()
         self._removals: list[Callable[[], object]] = []
 
@@ -162,16 +164,12 @@ class _Put:
         self._removals.append(put_back)
 
     def _hook(self, parameter: Parameter) -> None:
-        from msprobe.mindspore.graph import taps  # makes operators, which only who compiles needs
-
         if parameter.requires_grad and id(parameter) not in self._seen:
             self._seen.add(id(parameter))
-            hook = taps.parameter_hook(station().number_of_parameter(parameter))
+            hook = self._taps.parameter_hook(station().number_of_parameter(parameter))
             self._removals.append(parameter.register_hook(hook).remove)
 
     def _tap(self, cell: nn.Cell, own: Mapping[str, Parameter]) -> None:
-        from msprobe.mindspore.graph import taps  # see above
-
         attributes: dict[str, Any] = cell.__dict__
         kind = type(cell)
         before = attributes.get("construct")
@@ -187,7 +185,7 @@ class _Put:
 
         self._removals.append(take_out)
         by_call = self._points is _Points.BY_CALL
-        construct = taps.construct if by_call else construct_like(original)
+        construct = self._taps.construct if by_call else construct_like(original, self._taps)
         if hasattr(cell, "bprop"):
             # The user's backward stays that of what he wrote, which becomes a Cell within this one.
             original = _twin_of(cell)
@@ -201,6 +199,17 @@ class _Put:
         """Leave everything as it was."""
         while self._removals:
             self._removals.pop()()
+
+
+def _taps(*, writes_files: bool) -> Any:
+    # They make operators, which only who compiles needs.
+    if writes_files:
+        from msprobe.mindspore.graph import dumps
+
+        return dumps
+    from msprobe.mindspore.graph import taps
+
+    return taps
 
 
 def _twin_of(cell: nn.Cell) -> nn.Cell:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _HEAD = """\
-from msprobe.mindspore.graph.taps import closed, opened
+from {taps} import closed, opened
 
 
 def construct({signature}):
@@ -30,14 +30,14 @@ def construct({signature}):
 _numbers = itertools.count()
 
 
-def construct_like(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a construct with the signature of the bound method ``function``."""
+def construct_like(function: Callable[..., Any], taps: ModuleType) -> Callable[..., Any]:
+    """Return a construct with the signature of the bound method ``function``, for one of the kinds of points."""
     parameters = inspect.signature(function).parameters.values()
     defaults = {f"default_{p.name}": p.default for p in parameters if p.default is not p.empty}
     name = f"msprobe_mindspore_construct_{next(_numbers)}"
     # The compiler reads the source, and looks names up in the module.
     path = _directory() / f"{name}.py"
-    path.write_text(_source(list(parameters)), encoding="utf-8")
+    path.write_text(_source(list(parameters), taps.__name__), encoding="utf-8")
     module = ModuleType(name)
     module.__file__ = str(path)
     vars(module).update(defaults)
@@ -46,7 +46,7 @@ def construct_like(function: Callable[..., Any]) -> Callable[..., Any]:
     return module.construct
 
 
-def _source(parameters: list[inspect.Parameter]) -> str:
+def _source(parameters: list[inspect.Parameter], taps: str) -> str:
     signature = ["self"]
     args: list[str] = []
     kwargs: list[str] = []
@@ -68,6 +68,7 @@ def _source(parameters: list[inspect.Parameter]) -> str:
             signature.append(name + default)
             args.append(name)
     return _HEAD.format(
+        taps=taps,
         signature=", ".join(signature),
         args=f"({', '.join(args)},)" if args else "()",
         kwargs=f"{{{', '.join(kwargs)}}}",

@@ -64,12 +64,14 @@ class Layout:
         tree: A pair of positional and keyword arguments, or what the Cell returns.
         parameters: The Cell's own parameters by name; of results, none.
         read: What arrives at run time, in this order.
+        is_end: Whether this is the end of calls.
     """
 
     cell: int
     tree: Tree
     parameters: Mapping[str, Place]
     read: Sequence[Place]
+    is_end: bool
 
 
 class Layouts:
@@ -78,19 +80,20 @@ class Layouts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._layouts: list[Layout] = []
-        self._numbers: dict[tuple[int, str, str], int] = {}
+        self._numbers: dict[tuple[int, bool, str, str], int] = {}
 
     def __getitem__(self, number: int) -> Layout:
         return self._layouts[number]
 
-    def add(self, cell: int, tree: Tree, parameters: Mapping[str, Place], places: Sequence[Place]) -> int:
+    def add(self, cell: int, tree: Tree, parameters: Mapping[str, Place], reader: TreeReader) -> int:
         """Return the number of a layout; the compiler asks many times for each call."""
-        key = cell, repr(tree), repr(parameters)
+        key = cell, reader.reads_results, repr(tree), repr(parameters)
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
                 number = self._numbers[key] = len(self._layouts)
-                self._layouts.append(Layout(cell, tree, parameters, [place for place in places if place.is_read]))
+                read = [place for place in reader.places if place.is_read]
+                self._layouts.append(Layout(cell, tree, parameters, read, reader.reads_results))
             return number
 
 
@@ -99,6 +102,7 @@ class TreeReader:
 
     def __init__(self, first: int = 0) -> None:
         self.places: list[Place] = []
+        self.reads_results = first == FIRST_RESULT
         self._first = first
 
     def read(self, abstract: Mapping[str, Any]) -> Tree:

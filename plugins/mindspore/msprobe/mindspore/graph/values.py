@@ -67,6 +67,6 @@ class GraphValues(HostValues):
 
 
 _WHY_UNKNOWN = (
-    "MindSpore's CPU backend hands no tensor of dynamic shape, or of this dtype, out of a static graph; "
+    "no tensor of dynamic shape, or of this dtype, can be had out of a static graph; "
     "leave set_inputs() away to record it"
 )

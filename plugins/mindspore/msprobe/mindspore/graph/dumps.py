@@ -1,0 +1,117 @@
+"""Points that write values to files, on Ascend: `reading` says how they are compiled, `files` what comes of it.
+
+Values have no way to Python there while a graph runs: ``TensorDump`` writes them. Nothing goes through the graph that
+would tell calls apart; the order of the files does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.ops import PrimitiveWithInfer, prim_attr_register
+
+from msprobe.mindspore.graph.files import Kind, arrivals
+from msprobe.mindspore.graph.layouts import FIRST_RESULT
+from msprobe.mindspore.graph.reading import (
+    copied,
+    describe_arguments,
+    describe_results,
+    flatten_all,
+    may_have_gradient,
+    plain,
+    readable,
+    rebuild_all,
+)
+
+# ruff: noqa: ARG002, RUF005  # the compiler names what a bprop takes, and knows no unpacking in a tuple
+
+_VALUE, _GRADIENT, _PARAMETER = (kind.value for kind in (Kind.VALUE, Kind.GRADIENT, Kind.PARAMETER))
+
+_NOTHING = Tensor([0], ms.int32)
+
+
+class _File(PrimitiveWithInfer):
+    """The name of a file, from what it holds and two numbers."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: dict[str, Any]) -> dict[str, Any]:
+        kind, first, second = (arg["value"] for arg in args)
+        return {"shape": (), "dtype": ms.string, "value": arrivals().stem(Kind(kind), first, second)}
+
+
+_file = _File()
+_dump = ops.TensorDump()
+
+
+def _dumped(layout: Any, values: Any) -> Any:
+    if len(values) == 0:
+        values = (_NOTHING,)  # the call has to be seen
+    done = ()
+    for i in range(len(values)):
+        done = done + (_dump(_file(_VALUE, layout, i), values[i]),)
+    return done
+
+
+class _Tap(nn.Cell):
+    """Hands its first input on, and writes the gradient with respect to it."""
+
+    def construct(self, x: Any, layout: Any, number: Any) -> Any:
+        return x
+
+    def bprop(self, x: Any, layout: Any, number: Any, out: Any, dout: Any) -> Any:
+        done = _dump(_file(_GRADIENT, layout, number), plain(dout))
+        return ops.depend(dout, done), layout, number
+
+
+_tap = _Tap()
+
+
+def _tapped(values: Any, layout: Any, first: Any, done: Any) -> Any:
+    tapped = ()
+    for i in range(len(values)):
+        x = ops.depend(values[i], done)
+        if may_have_gradient(x):
+            x = _tap(x, layout, first + i)
+        tapped = tapped + (x,)
+    return tapped
+
+
+def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
+    """Begin a call: return the arguments to go on with."""
+    given = flatten_all((args, kwargs))
+    own = ()
+    for parameter in parameters:
+        own = own + (copied(parameter),)
+    layout = describe_arguments(cell, args, kwargs, parameters)
+    done = _dumped(layout, readable(given + own))
+    taken, _ = rebuild_all((args, kwargs), _tapped(given, layout, 0, done), 0)
+    return layout, taken[0], taken[1]
+
+
+def closed(cell: Any, _call: Any, output: Any) -> Any:
+    """End a call: return the results to go on with."""
+    results = flatten_all(output)
+    layout = describe_results(cell, output)
+    done = _dumped(layout, readable(results))
+    output, _ = rebuild_all(output, _tapped(results, layout, FIRST_RESULT, done), 0)
+    return output
+
+
+def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for the construct of a Cell while graphs are compiled."""
+    call, args, kwargs = opened(self._msprobe_cell, self._msprobe_parameters, args, kwargs)
+    return closed(self._msprobe_cell, call, self._msprobe_construct(*args, **kwargs))
+
+
+def parameter_hook(number: int) -> Any:
+    """Return a hook for the parameter with this number, to be compiled into graphs."""
+    name = arrivals().stem(Kind.PARAMETER, number, 0)
+
+    def hook(gradient: Any) -> Any:
+        return ops.depend(gradient, _dump(name, plain(gradient)))
+
+    return hook

@@ -1,0 +1,187 @@
+"""What compiles points into Cells: values lined up and put back, and what the compiler is asked about them.
+
+The functions here, in `taps` and in `dumps` are read by MindSpore's compiler, not called: they keep to what it
+understands, and what looks like a test of a type or a loop over a container is done with while it compiles. The first
+parameter of a method has to be named ``self``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, ops
+from mindspore.ops import PrimitiveWithInfer, prim_attr_register
+from mindspore.ops.primitive import Primitive
+
+from msprobe.mindspore.graph.layouts import FIRST_RESULT, MAX_DEPTH, TreeReader, is_readable, takes_gradient
+from msprobe.mindspore.graph.station import station
+
+# ruff: noqa: RUF005  # the compiler knows no unpacking in a tuple
+
+_TENSOR: Any = type(ms.tensor_type)
+
+_Abstract = dict[str, Any]
+
+
+def _constant_tensor(number: int) -> _Abstract:
+    return {"shape": (1,), "dtype": _TENSOR(ms.int64), "value": Tensor([number], ms.int64)}
+
+
+def _constant(number: int) -> _Abstract:
+    return {"shape": (), "dtype": ms.int64, "value": number}
+
+
+class _DescribeArguments(PrimitiveWithInfer):
+    """The number of a layout, from a Cell's number and what the compiler knows of its arguments and parameters."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        cell, positional, named, parameters = args
+        reader = TreeReader()
+        # The reader goes as deep as the functions below, for which arguments lie in a pair.
+        pair = reader.read({key: (positional[key], named[key]) for key in ("shape", "dtype", "value")})
+        names = station().parameter_names(cell["value"])
+        own = zip(names, parameters["shape"], parameters["dtype"], strict=True)
+        places = {name: reader.place(shape, dtype) for name, shape, dtype in own}
+        return _constant(station().layouts.add(cell["value"], pair, places, reader))
+
+
+class _DescribeResults(PrimitiveWithInfer):
+    """The number of a layout, from a Cell's number and what the compiler knows of its results."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        cell, results = args
+        reader = TreeReader(FIRST_RESULT)
+        tree = reader.read(results)
+        return _constant(station().layouts.add(cell["value"], tree, {}, reader))
+
+
+class _IsReadable(PrimitiveWithInfer):
+    """Whether the values of a tensor can be handed out."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        (tensor,) = args
+        return _constant(int(is_readable(tensor["shape"], tensor["dtype"])))
+
+
+class _TakesGradient(PrimitiveWithInfer):
+    """Whether the gradient of a tensor can be handed out."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        (tensor,) = args
+        return _constant(int(takes_gradient(tensor["shape"], tensor["dtype"])))
+
+
+class _Number(PrimitiveWithInfer):
+    """A constant as a tensor."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        (number,) = args
+        return _constant_tensor(number["value"])
+
+
+describe_arguments = _DescribeArguments()
+describe_results = _DescribeResults()
+may_be_read = _IsReadable()
+may_have_gradient = _TakesGradient()
+number_tensor = _Number()
+_make_dict = Primitive("make_dict")
+copied = Primitive("TensorMove")
+
+
+def plain(x: Any) -> Any:
+    """As the operators take it: neither bfloat16 nor without dimensions."""
+    if x.dtype == ms.bfloat16:
+        x = ops.cast(x, ms.float32)
+    if x.ndim == 0:
+        x = ops.reshape(x, (1,))
+    return x
+
+
+def readable(values: Any) -> Any:
+    """Those of the tensors that can be handed out, as operators take them."""
+    shown = ()
+    for x in values:
+        if may_be_read(x):
+            shown = shown + (plain(ops.stop_gradient(x)),)
+    return shown
+
+
+def _flatten_tensor(x: Any) -> Any:
+    return (x,) if isinstance(x, Tensor) else ()
+
+
+def _rebuild_tensor(x: Any, values: Any, n: Any) -> Any:
+    if isinstance(x, Tensor):
+        return values[n], n + 1
+    return x, n
+
+
+def _flatten_with(flatten_item: Any) -> Any:
+    """Return what lines up the tensors in a container, given that for its items: the compiler knows no recursion."""
+
+    def flatten(x: Any) -> Any:
+        values = ()
+        if isinstance(x, Tensor):
+            values = (x,)
+        elif isinstance(x, (tuple, list)):
+            for item in x:
+                values = values + flatten_item(item)
+        elif isinstance(x, dict):
+            for key in x:
+                values = values + flatten_item(x[key])
+        return values
+
+    return flatten
+
+
+def _rebuild_with(rebuild_item: Any) -> Any:
+    """Return what puts tensors in the places of those in a container, given that for its items."""
+
+    def rebuild(x: Any, values: Any, n: Any) -> Any:
+        if isinstance(x, Tensor):
+            return values[n], n + 1
+        if isinstance(x, tuple):
+            items = ()
+            for item in x:
+                built, n = rebuild_item(item, values, n)
+                items = items + (built,)
+            return items, n
+        if isinstance(x, list):
+            items = []
+            for item in x:
+                built, n = rebuild_item(item, values, n)
+                items.append(built)
+            return items, n
+        if isinstance(x, dict):
+            keys = ()
+            items = ()
+            for key in x:
+                built, n = rebuild_item(x[key], values, n)
+                keys = keys + (key,)
+                items = items + (built,)
+            return _make_dict(keys, items), n
+        return x, n
+
+    return rebuild
+
+
+flatten_all: Any = _flatten_tensor
+rebuild_all: Any = _rebuild_tensor
+for _ in range(MAX_DEPTH):
+    flatten_all, rebuild_all = _flatten_with(flatten_all), _rebuild_with(rebuild_all)
