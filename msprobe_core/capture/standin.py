@@ -166,6 +166,7 @@ class StandIns:
         self._stand_ins = list(stand_ins)
         self._aliases: list[_Alias] = []
         self._search = _AliasSearch() if are_imported else None
+        self._modules: frozenset[str] = frozenset()
 
     def install(self) -> None:
         """Take all places, or none if one of them cannot be taken."""
@@ -178,6 +179,8 @@ class StandIns:
         for namespace, name, stand_in in self._search.run(self._stand_ins) if self._search else ():
             namespace[name] = stand_in
             self._aliases.append((namespace, name, stand_in))
+        if self._search is not None:
+            self._modules = frozenset(sys.modules)
 
     def remove(self) -> None:
         """Give all places back, the last first."""
@@ -187,7 +190,20 @@ class StandIns:
             namespace, name, stand_in = self._aliases.pop()
             if namespace.get(name) is stand_in:
                 namespace[name] = _below(stand_in.original)
-        # Whoever has imported one of them by name since holds a stand-in, which calls the original from now on.
+        self._clear_new_modules()
+        # Whoever else has taken hold of a stand-in keeps it; it calls the original from now on.
+
+    def _clear_new_modules(self) -> None:
+        """Put the originals into modules that were imported meanwhile, and found stand-ins to import by name."""
+        if not self._modules:
+            return
+        new, self._modules = sys.modules.keys() - self._modules, frozenset()
+        ours = {id(stand_in): stand_in for stand_in in self._stand_ins}
+        for module_name in new:
+            namespace: dict[str, Any] = getattr(sys.modules.get(module_name), "__dict__", {})
+            for name, value in tuple(namespace.items()):
+                if type(value) is FunctionStandIn and id(value) in ours:
+                    namespace[name] = _below(value.original)
 
 
 _Alias = tuple[dict[str, Any], str, FunctionStandIn]

@@ -195,6 +195,20 @@ def test_names_in_other_modules_are_replaced_too(here):
         del sys.modules["standin_alias"]
 
 
+def test_modules_that_are_imported_meanwhile_hold_no_stand_in_afterwards(here):
+    group, late = StandIns([FunctionStandIn(here, "double", note)]), types.ModuleType("standin_late")
+    group.install()
+    try:
+        sys.modules["standin_late"] = late
+        late.by_name = double
+        assert late.by_name(1) == 2
+        assert len(calls) == 1
+    finally:
+        group.remove()
+        del sys.modules["standin_late"]
+    assert late.by_name is HELD[0]
+
+
 def test_a_group_is_taken_whole_or_not_at_all(here):
     with pytest.raises(AttributeError):
         StandIns([FunctionStandIn(here, "double", note), FunctionStandIn(here, "nothing", note)]).install()

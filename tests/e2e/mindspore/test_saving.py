@@ -154,7 +154,7 @@ def test_on_ascend_the_graph_holds_operators_that_write(tmp_path, monkeypatch):
             saving_net.loss_and_gradients("/saved")()
     finally:
         ms.set_context(save_graphs=0)
-    (graph,) = (tmp_path / "graphs").rglob("*_validate_*.ir")
+    graph = max((tmp_path / "graphs").rglob("*_validate_*.ir"), key=lambda path: "TensorDump(" in path.read_text())
     lines = [line for line in graph.read_text().splitlines() if "= TensorDump(" in line]
     paths = sorted(line.partition('TensorDump("')[2].partition('"')[0] for line in lines)
     names = ["hidden_grad", "nested.half", "nested.pair.0", "nested.pair.1", "x"]
