@@ -7,7 +7,6 @@ shapes, and shapes for more than names.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -162,6 +161,8 @@ def _suggest(kind: NameKind, own: Sequence[_Named], other: Sequence[_Named]) -> 
 
 
 def _score(kind: NameKind, target: _Named, golden: _Named) -> float:
+    import difflib  # most comparisons suggest nothing
+
     likeness = difflib.SequenceMatcher(None, target.name, golden.name, autojunk=False).ratio()
     shapes, values = _alike(target, golden)
     # Of APIs there are many with results of one shape.

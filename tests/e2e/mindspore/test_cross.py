@@ -25,8 +25,8 @@ from msprobe_core.compare.mapping_files import read_matching  # noqa: E402
 from msprobe_core.compare.unit import CompareOptions  # noqa: E402
 
 LEVELS = ("L0", "mix", "L1")
-FP32_NOISE = 2e-5
-"""Largest relative error between the two frameworks; 9e-6 was measured, of the largest element of a gradient."""
+FP32_NOISE = 1e-5
+"""Largest relative error of a row between the two frameworks; 3.5e-6 was measured, of a gradient."""
 
 
 class Recorder:
