@@ -76,7 +76,7 @@ class GraphTaps:
                 parameters.setdefault(number, (module_stem(PREFIX, path, type_name), name, describe(parameter)))
         self._recorder = recorder
         self._recording = Recording(recorder, cells, parameters)
-        if compilation().writes_files:
+        if compilation().has_files:
             arrivals().drop()
         station().add(self._recording)
         self._replaced: Callable[..., Any] = api._JitExecutor.__call__
@@ -105,7 +105,7 @@ class GraphTaps:
         try:
             # Errors of a graph that runs behind the program come up here: they are the training's own.
             executor.sync()
-            if compilation().writes_files:
+            if compilation().has_files:
                 self._replay()
         finally:
             station().end_runs()

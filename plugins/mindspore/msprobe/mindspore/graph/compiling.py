@@ -74,6 +74,11 @@ class Compilation:
         """Whether a graph that holds points of this net has been compiled."""
         return model in self._tapped
 
+    @property
+    def has_files(self) -> bool:
+        """Whether graphs may have written files."""
+        return self.writes_files and len(self._tapped) > 0
+
     def _stand_before(self, executor: Any) -> None:
         compile_graph: Callable[..., Any] = executor.compile
 

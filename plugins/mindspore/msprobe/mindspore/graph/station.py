@@ -11,6 +11,7 @@ import _thread
 import functools
 import itertools
 import logging
+import os
 import queue
 import threading
 import weakref
@@ -103,7 +104,7 @@ class Station:
         takers = list(self._takers)
         if not takers:
             return
-        if self._desk is None:
+        if self._desk is None or self._desk.process != os.getpid():  # a thread does not outlive a fork
             self._desk = _Desk()
         # The backend calls from threads of its own, now from this one, now from that; whoever records goes by threads.
         self._desk.run(lambda: [work(taker) for taker in takers])
@@ -151,7 +152,8 @@ class Station:
 
     def parameter_gradient(self, parameter: _Array, array: _Array) -> int:
         """Take the gradient with respect to a parameter."""
-        self._hand_over(lambda taker: taker.parameter_gradient(int(parameter[0]), array))
+        if any(taker.is_open for taker in self._takers):
+            self._hand_over(lambda taker: taker.parameter_gradient(int(parameter[0]), array))
         return 0
 
 
@@ -194,6 +196,7 @@ class _Desk:
     """A thread that does one thing after the other, while whoever wants it done waits."""
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         self._work: queue.SimpleQueue[tuple[Callable[[], object], threading.Lock]] = queue.SimpleQueue()
         # Not of `threading`: its frames would be found wherever a call came from, and it is waited for at the end.
         _thread.start_new_thread(self._run, ())
