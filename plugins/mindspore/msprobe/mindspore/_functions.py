@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from msprobe.mindspore._apis import Function, Place, find_places
@@ -21,6 +23,10 @@ class ApiStandIns:
         Args:
             risk_level: How many APIs are recorded.
         """
+        with suppress(ImportError):
+            # MindSpore imports it on first use, and it imports functions by name: in a window it would get what stands
+            # for them, and keep it.
+            importlib.import_module("mindspore.ops.tensor_method")
         self._calls: ApiCalls | None = None
         self._stand_ins = StandIns(
             FunctionStandIn(place.owner, place.attribute, self._recorded(place), is_tracing)
