@@ -91,8 +91,10 @@ class GraphTaps:
             recording.around = recorder.nesting()
             try:
                 result = replaced(*args, **kwargs)
-                # Before the program goes on to other calls: the graph is to be found inside of this one.
-                executor.sync()
+                # Before the program goes on to other calls: the graph is to be found inside of this one. A device is
+                # not waited for; what it writes is read at the end.
+                if not compilation().writes_files:
+                    executor.sync()
             finally:
                 recording.around = ()
             return result
