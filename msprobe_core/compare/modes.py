@@ -36,9 +36,12 @@ def mode_of(target: Dump, golden: Dump) -> ModeFound:
     notes = _note_other_tasks(target, golden, "what both keep of a tensor") if Task.TENSOR.value in tasks else []
     contents = _contents(target), _contents(golden)
     checksums = [content.checksum for content in contents]
-    if all(checksums) and _are_alike(contents[0], contents[1]):
-        return ModeFound(Mode.CHECKSUM, notes)
     shared = contents[0].others & contents[1].others
+    if all(checksums) and _are_alike(contents[0], contents[1]):
+        if target.header.framework == golden.header.framework or not shared:
+            return ModeFound(Mode.CHECKSUM, notes)
+        told = "two frameworks seldom agree bit for bit; statistics are compared instead of checksums"
+        return ModeFound(Mode.STATISTICS, [*notes, told])
     if not shared and all(content.others or content.checksum for content in contents):
         raise CompareError(
             f"{target.path} keeps {contents[0].text} of each tensor and {golden.path} {contents[1].text}, which cannot "
