@@ -26,6 +26,7 @@ from msprobe.mindspore._reduce import WITH_ARITHMETIC, MindSporeReducer, reduces
 from msprobe.mindspore.graph.attachment import GraphTaps, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
+from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
@@ -202,7 +203,7 @@ def _fetched(snapshot: Any) -> HostValues:
     return values
 
 
-class _Attachment:
+class _Attachment(PlacedAttachment[ApiCalls]):
     """Everything that is in place between ``start`` and ``stop``."""
 
     def __init__(
@@ -213,41 +214,32 @@ class _Attachment:
         apis: ApiStandIns | None,
         graphs: GraphTaps | None,
     ) -> None:
-        self._recorder = recorder
+        super().__init__(recorder, Quiet, ApiCalls)
+        self._models = models
+        self._options = options
+        self._apis = apis
         self._graphs = graphs
-        self._unsettled: dict[int, Callable[[], None]] = {}
-        self._calls = ApiCalls(recorder, self._unsettled)
-        self._removals: list[Callable[[], None]] = []
-        try:
-            if options.level.has_modules and not graph_mode():
-                hooks = CellHooks(models, recorder, self._unsettled, _visit)
-                self._removals.append(hooks.remove)
-                hooks.install()
-            if apis is not None:
-                self._stand_before_apis(models, options, apis)
-        except BaseException:
-            self.detach()
-            self.release()
-            raise
+        self.install_all()
 
-    def _stand_before_apis(self, models: Sequence[NamedModel], options: AttachOptions, apis: ApiStandIns) -> None:
-        calls = self._calls
-        communication = _communication()
-        self._removals.append(communication.remove)
-        communication.install(self._recorder)
-        primitives = PrimitiveStandIns(models, calls, RiskLevel(options.risk_level))
-        self._removals.append(primitives.remove)
-        primitives.install()
+    def install(self) -> None:
+        """Put in place what the level asks for."""
+        if self._options.level.has_modules and not graph_mode():
+            hooks = CellHooks(self._models, self.recorder, self.unsettled, _visit)
+            self.place(hooks.install, hooks.remove)
+        apis = self._apis
+        if apis is None:
+            return
+        calls, communication = self.calls, _communication()
+        self.place(lambda: communication.install(self.recorder), communication.remove)
+        primitives = PrimitiveStandIns(self._models, calls, RiskLevel(self._options.risk_level))
+        self.place(primitives.install, primitives.remove)
         jit = JitStandIns(calls, apis.step_aside)
-        self._removals.append(jit.remove)
-        jit.install()
-        self._removals.append(apis.remove)
-        apis.install(calls)
+        self.place(jit.install, jit.remove)
+        self.place(lambda: apis.install(calls), apis.remove)
 
     def detach(self) -> None:
         """Take everything out, the last first."""
-        while self._removals:
-            self._removals.pop()()
+        super().detach()
         if self._graphs is not None:
             self._graphs.detach()
 
@@ -255,19 +247,6 @@ class _Attachment:
         """Take nothing from graphs any more; hooks are gone by now."""
         if self._graphs is not None:
             self._graphs.release()
-
-    def settle(self) -> None:
-        """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""
-        while self._unsettled:
-            _, hand_over = self._unsettled.popitem()
-            with Quiet(self._recorder.note_failure):
-                hand_over()
-
-    def call(
-        self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a function and record it, if it is not inside of another."""
-        return self._calls.run_foreign(prefix, name, function, tuple(args), kwargs)
 
     def is_compiling(self) -> bool:
         """Whether a function runs only to find out what it calls; other compilers read source instead of calling."""

@@ -25,6 +25,7 @@ from msprobe.pytorch._modules import ModuleHooks, modules_to_watch
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
+from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
@@ -197,7 +198,7 @@ class PyTorchFramework:
         return sum(peaks) if peaks else None
 
 
-class _Attachment:
+class _Attachment(PlacedAttachment[ApiCalls]):
     """Everything that is in place between ``start`` and ``stop``."""
 
     def __init__(
@@ -208,66 +209,42 @@ class _Attachment:
         apis: ApiTable,
         say: Callable[[str], None],
     ) -> None:
-        self._recorder = recorder
-        self._unsettled: dict[int, Callable[[], None]] = {}
-        self._calls = ApiCalls(recorder, self._unsettled)
-        self._removals: list[Callable[[], None]] = []
+        super().__init__(recorder, Quiet, ApiCalls)
+        self._models = models
+        self._options = options
+        self._apis = apis
+        self._say = say
         self._hooks: ModuleHooks | None = None
         self._mode: ApiMode | None = None
-        try:
-            aside: list[StepsAside] = []
-            # At every level: what communication writes to has to be known.
-            collectives = Collectives(recorder, self._unsettled, records=options.level.has_apis)
-            self._removals.append(collectives.remove)
-            collectives.install()
-            if options.level.has_modules:
-                hooks = ModuleHooks(models, recorder, self._unsettled, say, self._visit)
-                self._removals.append(hooks.remove)
-                self._hooks = hooks
-                hooks.install()
-                aside.append(hooks)
-            if options.level.has_apis:
-                mode = ApiMode(recorder, apis, self._calls)
-                mode.push()
-                self._mode = mode
-                self._removals.append(mode.remove)
-                for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self._calls)):
-                    stand_in.install()
-                    self._removals.append(stand_in.remove)
-                aside.append(mode)
-            compiled = CompiledRegions(aside, say)
-            self._removals.append(compiled.remove)
-            compiled.install()
-        except BaseException:
-            self.detach()
-            self.release()
-            raise
+        self.install_all()
+
+    def install(self) -> None:
+        """Put in place what the level asks for."""
+        level, aside = self._options.level, list[StepsAside]()
+        # At every level: what communication writes to has to be known.
+        collectives = Collectives(self.recorder, self.unsettled, records=level.has_apis)
+        self.place(collectives.install, collectives.remove)
+        if level.has_modules:
+            hooks = self._hooks = ModuleHooks(self._models, self.recorder, self.unsettled, self._say, self._visit)
+            self.place(hooks.install, hooks.remove)
+            aside.append(hooks)
+        if level.has_apis:
+            mode = ApiMode(self.recorder, self._apis, self.calls)
+            self.place(mode.push, mode.remove)
+            self._mode = mode
+            for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self.calls)):
+                self.place(stand_in.install, stand_in.remove)
+            aside.append(mode)
+        compiled = CompiledRegions(aside, self._say)
+        self.place(compiled.install, compiled.remove)
 
     def _visit(self) -> Callable[[], None] | None:
         return None if self._mode is None else self._mode.visit()
-
-    def detach(self) -> None:
-        """Take everything out, the last first."""
-        while self._removals:
-            self._removals.pop()()
 
     def release(self) -> None:
         """Report no gradient of a parameter any more."""
         if self._hooks is not None:
             self._hooks.release()
-
-    def settle(self) -> None:
-        """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""
-        while self._unsettled:
-            _, hand_over = self._unsettled.popitem()
-            with Quiet(self._recorder.note_failure):
-                hand_over()
-
-    def call(
-        self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a function and record it, if it is not inside of another."""
-        return self._calls.run_foreign(prefix, name, function, tuple(args), kwargs)
 
     def is_compiling(self) -> bool:
         """Whether ``torch.compile`` is reading the calling code."""
