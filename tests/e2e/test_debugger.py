@@ -161,7 +161,7 @@ def test_the_core_finds_the_framework_by_the_model(tmp_path):
     debugger.close()
     assert Recorded(tmp_path).header["framework"] == "pytorch"
     core = msprobe_core.PrecisionDebugger(dump_path=tmp_path, level="L0")
-    with pytest.raises(SessionError, match="start\\(\\) got str, which is a model of none of the installed frameworks"):
+    with pytest.raises(SessionError, match=r"got str, .* none of the frameworks in use \(pytorch\)"):
         core.start("model")
     with pytest.raises(SessionError, match="already has a msprobe_core"):
         PrecisionDebugger(dump_path=tmp_path, level="L0")
