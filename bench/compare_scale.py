@@ -2,9 +2,9 @@
 
     python bench/compare_scale.py [--apis 20000] [--runs 5] [--against /path/to/other/bin/msprobe]
 
-Each API has two inputs and one output, so that 20,000 APIs are 60,000 rows. ``--against`` runs the same comparison
-with another command of the same options, in turn with ours, for example that of mindstudio-probe in a virtual
-environment of its own; the ratio of medians is printed.
+Each API has two inputs and one output, so that 20,000 APIs are 60,000 rows; the last two cases have sizes of their own.
+``--against`` runs the same comparison with another command of the same options, in turn with ours, for example that of
+mindstudio-probe in a virtual environment of its own; the ratio of medians is printed.
 """
 
 import argparse
@@ -17,10 +17,61 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 
-def write_dump(path: Path, num_apis: int, *, noise: float, checksum: bool, seed: int) -> None:
+@dataclass(frozen=True)
+class Case:
+    """What is compared, and how.
+
+    Attributes:
+        name: In the table.
+        options: Of the command.
+        num_apis: Calls of each dump; ``None`` takes those of the command line.
+        checksum: Whether the records have checksums.
+        num_equal: Of so many checksums in ten both sides have the same.
+        num_ranks: How many dumps a side has; with more than one, the two sides are step directories.
+        shuffles: Whether one side makes neighbouring calls in another order.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    num_apis: int | None = None
+    checksum: bool = False
+    num_equal: int = 0
+    num_ranks: int = 1
+    shuffles: bool = False
+
+
+CASES = (
+    Case("statistics to csv"),
+    Case("statistics to xlsx", ("--xlsx",)),
+    Case("md5, all differ", checksum=True),
+    Case("md5, a tenth differs", checksum=True, num_equal=9),
+    Case("fuzzy, 8,000 APIs", ("-fm",), num_apis=8000, shuffles=True),
+    Case("-da, 4 ranks x 2,000", ("-da",), num_apis=2000, num_ranks=4),
+)
+
+
+def write_side(root: Path, case: Case, num_apis: int, seed: int) -> Path:
+    """Write what one side of a comparison is given, and return its path."""
+    for rank in range(case.num_ranks):
+        write_dump(
+            root / f"rank{rank}",
+            num_apis,
+            noise=1e-4,
+            checksum=case.checksum,
+            seed=seed + 10 * rank,
+            num_equal=case.num_equal,
+            shuffles=case.shuffles and seed == 1,
+        )
+    return root if case.num_ranks > 1 else root / "rank0" / "dump.json"
+
+
+def write_dump(
+    path: Path, num_apis: int, *, noise: float, checksum: bool, seed: int, num_equal: int = 0, shuffles: bool = False
+) -> None:
     """Write a dump of ``num_apis`` calls whose values differ between seeds by a relative ``noise``."""
     shared, own = random.Random(0), random.Random(seed)
 
@@ -37,7 +88,8 @@ def write_dump(path: Path, num_apis: int, *, noise: float, checksum: bool, seed:
         }
         fields |= {"requires_grad": True}
         if checksum:
-            fields["md5"] = f"{own.getrandbits(32):08x}"
+            source = shared if shared.randrange(10) < num_equal else own
+            fields["md5"] = f"{source.getrandbits(32):08x}"
         return fields
 
     names = ["Functional.linear", "Tensor.__add__", "Tensor.__mul__", "Functional.softmax", "Torch.matmul"]
@@ -45,6 +97,12 @@ def write_dump(path: Path, num_apis: int, *, noise: float, checksum: bool, seed:
     for i in range(num_apis):
         record = {"input_args": [tensor(), tensor()], "input_kwargs": {}, "output": [tensor()]}
         data[f"{names[i % len(names)]}.{i // len(names)}.forward"] = record
+    if shuffles:
+        entries = list(data.items())
+        for i in range(0, len(entries), 40):
+            own.shuffle(block := entries[i : i + 40])
+            entries[i : i + 40] = block
+        data = dict(entries)
     path.mkdir(parents=True)
     header = {
         "task": "statistics",
@@ -64,7 +122,7 @@ def run(command: list[str], out: Path) -> tuple[float, float, float]:
     _, _, usage = os.wait4(pid, 0)
     wall = time.perf_counter() - begin
     # Exit statuses do not tell: 1 is "they differ" for us and a failure for others.
-    if not any(out.glob("*.csv")) and not any(out.glob("*.xlsx")):
+    if not any(out.rglob("*.*")):
         raise SystemExit(f"no table came out of: {' '.join(command)}")
     return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
@@ -85,20 +143,12 @@ def main() -> None:
     print(f"{'case':<22}{'command':<8}{'wall s':>8}{'min':>8}{'max':>8}{'CPU s':>8}{'peak MB':>9}")
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        cases = [
-            ("statistics to csv", False, []),
-            ("statistics to xlsx", False, ["--xlsx"]),
-            ("md5 to csv", True, []),
-        ]
-        for i, (case, checksum, options) in enumerate(cases):
-            for side, seed in (("target", 1), ("golden", 2)):
-                write_dump(root / f"case{i}" / side, arguments.apis, noise=1e-4, checksum=checksum, seed=seed)
-            paths = [
-                "-tp",
-                str(root / f"case{i}/target/dump.json"),
-                "-gp",
-                str(root / f"case{i}/golden/dump.json"),
+        for i, case in enumerate(CASES):
+            sides = [
+                str(write_side(root / f"case{i}" / side, case, case.num_apis or arguments.apis, seed))
+                for side, seed in (("target", 1), ("golden", 2))
             ]
+            paths = ["-tp", sides[0], "-gp", sides[1]]
             times: dict[str, list[float]] = {name: [] for name in commands}
             cpu: dict[str, list[float]] = {name: [] for name in commands}
             peaks: dict[str, float] = {}
@@ -106,7 +156,7 @@ def main() -> None:
                 for name, command in commands.items():
                     out = root / f"case{i}/out_{name}"
                     shutil.rmtree(out, ignore_errors=True)
-                    wall, used, peak = run([command, "compare", *paths, "-o", str(out), *options], out)
+                    wall, used, peak = run([command, "compare", *paths, "-o", str(out), *case.options], out)
                     times[name].append(wall)
                     cpu[name].append(used)
                     peaks[name] = max(peak, peaks.get(name, 0))
@@ -114,7 +164,7 @@ def main() -> None:
                 median = statistics.median(walls)
                 used = statistics.median(cpu[name])
                 print(
-                    f"{case:<22}{name:<8}{median:>8.2f}{min(walls):>8.2f}{max(walls):>8.2f}{used:>8.2f}"
+                    f"{case.name:<22}{name:<8}{median:>8.2f}{min(walls):>8.2f}{max(walls):>8.2f}{used:>8.2f}"
                     f"{peaks[name]:>9.0f}"
                 )
             if len(times) == 2:
