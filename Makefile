@@ -13,8 +13,8 @@ PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 # Tests without a framework that run with MindSpore's older NumPy too. Left out are those that start programs, load
-# plugins and handle text, which see little of NumPy and take two thirds of the time.
-NOT_ABOUT_NUMPY := align bad_input cli compare_api execute hostile_tables plugins runs
+# plugins and handle text, which see little of NumPy and take most of the time.
+NOT_ABOUT_NUMPY := align arrow bad_input cli compare_api convert execute fuzz_readers hostile_tables merge plugins runs
 NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--ignore=tests/unit/test_%.py)
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
 export GLOG_v ?= 3
