@@ -142,7 +142,7 @@ class ApiCalls(ABC):
         if call is None:
             return result
         with self._quiet():
-            tensors = list(self._tensors((shown_args, tuple(shown_kwargs.values()))))
+            tensors = list(tensors_in((shown_args, tuple(shown_kwargs.values())), self.tensor_type))
             for tensor in tensors:
                 recorder.distrust(tensor)
             returns = self.has_tensor(result)
@@ -191,15 +191,17 @@ class ApiCalls(ABC):
 
     def has_tensor(self, value: Any) -> bool:
         """Whether ``value`` is a tensor, or a list, tuple or dict that holds one."""
-        return isinstance(value, self.tensor_type) or next(self._tensors(value), None) is not None
+        return isinstance(value, self.tensor_type) or next(tensors_in(value, self.tensor_type), None) is not None
 
-    def _tensors(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, self.tensor_type):
-            yield value
-        elif isinstance(value, tuple | list | dict):
-            items = cast("Any", value)
-            for item in items.values() if isinstance(value, dict) else items:
-                yield from self._tensors(item)
+
+def tensors_in(value: Any, tensor_type: type | tuple[type, ...]) -> Iterator[Any]:
+    """Return the tensors in a value: itself, or what lists, tuples and dicts hold."""
+    if isinstance(value, tensor_type):
+        yield value
+    elif isinstance(value, tuple | list | dict):
+        items = cast("Any", value)
+        for item in items.values() if isinstance(value, dict) else items:
+            yield from tensors_in(item, tensor_type)
 
 
 def _caller() -> FrameType:

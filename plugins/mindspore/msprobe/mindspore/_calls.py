@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType
-from typing import Any, cast
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor
@@ -13,7 +13,7 @@ from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_back
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture import apis
-from msprobe_core.capture.apis import Function
+from msprobe_core.capture.apis import Function, tensors_in
 from msprobe_core.capture.owners import CLIP_GRAD, OPTIMIZER, Owners, is_clipping
 from msprobe_core.hookspecs import Call, CallRecorder
 
@@ -81,7 +81,7 @@ class _ArgumentGradients(CallGradients):
     ) -> None:
         super().__init__(recorder, call, args, kwargs, unsettled)
         # Also those that take no gradient: an index may have been computed from something that does.
-        for tensor in _tensors((*args, *kwargs.values())):
+        for tensor in tensors_in((args, dict(kwargs)), Tensor):
             node = self.node_of(tensor)
             if node is not None:
                 self._outside.setdefault(self.key_of(node), node)
@@ -89,16 +89,6 @@ class _ArgumentGradients(CallGradients):
     @staticmethod
     def next_sequence_number() -> int:
         return 0
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(cast("Sequence[Any]", value))
-        elif isinstance(value, dict):
-            yield from _tensors(list(cast("dict[Any, Any]", value).values()))
 
 
 def _owner_by(code: CodeType) -> str | None:

@@ -10,14 +10,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
+from msprobe.mindspore._device import COMPLEX, FLOATING, is_host
 from msprobe_core.model import Digest, Stats
-
-_FLOATS = frozenset(
-    getattr(ms, name) for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
-    if hasattr(ms, name)
-)  # fmt: skip
-
-_COMPLEX = frozenset((ms.complex64, ms.complex128))
 
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -27,7 +21,7 @@ HELD_BYTES = 256 << 20
 
 def widest_float() -> Any:
     """Return the dtype that is summed in: float64, or float32 on devices that have nothing wider worth the name."""
-    return ms.float64 if ms.get_context("device_target") == "CPU" else ms.float32
+    return ms.float64 if is_host() else ms.float32
 
 
 class DeferredStatistics:
@@ -50,12 +44,12 @@ class DeferredStatistics:
         is tells what the mean is where there are infinities.
         """
         dtype, wide = values.dtype, widest_float()
-        numbers: Any = ops.cast(ops.abs(values) if dtype in _COMPLEX else values, wide)
+        numbers: Any = ops.cast(ops.abs(values) if dtype in COMPLEX else values, wide)
         high, low = _MAX(numbers, ()), _MIN(numbers, ())
         size = ops.maximum(ops.maximum(ops.abs(high), ops.abs(low)), _TINY)
         scaled = numbers / size
         counts = (
-            [_SUM(ops.cast(test(numbers), wide), ()) for test in (ops.isnan, ops.isinf)] if dtype in _FLOATS else []
+            [_SUM(ops.cast(test(numbers), wide), ()) for test in (ops.isnan, ops.isinf)] if dtype in FLOATING else []
         )
         results = (high, low, _SUM(numbers, ()), _SUM(scaled, ()), _SUM(ops.square(scaled), ()), *counts)
         self._waiting.append((digest, dtype, values.size))
@@ -89,7 +83,7 @@ def _to_stats(
     mean, norm = scaled * size / numel, math.sqrt(squares) * size
     if dtype == ms.bool_:
         return Stats(bool(high), bool(low), mean, norm, 0, 0)
-    if dtype not in _FLOATS:
+    if dtype not in FLOATING:
         return Stats(int(high), int(low), mean, norm, 0, 0)
     return Stats(high, low, mean, norm, 0, 0)
 

@@ -17,12 +17,13 @@ from mindspore.communication import GlobalComm, get_rank
 from msprobe.mindspore._calls import SPARSE, ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
 from msprobe.mindspore._communication import CommunicationStandIns
+from msprobe.mindspore._device import WITH_ARITHMETIC, is_host
 from msprobe.mindspore._functions import ApiStandIns
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitStandIns, is_tracing
 from msprobe.mindspore._primitives import PrimitiveStandIns
 from msprobe.mindspore._quiet import ErrorOfTraining, Quiet
-from msprobe.mindspore._reduce import WITH_ARITHMETIC, MindSporeReducer, reduces_on_host, values_of
+from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore.graph.attachment import GraphTaps, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
@@ -64,7 +65,7 @@ class MindSporeFramework:
             defers: Whether tensors are reduced as on a device, fetched at the end of the window; ``None``: where they
                 lie on one.
         """
-        self._defers = not reduces_on_host() if defers is None else defers
+        self._defers = not is_host() if defers is None else defers
         self._dtypes: dict[Any, str] = {}
         self._apis: dict[RiskLevel, ApiStandIns] = {}
         self._said: set[str] = set()

@@ -12,6 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor
 
+from msprobe.mindspore._device import FLOATING
 from msprobe.mindspore._quiet import Quiet, executor
 from msprobe_core.capture.gradients import GraphGradients, Node
 
@@ -168,11 +169,4 @@ def takes_gradient(tensor: Any) -> bool:
 
     Comparisons and indices say that theirs is required as well, though there is none.
     """
-    return bool(tensor._requires_grad) and tensor.dtype in _WITH_GRADIENTS
-
-
-_WITH_GRADIENTS = frozenset(
-    getattr(ms, name)
-    for name in ("float16", "float32", "float64", "bfloat16", "complex64", "complex128")
-    if hasattr(ms, name)
-)
+    return bool(tensor._requires_grad) and tensor.dtype in FLOATING

@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Tensor
 
 from msprobe.mindspore._deferred import HELD_BYTES, DeferredCopies, DeferredStatistics
+from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._quiet import ErrorOfTraining
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
@@ -45,11 +46,6 @@ def values_of(tensor: Any) -> HostValues | None:
     if tensor.dtype == _BFLOAT16:
         return HostValues(array.view(np.uint16), BFLOAT16)
     return None
-
-
-def reduces_on_host() -> bool:
-    """Whether tensors lie in the host's memory."""
-    return ms.get_context("device_target") == "CPU"
 
 
 class MindSporeReducer:
@@ -132,14 +128,3 @@ def _reduce_now(reduce: Callable[[HostValues, Digest], None], tensor: Any, diges
     values = values_of(tensor)
     if values is not None:
         reduce(values, digest)
-
-
-WITH_ARITHMETIC = frozenset(
-    getattr(ms, name)
-    for name in (
-        "bool_", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64", "bfloat16", "complex64",
-        "complex128",
-    )
-    if hasattr(ms, name)
-)  # fmt: skip
-"""Dtypes that are cast to the one that is summed in."""

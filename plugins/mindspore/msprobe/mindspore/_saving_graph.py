@@ -19,6 +19,7 @@ from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 from mindspore.ops.primitive import _run_op
 from numpy.typing import NDArray
 
+from msprobe.mindspore._device import is_host
 from msprobe.mindspore.graph import reading
 from msprobe.mindspore.graph.layouts import Place, Tree, TreeReader
 from msprobe.mindspore.graph.leaf import operator
@@ -55,7 +56,7 @@ class Arrivals:
 
     def is_on_host(self) -> bool:
         """Whether what is compiled now runs on the CPU."""
-        return ms.get_context("device_target") == "CPU"
+        return is_host()
 
     def arrive(self, number: _Array, position: _Array, values: _Array) -> int:
         """Take a value."""
