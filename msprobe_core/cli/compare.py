@@ -13,6 +13,7 @@ import msgspec
 
 from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
+from msprobe_core.interrupts import raise_if_interrupted
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
@@ -126,8 +127,9 @@ def compare(**given: Any) -> int:
                 run=run,
                 progress=progress,
             )
+        raise_if_interrupted()
     except KeyboardInterrupt:
-        # Of polars one interruption may come twice; the second has then ended the progress bar's block.
+        # One that comes twice has ended the progress bar's block too.
         _say_how_to_resume(asked.output_path)
         raise
     show(lambda console: print_summary(result, files, console), f"it is in {files.summary}")

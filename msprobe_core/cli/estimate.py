@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +99,7 @@ def estimate(
         raise StoreError(
             f"{json_path}: there is no directory {json_path.absolute().parent}; make it, or choose another"
         )
-    with _ended_in_order(), _progress() as progress:
+    with _progress() as progress:
         result = run(request, progress)
     scale = Scale(num_ranks=ranks, num_steps=train_steps)
     if json_path is not None:
@@ -133,21 +132,6 @@ def _cases(levels: Iterable[str], modes: Iterable[str]) -> list[Case]:
             if name not in allowed:
                 raise click.UsageError(f"the {what} '{name}' cannot be measured; allowed: {', '.join(allowed)}")
     return [Case(level=level, mode=mode) for mode in modes for level in levels]
-
-
-@contextmanager
-def _ended_in_order() -> Generator[None, None, None]:
-    """Clean up also when this process is told to end: what it has started would go on, and its dumps stay."""
-
-    def end(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

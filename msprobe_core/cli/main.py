@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -12,11 +13,13 @@ import click
 
 from msprobe_core import __version__
 from msprobe_core.errors import MsprobeError, printable
+from msprobe_core.interrupts import Interrupts
 
 EXIT_AGREES = 0
 EXIT_DIFFERENT = 1
 EXIT_FAILED = 2
-EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128
+"""To which the signal's number is added."""
 
 DEBUG_VARIABLE = "MSPROBE_DEBUG"
 _OFF = {"", "0", "false", "no", "off"}
@@ -60,13 +63,20 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Without the program's name; ``None`` takes those of the process.
 
-    Exit status: 0 if all is well, 1 if a comparison found differences, 2 if a command could not do its work.
+    Exit status: 0 if all is well, 1 if a comparison found differences, 2 if a command could not do its work, 128 and
+    the number of the signal if one has ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
     logging.basicConfig(format="msprobe: %(levelname)s: %(message)s", level=logging.WARNING)
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 
 
 def _run(arguments: list[str]) -> int:
+    with Interrupts() as interrupts:
+        status = _status_of(arguments, interrupts)
+    return status if interrupts.number is None else EXIT_SIGNAL + interrupts.number
+
+
+def _status_of(arguments: list[str], interrupts: Interrupts) -> int:
     wants_traceback = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "").lower() not in _OFF
     try:
         status: Any = _root.main(arguments, prog_name="msprobe", standalone_mode=False)
@@ -76,8 +86,10 @@ def _run(arguments: list[str]) -> int:
         error.show()
         return EXIT_FAILED
     except (click.Abort, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
+        return EXIT_SIGNAL + signal.SIGINT
     except Exception as error:  # noqa: BLE001  # a traceback is no answer
+        if interrupts.number is not None:  # and went wrong because of it, in native code
+            return EXIT_FAILED
         if wants_traceback:
             traceback.print_exc()
         if isinstance(error, MsprobeError):

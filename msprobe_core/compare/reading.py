@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msprobe_core.errors import CompareError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Dump, Reader
+from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
 
 _logger = logging.getLogger(__name__)
@@ -18,17 +19,23 @@ def read_dump(path: Path) -> Dump:
     Raises:
         DumpError: it cannot be read.
         CompareError: no reader recognises it.
+        KeyboardInterrupt: one was lost.
     """
+    raise_if_interrupted()
     check_exists(path)
     reader = _reader_of(path)
     if reader is None:
         raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
     try:
-        return reader.read(path)
+        dump = reader.read(path)
     except MsprobeError:
+        raise_if_interrupted()
         raise
     except Exception as error:
+        raise_if_interrupted()
         raise DumpError(f"{path}: the reader '{reader.name}' failed ({type(error).__name__}: {error})") from error
+    raise_if_interrupted()
+    return dump
 
 
 def is_dump(path: Path) -> bool:

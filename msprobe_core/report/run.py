@@ -24,6 +24,7 @@ from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Executor
+from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
 from msprobe_core.report.difference import FIRST_DIFFERENCES, write_first_differences
@@ -171,6 +172,7 @@ def compare_run(
     replicas = _replicas_that_differ(pairing, options.layouts, run)
     result = ComparisonResult(target, golden, units, missing, options.limits, replicas)
     calls = {unit.summary.label: unit.files.calls for unit in done if unit.files.calls is not None}
+    raise_if_interrupted()
     if run.resume:
         _forget_differences(directory)
     if calls:
@@ -225,7 +227,9 @@ def _work_off(
     outcomes = _outcomes(executor, [tasks[number] for number in left], run.workers)
     if progress is not None and finished:
         progress(len(finished), len(tasks), "pairs")
+    raise_if_interrupted()  # takes Ctrl-C back from polars, or waiting for others would go on after it
     for number, outcome in outcomes:
+        raise_if_interrupted()
         finished[left[number]] = outcome
         if progress is not None:
             progress(len(finished), len(tasks), "pairs")
@@ -243,24 +247,34 @@ def _outcomes(
 
 
 def compare_and_write(task: UnitTask) -> UnitDone | UnitFailed:
-    """Compare one pair and write its tables; raises nothing, because one rank's trouble is not that of the others."""
+    """Compare one pair and write its tables; raises no error, because one rank's trouble is not that of the others.
+
+    Raises:
+        KeyboardInterrupt: also if it was lost in between: the pair would be wrong, or one that could not be compared.
+    """
     try:
         done = _compare(task, None)
         _keep(task, done)
     except MsprobeError as error:
-        return UnitFailed(str(error))
+        outcome = UnitFailed(str(error))
     except MemoryError:
-        return UnitFailed("there was not enough memory; give fewer --workers")
+        outcome = UnitFailed("there was not enough memory; give fewer --workers")
     except Exception as error:
         _logger.debug("internal error at %s", task.pair.label, exc_info=True)
-        return UnitFailed(f"internal error ({type(error).__name__}: {error})")
-    return done
+        outcome = UnitFailed(f"internal error ({type(error).__name__}: {error})")
+    else:
+        return done
+    raise_if_interrupted()
+    return outcome
 
 
 def _compare(task: UnitTask, progress: Callable[[int, int], None] | None) -> UnitDone:
     key = _key_of(task)
     result = compare_unit(task.pair, task.options, progress)
-    return UnitDone(key, result.summary(), write_tables(result, task.directory, task.tables))
+    raise_if_interrupted()
+    done = UnitDone(key, result.summary(), write_tables(result, task.directory, task.tables))
+    raise_if_interrupted()
+    return done
 
 
 def _executor_for(run: RunOptions, pairs: Sequence[UnitPair]) -> Executor:

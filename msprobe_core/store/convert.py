@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from msprobe_core.errors import DumpError, MsprobeError, StoreError
+from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import Level, RunHeader
 from msprobe_core.store import layout
 from msprobe_core.store.arrow_columns import (
@@ -125,6 +126,7 @@ def convert(
             one = _Unit(source / unit, scratch / unit, destination / unit, done)
             one.convert()
             one.add_tensors(tensors)
+            raise_if_interrupted()
         if progress is not None:
             progress(len(units), len(units), "")
     return done

@@ -274,7 +274,18 @@ def test_an_interrupted_comparison_resumes_where_it_was(runs):
     assert seen == [(n, 6, "pairs") for n in range(2, 7)]
 
 
-def test_ctrl_c_on_the_command_line_says_how_to_go_on(runs):
+@pytest.mark.skipif(sys.platform != "linux", reason="signals")
+@pytest.mark.parametrize(
+    ("executor", "number", "status"),
+    [
+        ("inline", signal.SIGINT, 130),
+        ("inline", signal.SIGHUP, 129),
+        ("processes", signal.SIGINT, 130),
+        ("processes", signal.SIGTERM, 143),
+    ],
+    ids=str,
+)
+def test_who_ends_a_comparison_is_told_how_to_go_on(runs, number, status, executor):
     for step in range(3, 40):
         for side in ("target", "golden"):
             for rank in range(2):
@@ -284,19 +295,28 @@ def test_ctrl_c_on_the_command_line_says_how_to_go_on(runs):
                 )
     command = [sys.executable, "-m", "msprobe_core", "compare", "-tp", runs / "target", "-gp", runs / "golden"]
     job = subprocess.Popen(
-        [*command, "-o", runs / "out", "--executor", "inline"],
+        [*command, "-o", runs / "out", "--executor", executor],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     deadline = time.monotonic() + 30
     while run_module.num_finished(runs / "out") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    os.kill(job.pid, signal.SIGINT)
+    os.kill(job.pid, number)
     _, err = job.communicate(timeout=30)
-    assert job.returncode == 130
+    finished = run_module.num_finished(runs / "out")
+    assert job.returncode == status, (finished, err)
     assert "Traceback" not in err
-    assert "Give the same command with --resume to go on from there" in err, run_module.num_finished(runs / "out")
+    assert "Give the same command with --resume to go on from there" in err, finished
+    while time.monotonic() < deadline:  # its workers end with it
+        try:
+            os.killpg(job.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.01)
+    pytest.fail("workers are left")
 
 
 # --- the command line -------------------------------------------------------------------------------------------
