@@ -184,8 +184,8 @@ LAYERS = [
     {"hookspecs"},
     {"config", "plugins", "extras"},
     {"store", "execute"},
-    {"capture", "compare"},
-    {"report", "estimate"},
+    {"capture", "compare", "order"},
+    {"report", "estimate", "overflow"},
     {"cli", "testing"},
     {"__main__"},
 ]

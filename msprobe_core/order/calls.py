@@ -1,0 +1,296 @@
+"""The calls of communication in a dump: what each of them sends and receives, through which channel.
+
+A *channel* is what messages keep their order in: one kind of collective in one group of ranks, or what one rank sends
+another under one tag. Whose data reach whom depends on the kind of call, so a broadcast's source waits for nobody, and
+who is not the destination of a reduction learns nothing from it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Role
+from msprobe_core.store.frame import RowKind
+
+_COMMUNICATES = r"^(?:Mint)?Distributed\.|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier)\.\d+\.(?:forward|backward)$"  # noqa: E501
+"""Entries that may be calls of communication: functions, and MindSpore's primitives, whatever a Cell calls them."""
+
+SENDS = frozenset({"send", "isend"})
+RECEIVES = frozenset({"recv", "irecv", "receive"})
+FROM_ROOT = frozenset({"broadcast", "scatter", "scatter_tensor", "collective_scatter"})
+TO_ROOT = frozenset({"reduce", "gather", "gather_into_tensor", "collective_gather"})
+_BATCH = "batch_isend_irecv"
+_COLLECTIVE = re.compile(r"reduce|gather|scatter|broadcast|all_?to_?all|neighbor_exchange|barrier")
+_ALWAYS_ASYNCHRONOUS = frozenset({"isend", "irecv", _BATCH})
+
+_PEERS = {"src": False, "dst": False, "group_src": True, "group_dst": True}
+"""Names of the argument that says which rank, and whether it counts within the group."""
+
+Group = str | None
+"""A group as dumps write it, which is equal on all its ranks; ``None`` for that of all ranks. Not the ranks themselves:
+there may be thousands in each of a million calls."""
+
+
+COLLECTIVE, _GRADIENTS, POINT_TO_POINT = "collective", "gradients", "point to point"
+"""What the first part of a channel may be."""
+
+
+class Message(NamedTuple):
+    """One part of a call of communication: what goes through one channel.
+
+    Attributes:
+        channel: Equal on all ranks that take part.
+        sends: Whether this rank's data go into it.
+        receives: Whether what others send comes out of it.
+    """
+
+    channel: tuple[object, ...]
+    sends: bool
+    receives: bool
+
+
+class Communication(NamedTuple):
+    """A call of communication.
+
+    Attributes:
+        entry: Its name.
+        stem: The same without number and phase.
+        number: Its number among the calls of that name, in the order in which they were begun.
+        position: Its place among all entries of its rank: where its results are there.
+        begun: Where it was begun at the latest; a later call of the same name was not begun before it.
+        is_waited_for: Whether it was begun before it was complete, nobody knows when.
+        messages: What it sends and receives; of a backward, the same in the other direction.
+        forward: Of a backward the entry of its forward, whose place in its channel it has; empty for others.
+    """
+
+    entry: str
+    stem: str
+    number: int
+    position: int
+    begun: int
+    is_waited_for: bool
+    messages: tuple[Message, ...]
+    forward: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankCalls:
+    """What the order needs of one rank.
+
+    Attributes:
+        entries: All entry names, in execution order.
+        communication: Its calls of communication, likewise.
+        groups: The ranks of each group that it takes part in, as far as the dump says.
+        num_unknown: How many calls of communication there are of which the dump does not say with whom.
+        unknown: The first of these; empty where there is none.
+    """
+
+    entries: pl.Series
+    communication: Sequence[Communication]
+    groups: Mapping[str, tuple[int, ...]]
+    num_unknown: int = 0
+    unknown: str = ""
+
+
+def is_communication(entry: str) -> bool:
+    """Whether an entry is a call of communication, in either direction."""
+    return re.search(_COMMUNICATES, entry) is not None and kind_of(entry) is not None
+
+
+def kind_of(entry: str) -> str | None:
+    """Return the kind of a call of communication as PyTorch spells it, such as ``all_reduce``; ``None`` for others."""
+    stem = names.stem_of(entry)
+    return None if stem is None else _kind_of_stem(stem)
+
+
+@cache
+def _kind_of_stem(stem: str) -> str | None:
+    name = names.split_api(stem)[1].rpartition(".")[2]
+    if not name.islower():  # a primitive: AllReduce
+        name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("allto_all", "all_to_all")
+    name = name.removesuffix("_")
+    if name in SENDS or name in RECEIVES or name == _BATCH or _COLLECTIVE.search(name):
+        return name
+    return None
+
+
+def calls_of(dump: Dump, rank: int) -> RankCalls:
+    """Return what the order needs of a dump.
+
+    Args:
+        dump: Of one rank; only its frame is read.
+        rank: Its number in the job.
+    """
+    frame = dump.frame
+    entries = frame["entry"].unique(maintain_order=True)
+    places = pl.DataFrame({"entry": entries}).with_row_index("position")
+    entry = pl.col("entry")
+    found = places.filter(entry.str.contains(_COMMUNICATES)).select(
+        "entry", "position", stem=entry.str.extract(names.API_CALL, 1), number=entry.str.extract(names.API_CALL, 2)
+    )
+    if not found.height:
+        return RankCalls(entries, [], {})
+    arguments = _arguments_in(frame.join(found, on="entry", how="semi"))
+    reader = _CallReader(rank, arguments)
+    calls = [
+        call
+        for entry, position, stem, number in found.rows()
+        if (call := reader.read(entry, position, stem, number)) is not None
+    ]
+    return RankCalls(entries, _as_issued(calls), reader.groups, reader.num_unknown, reader.unknown)
+
+
+_Arguments = dict[str, list[tuple[str, str, str]]]
+"""Place, type and text of the arguments of each entry that are no tensors."""
+
+
+def _arguments_in(rows: pl.DataFrame) -> _Arguments:
+    wanted = rows.filter((pl.col("kind") == RowKind.SCALAR.value) & (pl.col("role") == Role.INPUT.value))
+    stem = pl.concat_str(pl.col("entry"), pl.lit(f".{Role.INPUT.value}."))
+    columns = wanted.select("entry", pl.col("key").str.strip_prefix(stem), "type", "text")
+    arguments: _Arguments = {}
+    for entry, place, kind, text in zip(*columns, strict=True):
+        arguments.setdefault(entry, []).append((place, kind, text))
+    return arguments
+
+
+class _CallReader:
+    """Turns arguments into messages."""
+
+    def __init__(self, rank: int, arguments: _Arguments) -> None:
+        self._rank = rank
+        self._arguments = arguments
+        self._forwards: dict[str, Message] = {}
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self.num_unknown = 0
+        self.unknown = ""
+
+    def read(self, entry: str, position: int, stem: str | None, number: str) -> Communication | None:
+        """Return the call, or ``None`` if this rank says nothing in it."""
+        kind = None if stem is None else _kind_of_stem(stem)
+        if stem is None or kind is None:
+            return None
+        if names.is_backward(entry):
+            return self._read_backward(entry, stem, int(number), position)
+        given = self._arguments.get(entry, [])
+        if kind == _BATCH:
+            waits, messages = True, self._operations(given)
+            return Communication(entry, stem, int(number), position, position, waits, messages)
+        group = self._group(given)
+        members = self._members(group)
+        if members and self._rank not in members:
+            return None
+        message = self._message(entry, kind, given, group)
+        if message is None:
+            return None
+        is_waited_for = kind in _ALWAYS_ASYNCHRONOUS or ("async_op", "bool", "True") in given
+        if message.channel[0] == COLLECTIVE:
+            self._forwards[entry] = message
+        return Communication(entry, stem, int(number), position, position, is_waited_for, (message,))
+
+    def _read_backward(self, entry: str, stem: str, number: int, position: int) -> Communication | None:
+        # Gradients go the other way: to where the data came from.
+        forward = names.forward_of(entry) or ""
+        message = self._forwards.get(forward)
+        if message is None:
+            return None
+        turned = Message((_GRADIENTS, *message.channel[1:]), message.receives, message.sends)
+        return Communication(entry, stem, number, position, position, False, (turned,), forward)
+
+    def _message(self, entry: str, kind: str, given: list[tuple[str, str, str]], group: Group) -> Message | None:
+        if kind in SENDS or kind in RECEIVES:
+            peer = self._peer(given, group)
+            if peer is None:
+                self.num_unknown += 1
+                self.unknown = self.unknown or entry
+                return None
+            tag = next((text for place, _, text in given if place in {"tag", "3"}), "0")
+            return self._point_to_point(kind, peer, tag, group)
+        channel = (COLLECTIVE, group, kind)
+        if kind not in FROM_ROOT and kind not in TO_ROOT:
+            return Message(channel, sends=True, receives=True)
+        root = self._peer(given, group)
+        members = self._members(group)
+        default = members[0] if members and 0 not in members else 0
+        is_root = self._rank == (default if root is None else root)
+        if kind in FROM_ROOT:
+            return Message(channel, sends=is_root, receives=not is_root)
+        return Message(channel, sends=True, receives=is_root)
+
+    def _point_to_point(self, kind: str, peer: int, tag: str, group: Group) -> Message:
+        if kind in SENDS:
+            return Message((POINT_TO_POINT, self._rank, peer, tag, group), sends=True, receives=False)
+        return Message((POINT_TO_POINT, peer, self._rank, tag, group), sends=False, receives=True)
+
+    def _operations(self, given: list[tuple[str, str, str]]) -> tuple[Message, ...]:
+        """Return the messages of a batch, whose operations stand in it with their fields."""
+        fields: dict[str, dict[str, str]] = {}
+        for place, _, text in given:
+            operation, _, name = place.rpartition(".")
+            fields.setdefault(operation, {})[name] = text
+        messages: list[Message] = []
+        for operation in fields.values():
+            kind, peer = operation.get("op", ""), operation.get("peer", "")
+            if peer.isdigit() and (kind in SENDS or kind in RECEIVES):
+                group = self._group_of(operation.get("group", "")) or operation.get("group_id")
+                messages.append(self._point_to_point(kind, int(peer), operation.get("tag", "0"), group))
+        return tuple(messages)
+
+    def _peer(self, given: list[tuple[str, str, str]], group: Group) -> int | None:
+        """Return the other rank, or that in the middle, which may be given in several ways."""
+        members = self._members(group)
+        for place, kind, text in given:
+            is_named = place in _PEERS
+            if kind != "int" or not (is_named or place in {"1", "2"}) or not text.isdigit():
+                continue
+            number = int(text)
+            counts_within = _PEERS.get(place, False) or (members and number not in members)
+            return members[number] if counts_within and number < len(members) else number
+        return None
+
+    def _members(self, group: Group) -> tuple[int, ...]:
+        return self.groups.get(group, ()) if group is not None else ()
+
+    def _group(self, given: list[tuple[str, str, str]]) -> Group:
+        for place, kind, text in given:
+            if kind.endswith("ProcessGroup") or place == "group":
+                return self._group_of(text)
+        return None
+
+    def _group_of(self, text: str) -> Group:
+        text = sys.intern(text)
+        if text not in self.groups:
+            numbers = text.strip("[]").replace(" ", "").split(",")
+            is_list = text.startswith("[") and all(number.isdigit() for number in numbers)
+            self.groups[text] = tuple(map(int, numbers)) if is_list else ()
+        return text or None
+
+
+def _as_issued(calls: list[Communication]) -> list[Communication]:
+    """Return the calls with those of one name in the order in which they were begun, which is that of their numbers.
+
+    Those that are waited for stand where somebody has waited for them; channels count them by when they were begun.
+    """
+    waiting: dict[str, list[int]] = {}
+    for place, call in enumerate(calls):
+        if call.is_waited_for:
+            waiting.setdefault(call.stem, []).append(place)
+    order = list(range(len(calls)))
+    for places in waiting.values():
+        numbered = sorted(places, key=lambda place: calls[place].number)
+        for place, other in zip(places, numbered, strict=True):
+            order[place] = other
+        latest = len(calls) and calls[-1].position
+        for place in reversed(numbered):
+            latest = min(latest, calls[place].position)
+            calls[place] = calls[place]._replace(begun=latest)
+    return [calls[place] for place in order]

@@ -1,0 +1,328 @@
+"""One partial order over the calls of all ranks: what can have come to bear on what.
+
+Within a rank, time is the order of its entries, which has a backward after its forward. Between ranks data travel by
+communication only: what a call sends is what was there when it was begun, and what it receives is there when it is
+complete, for an asynchronous call when it has been waited for. Source: Lamport, *Time, clocks, and the ordering of
+events in a distributed system*, CACM 1978, with the messages that a kind of collective does send, no others.
+
+The job is run once more in thought: each rank goes on until it waits for something that nobody has sent yet. That
+visits all events in an order in which causes stand before their effects; along it, depths are counted and influence
+is spread, in time and memory linear in the number of calls.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.order.calls import RankCalls, calls_of
+from msprobe_core.order.matching import RECEIVES, SENDS, Exchanges, Trace
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Node = tuple[int, str]
+"""Rank and entry."""
+
+_NEVER = 1 << 62
+
+
+def order_of(ranks: Mapping[int, Dump]) -> Order:
+    """Return the order of the calls in the dumps of one step.
+
+    Args:
+        ranks: Dumps by number of the rank; read one after the other, so a mapping may load each when it is asked for.
+    """
+    return Order(sorted(ranks), (calls_of(ranks[rank], rank) for rank in sorted(ranks)))
+
+
+class Order:
+    """A partial order over the entries of all ranks."""
+
+    def __init__(self, ranks: Sequence[int], calls: Iterable[RankCalls]) -> None:
+        """Match the communication and order it.
+
+        Args:
+            ranks: Their numbers.
+            calls: Those of each, see `msprobe_core.order.calls.calls_of`; none is kept.
+        """
+        self._place_of_rank = {rank: i for i, rank in enumerate(ranks)}
+        self._entries: list[pl.Series] = []
+        exchanges = Exchanges(range(max(ranks, default=-1) + 1))
+        for rank, own in zip(ranks, calls, strict=True):
+            self._entries.append(own.entries)
+            exchanges.add(rank, own)
+        self._run = _Run(exchanges)
+        self._notes = list(exchanges.notes())
+        if self._run.num_forced:
+            self._notes.append(
+                f"calls of communication that wait for each other in a circle: {self._run.num_forced:,}; their order "
+                "was cut there"
+            )
+        self._positions = lru_cache(maxsize=64)(self._index)
+        self._reach = lru_cache(maxsize=64)(self._reach_of)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What could not be matched, for people; empty if everything was."""
+        return self._notes
+
+    def depth(self, rank: int, entry: str) -> int:
+        """Return a number that is larger than that of everything which precedes the entry; comparable between ranks.
+
+        Raises:
+            DumpError: there is no such entry.
+        """
+        return self._run.depth(*self._place(rank, entry))
+
+    def precedes(self, a: Node, b: Node) -> bool:
+        """Whether ``a`` can have come to bear on ``b``. Of two that are concurrent, neither precedes the other.
+
+        Raises:
+            DumpError: there is no such entry.
+        """
+        return self._reach(a).includes(*self._place(*b))
+
+    def earliest(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return those that none of the others precedes, by depth, then rank.
+
+        Raises:
+            DumpError: there is no such entry.
+        """
+        places = {node: self._place(*node) for node in nodes}
+        reach = self._run.reach(places.values())
+        first = [node for node, place in places.items() if not reach.includes(*place)]
+        return sorted(first, key=lambda node: (self._run.depth(*places[node]), node[0], places[node][1]))
+
+    def _reach_of(self, node: Node) -> _Reach:
+        return self._run.reach([self._place(*node)])
+
+    def _place(self, rank: int, entry: str) -> tuple[int, int]:
+        if rank not in self._place_of_rank:
+            raise DumpError(f"there is no dump of rank {rank}, and its {entry!r} was asked for")
+        place = self._place_of_rank[rank]
+        position = self._positions(place).get(entry)
+        if position is None:
+            raise DumpError(f"the dump of rank {rank} has no entry {entry!r}")
+        return place, position
+
+    def _index(self, place: int) -> dict[str, int]:
+        return {entry: position for position, entry in enumerate(self._entries[place])}
+
+
+class _Reach(NamedTuple):
+    """What some nodes have come to bear on.
+
+    Attributes:
+        traces: Of all ranks.
+        begins: By rank, from which position on everything is.
+        touched: By exchange, whether its data are.
+        shared: By exchange, whether it is itself one of the nodes: what is behind it on any rank comes after it, the
+            calls that are parts of it do not.
+    """
+
+    traces: Sequence[Trace]
+    begins: list[int]
+    touched: bytearray
+    shared: bytearray
+
+    def includes(self, place: int, position: int) -> bool:
+        """Whether an entry is among it."""
+        trace = self.traces[place]
+        call = _call_at(trace, position)
+        if call is None:
+            return self.begins[place] <= position
+        return self.includes_call(place, call)
+
+    def includes_call(self, place: int, call: int) -> bool:
+        """Whether a call of communication is: by what it was given, or by what came."""
+        trace = self.traces[place]
+        if self.begins[place] <= trace.issued[call]:
+            return True
+        return any(flags & RECEIVES and self.touched[exchange] for exchange, flags in trace.links(call))
+
+    def begins_behind(self, place: int, call: int) -> bool:
+        """Whether what comes after a call of communication is among it."""
+        shared = (flags & RECEIVES and self.shared[exchange] for exchange, flags in self.traces[place].links(call))
+        return self.includes_call(place, call) or any(shared)
+
+
+class _Run:
+    """The job, run once more in thought."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._traces = exchanges.traces
+        self._num_missing = array("q", exchanges.num_senders)  # sends into each exchange that are still to come
+        self._levels = array("q", bytes(8 * len(self._num_missing)))  # of each exchange: the deepest call that sends
+        self._depths = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
+        self._bases = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
+        self._issue_levels = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
+        self._waiting: dict[int, list[int]] = {}
+        self._is_given_up: set[int] = set()
+        self._events: array[int] = array("q")  # place << 33 | call << 1 | whether it is the end of the call
+        self.num_forced = 0
+        # Events of a rank in its own order: begin and end of its calls.
+        self._next = [0] * len(self._traces)
+        self._level_at = [0] * len(self._traces)  # depth of the last entry before ...
+        self._level_from = [0] * len(self._traces)  # ... this position
+        self._go(range(len(self._traces)))
+        self._resolve()
+
+    # --- running ----------------------------------------------------------------------------------------------------
+
+    def _go(self, places: Iterable[int]) -> None:
+        ready = deque(places)
+        while ready:
+            ready.extend(self._advance(ready.popleft()))
+
+    def _advance(self, place: int) -> list[int]:
+        """Run a rank until it has to wait; return the ranks that may go on since."""
+        trace, woken = self._traces[place], list[int]()
+        num_calls = len(trace.positions)
+        while (call := self._next[place]) < num_calls:
+            while trace.early and trace.early[-1][0] <= trace.positions[call]:
+                position, other = trace.early.pop()
+                if not self._is_issued(place, other):
+                    self._issue(place, other, position, woken)
+            if not self._is_issued(place, call):
+                self._issue(place, call, trace.positions[call], woken)
+            exchange = self._missing_for(trace, call)
+            if exchange is not None:
+                self._waiting.setdefault(exchange, []).append(place)
+                break
+            self._complete(place, call)
+        return woken
+
+    def _is_issued(self, place: int, call: int) -> bool:
+        return self._issue_levels[place][call] != 0
+
+    def _issue(self, place: int, call: int, position: int, woken: list[int]) -> None:
+        """Let a call send; its position is how many entries were complete before."""
+        trace = self._traces[place]
+        trace.issued[call] = position
+        level = self._level_at[place] + position - self._level_from[place] + 1
+        self._issue_levels[place][call] = level
+        self._events.append(place << 33 | call << 1)
+        for exchange, flags in trace.links(call):
+            if flags & SENDS:
+                self._levels[exchange] = max(self._levels[exchange], level)
+                self._num_missing[exchange] -= 1
+                if not self._num_missing[exchange]:
+                    woken += self._waiting.pop(exchange, ())
+
+    def _missing_for(self, trace: Trace, call: int) -> int | None:
+        for exchange, flags in trace.links(call):
+            if flags & RECEIVES and self._num_missing[exchange] > 0 and exchange not in self._is_given_up:
+                return exchange
+        return None
+
+    def _complete(self, place: int, call: int) -> None:
+        trace = self._traces[place]
+        position = trace.positions[call]
+        depth = self._issue_levels[place][call]
+        received = [self._levels[exchange] for exchange, flags in trace.links(call) if flags & RECEIVES]
+        if received:
+            depth = max(depth, *received) + 1
+        self._depths[place][call] = depth
+        reached = self._level_at[place] + position - self._level_from[place]
+        self._bases[place][call] = self._level_at[place] = max(reached, depth)
+        self._level_from[place] = position + 1
+        self._events.append(place << 33 | call << 1 | 1)
+        self._next[place] = call + 1
+
+    # --- circles ----------------------------------------------------------------------------------------------------
+
+    def _resolve(self) -> None:
+        """Go on where all wait: a call that was begun at an unknown time may have been begun by now."""
+        senders: dict[int, list[tuple[int, int]]] | None = None
+        while self._waiting:
+            if senders is None:
+                senders = self._unknown_senders()
+            blocked = {exchange: list(places) for exchange, places in self._waiting.items()}
+            woken: list[int] = []
+            for exchange in blocked:
+                for place, call in senders.get(exchange, ()):
+                    if not self._is_issued(place, call):
+                        blocked_at = self._traces[place].positions[self._next[place]]
+                        self._issue(place, call, blocked_at, woken)
+            if not woken:
+                woken = self._give_up_one(blocked)
+            self._go(woken)
+
+    def _unknown_senders(self) -> dict[int, list[tuple[int, int]]]:
+        senders: dict[int, list[tuple[int, int]]] = {}
+        for place, trace in enumerate(self._traces):
+            for call in range(self._next[place], len(trace.positions)):
+                if trace.issued[call] < 0:
+                    for exchange, flags in trace.links(call):
+                        if flags & SENDS:
+                            senders.setdefault(exchange, []).append((place, call))
+        return senders
+
+    def _give_up_one(self, blocked: Mapping[int, list[int]]) -> list[int]:
+        """Let the exchange go that those wait for who have come the least far."""
+        exchange = min(blocked, key=lambda one: (min(self._level_at[place] for place in blocked[one]), one))
+        self.num_forced += 1
+        self._is_given_up.add(exchange)
+        return self._waiting.pop(exchange)
+
+    # --- questions --------------------------------------------------------------------------------------------------
+
+    def depth(self, place: int, position: int) -> int:
+        """Return the length of the longest chain of causes that ends at an entry, from 1."""
+        trace = self._traces[place]
+        call = bisect_left(trace.positions, position)
+        if call < len(trace.positions) and trace.positions[call] == position:
+            return self._depths[place][call]
+        if not call:
+            return position + 1
+        return self._bases[place][call - 1] + position - trace.positions[call - 1]
+
+    def reach(self, nodes: Iterable[tuple[int, int]]) -> _Reach:
+        """Return what comes after any of some entries, given by the places of their ranks and their positions."""
+        num_exchanges = len(self._num_missing)
+        begins, touched, shared = [_NEVER] * len(self._traces), bytearray(num_exchanges), bytearray(num_exchanges)
+        found = _Reach(self._traces, begins, touched, shared)
+        for place, position in nodes:
+            begins[place] = min(begins[place], self._effect_of(place, position, found))
+        for event in self._events:
+            place, call = event >> 33, event >> 1 & 0xFFFFFFFF
+            trace = self._traces[place]
+            if event & 1:
+                position = trace.positions[call]
+                if begins[place] > position + 1 and found.begins_behind(place, call):
+                    begins[place] = position + 1
+            elif begins[place] <= trace.issued[call]:
+                for exchange, flags in trace.links(call):
+                    if flags & SENDS:
+                        touched[exchange] = 1
+        return found
+
+    def _effect_of(self, place: int, position: int, found: _Reach) -> int:
+        """Note what an entry sends by itself, and return from where on it bears on its own rank.
+
+        What all ranks do together, such as an all-reduce, is one call: none of its parts comes before another.
+        """
+        trace = self._traces[place]
+        call = _call_at(trace, position)
+        if call is None:
+            return position + 1
+        receives = any(flags & RECEIVES for _, flags in trace.links(call))
+        for exchange, flags in trace.links(call):
+            if flags == SENDS | RECEIVES:
+                found.shared[exchange] = 1
+            elif not receives:
+                found.touched[exchange] = 1
+        return position + 1 if receives else trace.issued[call] + 1
+
+
+def _call_at(trace: Trace, position: int) -> int | None:
+    """Return the call of communication at a position; ``None`` if there is another entry."""
+    call = bisect_left(trace.positions, position)
+    return call if call < len(trace.positions) and trace.positions[call] == position else None

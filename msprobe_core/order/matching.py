@@ -1,0 +1,181 @@
+"""Match the calls of communication of all ranks: which of them are parts of one exchange.
+
+What a rank puts into a channel for the n-th time meets what the others put into it for the n-th time. Counters of
+different channels, or of a rank's calls as a whole, are never compared.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, RankCalls
+
+SENDS, RECEIVES = 1, 2
+"""Flags of a link."""
+
+_UNKNOWN = -1
+
+_MAX_NOTES = 8
+_MAX_RANKS_NAMED = 8
+
+
+@dataclass(slots=True)
+class Trace:
+    """The communication of one rank, in the order in which it was complete; flat, as there may be millions of calls.
+
+    Attributes:
+        positions: Place of each call among all entries of its rank.
+        issued: How many entries were complete when it was begun; -1 where that is not known.
+        starts: Where the links of each call begin, and of the last end.
+        exchanges: Exchange that each link leads to.
+        flags: What the link does there: `SENDS`, `RECEIVES` or both.
+        early: Calls that were begun before another call at a position was complete: that position, and the call.
+    """
+
+    positions: array[int] = field(default_factory=lambda: array("q"))
+    issued: array[int] = field(default_factory=lambda: array("q"))
+    starts: array[int] = field(default_factory=lambda: array("q", [0]))
+    exchanges: array[int] = field(default_factory=lambda: array("q"))
+    flags: array[int] = field(default_factory=lambda: array("b"))
+    early: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+    def links(self, call: int) -> Iterator[tuple[int, int]]:
+        """Yield exchange and flags of each link of a call."""
+        for link in range(self.starts[call], self.starts[call + 1]):
+            yield self.exchanges[link], self.flags[link]
+
+
+class _Channel:
+    """The exchanges of one channel, and how far each rank has come."""
+
+    __slots__ = ("counts", "exchanges")
+
+    def __init__(self) -> None:
+        self.exchanges = array("q")
+        self.counts: dict[tuple[int, bool], int] = {}
+
+
+class Exchanges:
+    """The exchanges between ranks, which are added one by one.
+
+    Attributes:
+        ranks: Those that have been added.
+        traces: One for each.
+        num_senders: How many calls send into each exchange.
+    """
+
+    def __init__(self, world: Sequence[int]) -> None:
+        """Begin with none.
+
+        Args:
+            world: All ranks of the job, which a call that names no group is of.
+        """
+        self._world = tuple(world)
+        self._all_ranks = str(list(world))
+        self._groups: dict[str, tuple[int, ...]] = {}
+        self._channels: dict[tuple[object, ...], _Channel] = {}
+        self.ranks: list[int] = []
+        self.traces: list[Trace] = []
+        self.num_senders = array("q")
+        self._num_unknown = 0
+        self._first_unknown = ""
+
+    def add(self, rank: int, calls: RankCalls) -> None:
+        """Add the calls of a rank."""
+        self.ranks.append(rank)
+        self._groups.update(calls.groups)
+        if calls.num_unknown and not self._num_unknown:
+            self._first_unknown = f"{calls.unknown} of rank {rank}"
+        self._num_unknown += calls.num_unknown
+        numbers: dict[str, int] = {}
+        linked: list[tuple[Communication, list[tuple[int, int]]]] = []
+        # A backward has the place of its forward.
+        for call in sorted(calls.communication, key=lambda call: bool(call.forward)):
+            links: list[tuple[int, int]] = []
+            for message in call.messages:
+                channel = self._channel(message.channel)
+                side = rank, message.sends  # of what one rank sends itself, both ends are its own
+                number = numbers[call.forward] if call.forward else channel.counts.get(side, 0)
+                channel.counts[side] = number + 1
+                numbers[call.entry] = number
+                exchange = self._exchange(channel, number)
+                self.num_senders[exchange] += message.sends
+                links.append((exchange, SENDS * message.sends + RECEIVES * message.receives))
+            linked.append((call, links))
+        self.traces.append(_trace_of(linked))
+
+    def _channel(self, key: tuple[object, ...]) -> _Channel:
+        channel = self._channels.get(key)
+        if channel is None:
+            full = tuple(self._all_ranks if part is None else part for part in key)
+            if full != key:
+                self._groups[self._all_ranks] = self._world
+            channel = self._channels[key] = self._channels.setdefault(full, _Channel())
+        return channel
+
+    def _exchange(self, channel: _Channel, number: int) -> int:
+        while len(channel.exchanges) <= number:
+            channel.exchanges.append(len(self.num_senders))
+            self.num_senders.append(0)
+        return channel.exchanges[number]
+
+    def notes(self) -> Iterator[str]:
+        """Yield what has no counterpart, for people."""
+        if missing := sorted({rank for group in self._groups.values() for rank in group} - set(self.ranks)):
+            yield (
+                f"{_named(missing)} took part in the communication and {'has' if len(missing) == 1 else 'have'} no "
+                "dump here: what came from there cannot be followed"
+            )
+        if self._num_unknown:
+            yield (
+                f"calls of communication whose peer the dumps do not say: {self._num_unknown:,}, the first is "
+                f"{self._first_unknown}"
+            )
+        if found := list(self._unmatched()):
+            more = f"; and {len(found) - _MAX_NOTES:,} more channels" if len(found) > _MAX_NOTES else ""
+            first = "; ".join(found[:_MAX_NOTES])
+            yield f"communication without counterpart, behind which the order across ranks may be wrong: {first}{more}"
+
+    def _unmatched(self) -> Iterator[str]:
+        known = set(self.ranks)
+        for (kind, *where), channel in self._channels.items():
+            if None in where:
+                continue  # stands there with its ranks too
+            if kind == POINT_TO_POINT:
+                source, destination = int(str(where[0])), int(str(where[1]))
+                sent, received = channel.counts.get((source, True), 0), channel.counts.get((destination, False), 0)
+                if sent != received and {source, destination} <= known:
+                    yield f"rank {source} sends {sent:,} times to rank {destination}, which receives {received:,}"
+            elif kind == COLLECTIVE:
+                members = self._groups.get(str(where[0]), ())
+                counts = {rank: 0 for rank in members if rank in known}
+                for (rank, _), count in channel.counts.items():
+                    counts[rank] = max(count, counts.get(rank, 0))
+                few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
+                if counts[few] != counts[many]:
+                    yield (
+                        f"{where[1]} of {_named(members)}: rank {few} calls it {counts[few]:,} times, rank {many} "
+                        f"{counts[many]:,}"
+                    )
+
+
+def _trace_of(linked: list[tuple[Communication, list[tuple[int, int]]]]) -> Trace:
+    trace = Trace()
+    for number, (call, links) in enumerate(sorted(linked, key=lambda item: item[0].position)):
+        if call.begun < call.position:
+            trace.early.append((call.begun, number))
+        trace.positions.append(call.position)
+        trace.issued.append(_UNKNOWN if call.is_waited_for else call.position)
+        for exchange, flags in links:
+            trace.exchanges.append(exchange)
+            trace.flags.append(flags)
+        trace.starts.append(len(trace.exchanges))
+    trace.early.sort(reverse=True)
+    return trace
+
+
+def _named(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED])) + (", …" if len(ranks) > _MAX_RANKS_NAMED else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
