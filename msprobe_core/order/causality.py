@@ -13,10 +13,10 @@ is spread, in time and memory linear in the number of calls.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError
@@ -52,6 +52,7 @@ class Order:
             ranks: Their numbers.
             calls: Those of each, see `msprobe_core.order.calls.calls_of`; none is kept.
         """
+        self._ranks = list(ranks)
         self._place_of_rank = {rank: i for i, rank in enumerate(ranks)}
         self._entries: list[pl.Series] = []
         exchanges = Exchanges(range(max(ranks, default=-1) + 1))
@@ -80,6 +81,25 @@ class Order:
             DumpError: there is no such entry.
         """
         return self._run.depth(*self._place(rank, entry))
+
+    def layer(self, rank: int, entry: str) -> int:
+        """Return how many calls of communication the longest chain of causes before an entry has.
+
+        Raises:
+            DumpError: there is no such entry.
+        """
+        return self._run.layer(*self._place(rank, entry))
+
+    def senders(self, rank: int, entry: str) -> list[Node]:
+        """Return the calls whose data a call of communication receives, its own among them if it is one of these.
+
+        Empty for other calls, and where all that send have no dump.
+
+        Raises:
+            DumpError: there is no such entry.
+        """
+        found = self._run.senders(*self._place(rank, entry))
+        return [(self._ranks[place], self._entries[place][position]) for place, position in found]
 
     def precedes(self, a: Node, b: Node) -> bool:
         """Whether ``a`` can have come to bear on ``b``. Of two that are concurrent, neither precedes the other.
@@ -163,6 +183,9 @@ class _Run:
         self._depths = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
         self._bases = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
         self._issue_levels = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
+        self._layers = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
+        self._layers_of_exchanges = array("q", bytes(8 * len(self._num_missing)))
+        self._layer_at = [0] * len(self._traces)
         self._waiting: dict[int, list[int]] = {}
         self._is_given_up: set[int] = set()
         self._events: array[int] = array("q")  # place << 33 | call << 1 | whether it is the end of the call
@@ -212,6 +235,7 @@ class _Run:
         for exchange, flags in trace.links(call):
             if flags & SENDS:
                 self._levels[exchange] = max(self._levels[exchange], level)
+                self._layers_of_exchanges[exchange] = max(self._layers_of_exchanges[exchange], self._layer_at[place])
                 self._num_missing[exchange] -= 1
                 if not self._num_missing[exchange]:
                     woken += self._waiting.pop(exchange, ())
@@ -226,9 +250,12 @@ class _Run:
         trace = self._traces[place]
         position = trace.positions[call]
         depth = self._issue_levels[place][call]
-        received = [self._levels[exchange] for exchange, flags in trace.links(call) if flags & RECEIVES]
+        received = [exchange for exchange, flags in trace.links(call) if flags & RECEIVES]
         if received:
-            depth = max(depth, *received) + 1
+            depth = max(depth, *(self._levels[exchange] for exchange in received)) + 1
+            layers = (self._layers_of_exchanges[exchange] for exchange in received)
+            self._layer_at[place] = max(self._layer_at[place], *layers) + 1
+        self._layers[place][call] = self._layer_at[place]
         self._depths[place][call] = depth
         reached = self._level_at[place] + position - self._level_from[place]
         self._bases[place][call] = self._level_at[place] = max(reached, depth)
@@ -283,6 +310,30 @@ class _Run:
         if not call:
             return position + 1
         return self._bases[place][call - 1] + position - trace.positions[call - 1]
+
+    def layer(self, place: int, position: int) -> int:
+        """Return how many exchanges the longest chain of causes before an entry has."""
+        call = bisect_right(self._traces[place].positions, position)
+        return self._layers[place][call - 1] if call else 0
+
+    def senders(self, place: int, position: int) -> list[tuple[int, int]]:
+        """Return place of the rank and position of each call that sends what a call receives."""
+        trace = self._traces[place]
+        call = _call_at(trace, position)
+        if call is None:
+            return []
+        wanted = {exchange for exchange, flags in trace.links(call) if flags & RECEIVES}
+        return [found for exchange in sorted(wanted) for found in self._by_exchange.get(exchange, ())]
+
+    @cached_property
+    def _by_exchange(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for place, trace in enumerate(self._traces):
+            for call, position in enumerate(trace.positions):
+                for exchange, flags in trace.links(call):
+                    if flags & SENDS:
+                        found.setdefault(exchange, []).append((place, position))
+        return found
 
     def reach(self, nodes: Iterable[tuple[int, int]]) -> _Reach:
         """Return what comes after any of some entries, given by the places of their ranks and their positions."""

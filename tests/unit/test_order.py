@@ -69,6 +69,9 @@ def test_what_is_before_a_collective_precedes_what_is_behind_it_on_all_ranks(tmp
         assert not order.precedes((a, reduced), (b, reduced))
         assert order.precedes((a, reduced), (b, exp))
         assert order.depth(a, reduced) == order.depth(b, reduced)
+        assert order.senders(a, reduced) == [(0, reduced), (1, reduced)]
+        assert order.senders(a, log) == []
+        assert [order.layer(a, entry) for entry in (log, reduced, exp)] == [0, 1, 1]
     nodes = [(0, reduced), (0, exp), (1, log), (1, exp)]
     assert order.earliest(nodes) == [(1, log)]
     assert order.notes == []
@@ -153,6 +156,8 @@ def test_messages_between_two_ranks_meet_by_tag_and_number(tmp_path):
     # The one that is received first was sent second.
     assert order.precedes((0, "Torch.log.1.forward"), (1, "Torch.exp.0.forward"))
     assert order.precedes((0, "Distributed.send.1.forward"), (1, "Distributed.recv.0.forward"))
+    assert order.senders(1, "Distributed.recv.0.forward") == [(0, "Distributed.send.1.forward")]
+    assert order.senders(0, "Distributed.send.1.forward") == []
     assert not order.precedes((0, "Torch.late.0.forward"), (1, "Torch.exp.1.forward"))
     assert not order.precedes((1, "Torch.exp.0.forward"), (0, "Torch.late.0.forward"))
     assert order.depth(0, "Distributed.send.1.forward") < order.depth(1, "Distributed.recv.0.forward")
