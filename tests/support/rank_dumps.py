@@ -114,7 +114,7 @@ def write_ranks(directory: Path, ranks: dict[int, Rank], **header: Any) -> Path:
     return directory
 
 
-def make_ranks(world: int, work: Callable[[int, Rank], None]) -> dict[int, Rank]:
+def make_ranks(world: int, work: Callable[[int, Rank], object]) -> dict[int, Rank]:
     """Return the ranks of a job in which all of them do ``work(number, rank)``."""
     ranks = {number: Rank() for number in range(world)}
     for number, rank in ranks.items():
