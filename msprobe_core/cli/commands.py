@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
@@ -17,5 +18,5 @@ from msprobe_core.hookspecs import hookimpl
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``compare``, ``control``, ``convert``, ``estimate``, ``merge_result`` and ``plugins``."""
-    return [compare, control, convert, estimate, merge_result, plugins]
+    """Offer ``calibrate``, ``compare``, ``control``, ``convert``, ``estimate``, ``merge_result`` and ``plugins``."""
+    return [calibrate, compare, control, convert, estimate, merge_result, plugins]

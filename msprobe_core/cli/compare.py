@@ -18,6 +18,7 @@ from msprobe_core.interrupts import raise_if_interrupted
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
     from msprobe_core.compare.limits import LimitTable
+    from msprobe_core.compare.noise import NoiseModel
     from msprobe_core.report import TableOptions
     from msprobe_core.report.run import RunProgress
 
@@ -91,6 +92,13 @@ if TYPE_CHECKING:
     "--replicas/--no-replicas",
     default=None,
     help="Compare ranks of the target with each other where they should have the same; by default up to 16 of them.",
+)
+@click.option(
+    "--noise",
+    type=click.Choice(["off", "auto", "measured", "closed"]),
+    default="off",
+    show_default=True,
+    help="Judge by what rounding explains: as measured by msprobe calibrate, by a formula, or as measured if it was.",
 )
 @click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
 def compare(**given: Any) -> int:
@@ -167,6 +175,7 @@ class _Asked:
     workers: int | None
     ray_address: str | None
     replicas: bool | None
+    noise: str
     resume: bool
 
 
@@ -212,7 +221,16 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
         ),
         post_processing=None if asked.config is None else load_post_processing(Path(asked.config)),
         layouts=layouts,
+        noise=_noise(asked.noise, Path(request.bench_path)),
     )
+
+
+def _noise(asked: str, golden: Path) -> NoiseModel | None:
+    from msprobe_core.compare.noise import NoiseModel, load_noise, measured_noise
+
+    if asked == "off":
+        return None
+    return NoiseModel() if asked == "closed" else (measured_noise if asked == "measured" else load_noise)(golden)
 
 
 class CompareRequest(msgspec.Struct, frozen=True):

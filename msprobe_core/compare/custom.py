@@ -35,7 +35,7 @@ _TABLE = (
     "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr", "verdict", "error", "limit", "limit_given_by", "precision",
     "reason", "cosine_similarity", "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001",
     "share_within_0.005", "estimated_rel_error", "max_rel_diff", "min_rel_diff", "mean_rel_diff", "norm_rel_diff",
-    "stack",
+    "stack", "noise_floor", "score", "score_limit", "score_measure",
 )  # fmt: skip
 """Titles of tables, in every layout, besides those that begin with a side or are called like a column of the rows."""
 

@@ -97,6 +97,8 @@ def judge_nodes(
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
     # Two recorders may sum the statistics of one parameter in two ways.
     is_noise = (error <= explained * roundoff_of(pl.col("precision"))).fill_null(False) & is_foreign
+    # The noise of healthy runs says of each row what rounding explains.
+    is_scored = pl.col("score").is_not_null() if "score" in judged.columns else pl.lit(value=False)
     first_match = pl.col("match").first()
     nodes = (
         judged.with_columns(is_given=is_given)
@@ -115,7 +117,7 @@ def judge_nodes(
             input_error=error.filter(is_input & ~is_parameter).max(),
             parameter_error=error.filter(is_parameter & ~is_noise).max(),
             output_error=error.filter(is_output).max(),
-            output_roundings=(error / roundoff_of(pl.col("precision"))).filter(is_output).max(),
+            output_roundings=(error / roundoff_of(pl.col("precision"))).filter(is_output & ~is_scored).max(),
         )
     )
     inputs_are_equal = (pl.col("input_error").fill_null(0.0) == 0.0) & ~pl.col("inputs_fail")
@@ -274,7 +276,9 @@ def _findings(own: pl.DataFrame) -> list[tuple[str, str]]:
     if not findings:
         findings = [
             (row, f"the relative error {error:.3g} is within the limit {limit:g}, but all inputs are equal.")
-            for row, error, limit in own.filter(pl.col("judged_error") > 0).select(name, "judged_error", "limit").rows()
+            for row, error, limit in own.filter((pl.col("judged_error") > 0) & pl.col("limit").is_not_null())
+            .select(name, "judged_error", "limit")
+            .rows()
         ]
     return findings
 

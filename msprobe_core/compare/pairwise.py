@@ -109,6 +109,14 @@ class PairSums:
         """Whether distances in ulps were measured."""
         return self._distances is not None
 
+    @property
+    def scale(self) -> float | None:
+        """The factor that takes golden nearest to target, less one; ``None`` where golden is all zero."""
+        products, squares = self.products, self.golden_squares
+        if squares.value == 0:
+            return None
+        return _ldexp(products.value / squares.value, products.exponent - squares.exponent) - 1
+
     def ulp_percentile(self, percent: float) -> float:
         """Return the distance in ulps that this many of 100 elements do not exceed; see `NUM_SAMPLES`.
 

@@ -62,6 +62,7 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
         ulp_max: Largest distance of an element in ulps of the coarser dtype; see `msprobe_core.compare.ulps`.
         ulp_p99: The distance in ulps that 99 of 100 elements do not exceed.
         bias: Mean of target - golden in relation to the root mean square of golden.
+        scale: The factor that takes golden nearest to target, less one: ``<t, g> / <g, g> - 1``.
         num_different: Elements whose values are not equal.
         num_nan_target: Elements that are NaN; likewise the other three.
         num_nan_golden: See there.
@@ -85,6 +86,7 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     ulp_max: float | None = None
     ulp_p99: float | None = None
     bias: float | None = None
+    scale: float | None = None
     num_different: int | None = None
     num_nan_target: int | None = None
     num_nan_golden: int | None = None
@@ -201,6 +203,7 @@ def _metrics_of(sums: PairSums, shape: tuple[int, ...]) -> TensorMetrics:
         ulp_max=sums.largest_ulp if sums.has_distances else None,
         ulp_p99=sums.ulp_percentile(99) if sums.has_distances else None,
         bias=_ratio(sums.difference_sum, math.sqrt(sums.num_elements) * golden_norm),
+        scale=sums.scale,
         num_different=sums.num_different,
         error=max(_ratio(euclidean, golden_norm), _ratio(sums.largest_abs, sums.largest_golden)),
     )

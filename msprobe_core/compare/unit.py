@@ -17,6 +17,7 @@ from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
+from msprobe_core.compare.noise.model import NoiseModel
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import PostProcessing
 from msprobe_core.compare.reading import read_dump
@@ -42,6 +43,8 @@ from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from msprobe_core.compare.layouts.rules import LayoutRules
     from msprobe_core.compare.shards.findings import ReplicaFinding
 
@@ -56,6 +59,7 @@ class CompareOptions:
         matching: How rows are paired beyond what is equal on both sides.
         post_processing: What tensors are multiplied by before they are compared.
         layouts: How tensors of the two sides lie differently; see `msprobe_core.compare.layouts.load_layouts`.
+        noise: How far two healthy runs may be apart; if given, this decides where ``limits`` would.
     """
 
     stack_path: Path | None = None
@@ -63,6 +67,7 @@ class CompareOptions:
     matching: Matching = field(default_factory=Matching)
     post_processing: PostProcessing | None = None
     layouts: LayoutRules | None = None
+    noise: NoiseModel | None = None
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -93,13 +98,14 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     if mode is Mode.TENSOR:
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]
-    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits, is_foreign=is_foreign)
+    scorer = _scorer(options.noise, pair.golden, told := [])
+    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits, is_foreign=is_foreign, scorer=scorer)
     if is_foreign:
         rows, excused = excuse_inner_calls(rows, target, golden)
         notes = [*notes, *excused]
     if mode is Mode.STRUCTURE:
         rows = judge_nesting(rows)
-    told = [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
+    told += [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits, is_foreign=is_foreign)
     if mode is not Mode.STRUCTURE:
         rows = rows.filter(~_is_empty_call())
@@ -132,6 +138,19 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         entries=nodes,
         stacks=stacks,
     )
+
+
+def _scorer(noise: NoiseModel | None, golden: Path, notes: list[str]) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
+    """Return what scores rows, and appends what there is to note."""
+    if noise is None:
+        return None
+
+    def score(rows: pl.DataFrame) -> pl.DataFrame:
+        scored, own = noise.score(rows, golden)
+        notes.extend(own)
+        return scored
+
+    return score
 
 
 def _is_in_parts(pair: UnitPair) -> bool:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -35,12 +36,19 @@ from msprobe_core import names
 from msprobe_core.compare import kinks, metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
+from msprobe_core.compare.noise import model as noise_model
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
 from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Scorer = Callable[[pl.DataFrame], pl.DataFrame]
+    """Adds the columns of `msprobe_core.compare.noise.model.SCORES` and its helpers to judged rows."""
 
 
 class Verdict(str, Enum):
@@ -73,11 +81,17 @@ _HELPERS = (
     "rounds_to_zero",
     *kinks.HELPERS,
     *overrides.HELPERS,
+    *noise_model.HELPERS,
 )
 
 
 def judge(
-    compared: pl.DataFrame, *, by_checksum: bool = False, limits: LimitTable | None = None, is_foreign: bool = False
+    compared: pl.DataFrame,
+    *,
+    by_checksum: bool = False,
+    limits: LimitTable | None = None,
+    is_foreign: bool = False,
+    scorer: Scorer | None = None,
 ) -> pl.DataFrame:
     """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
 
@@ -90,11 +104,15 @@ def judge(
         by_checksum: Whether different checksums are an error.
         limits: Those in force; the conventional ones if none are given.
         is_foreign: Whether the two are of different frameworks.
+        scorer: What scores rows by the noise of healthy runs. With it there are the columns ``noise_floor``, ``score``,
+            ``score_limit`` and ``score_measure``, and of a row that has a score, and no limit by name, that decides;
+            its ``limit`` is null.
     """
     table = conventional() if limits is None else limits
     prepared = kinks.with_kinks(_with_precision(_with_absent_columns(compared), table), table)
     prepared = _with_source(prepared)
-    prepared = overrides.with_overrides(_with_judged_error(prepared, table), table).with_row_index("row")
+    prepared = overrides.with_overrides(_with_judged_error(prepared, table), table)
+    prepared = _with_scores(prepared, scorer).with_row_index("row")
     # Texts are made for the rows that may need one; in a healthy pair those are few.
     is_plain = _is_plain(by_checksum=by_checksum, is_foreign=is_foreign)
     others = prepared.filter(~is_plain.fill_null(False))
@@ -105,8 +123,23 @@ def judge(
             pl.col("verdict").fill_null(Verdict.PASS.value),
             pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
         )
+        .with_columns(limit=pl.when(_is_scored()).then(None).otherwise("limit"))
         .drop(*_HELPERS, *[name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns])
+        .drop([] if scorer is not None else [*noise_model.SCORES])
     )
+
+
+def _with_scores(rows: pl.DataFrame, scorer: Scorer | None) -> pl.DataFrame:
+    if scorer is not None:
+        return scorer(rows)
+    return rows.with_columns(pl.lit(None, kind).alias(name) for name, kind in noise_model.SCORES.items()).with_columns(
+        **{name: pl.lit(None) for name in noise_model.HELPERS if name != "num_flips"}, num_flips=pl.lit(0)
+    )
+
+
+def _is_scored() -> pl.Expr:
+    """Whether a row is judged by its score."""
+    return pl.col("score").is_not_null() & ~pl.col("is_overridden")
 
 
 _ABSENT = {"problem": pl.String, "excuse": pl.String, SKETCH_ERROR: pl.Float64, SKETCH_LOW: pl.Float64}
@@ -193,7 +226,11 @@ def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
     if is_foreign:
         same_dtype = same_dtype | (kinds[0].eq_missing(kinds[1]) & same_precision)
     same_grad = ~_other_grad(is_foreign=is_foreign).fill_null(False)
-    is_within = pl.max_horizontal("error", SKETCH_LOW) <= pl.col("precision_limit")
+    is_within = (
+        pl.when(pl.col("score").is_null())
+        .then(pl.max_horizontal("error", SKETCH_LOW) <= pl.col("precision_limit"))
+        .otherwise(pl.col("score") <= pl.col("score_limit"))
+    )
     is_number = ~pl.col("max_target").is_nan() & (pl.col("num_nan_target").fill_null(0) == 0)
     is_sound = ~has_failed() & pl.col("problem").is_null() & pl.col("exact_target").is_null()
     tensors = _both(RowKind.TENSOR) & same_dtype & _same_shape() & same_grad & is_within & is_number & is_sound
@@ -237,7 +274,10 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
     same_shape = _same_shape()
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
     same_kind = pl.col("kind_of_target").eq_missing(pl.col("kind_of_golden"))
-    over = by_convention & (pl.col("judged_error") > pl.col("limit"))
+    by_score = by_convention & pl.col("score").is_not_null()
+    # What flips between healthy repetitions, such as the choice of an expert, may flip in the target too.
+    by_rule = by_convention & (pl.col("num_flips") == 0)
+    over = by_rule & pl.col("score").is_null() & (pl.col("judged_error") > pl.col("limit"))
     statistics_over = pl.col("own_error") > pl.col("limit")
     other_bytes = numbers & (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
     other_integers = numbers & (pl.col("exact_target") != pl.col("exact_golden"))
@@ -255,7 +295,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         ),
         (
             Verdict.ERROR,
-            both_tensors & ~same_shape,
+            both_tensors & ~same_shape & (pl.col("num_flips") == 0),
             pl.format("error: the shapes differ, {} and {}.", "shape_target", "shape_golden"),
         ),
         (
@@ -276,18 +316,19 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         ),
         (
             Verdict.ERROR,
-            by_convention & other_bytes & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
+            by_rule & other_bytes & pl.col("score").is_null()
+            & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
             pl.lit("error: the checksum differs."),
         ),
         (
             Verdict.ERROR,
-            by_convention & other_bytes & (pl.col("judged_error") <= pl.col("limit")),
+            by_rule & other_bytes & pl.col("score").is_null() & (pl.col("judged_error") <= pl.col("limit")),
             pl.format("error: the checksum differs; the relative error of the statistics, {}, is within the limit {}.",
                       _rounded("judged_error"), "limit"),
         ),
         (
             Verdict.ERROR,
-            by_convention & other_integers,
+            by_rule & other_integers,
             pl.format("error: the integers differ: maximum and minimum are {}, golden {}.",
                       "exact_target", "exact_golden"),
         ),
@@ -307,6 +348,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
             numbers & over & (pl.col("limit") == 0),
             pl.lit("error: the values differ, and values of this dtype must be equal."),
         ),
+        (Verdict.ERROR, numbers & by_score & (pl.col("score") > pl.col("score_limit")), _score_text()),
         *[
             (
                 Verdict.ERROR,
@@ -317,7 +359,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         ],
         (
             Verdict.ERROR,
-            by_convention & other_arguments,
+            by_rule & other_arguments,
             pl.format("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
         ),
         (
@@ -382,6 +424,13 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         ),
         (
             Verdict.PASS,
+            by_convention & (pl.col("num_flips") > 0)
+            & ((both_tensors & ~same_shape) | (numbers & _differs_exactly(by_checksum=by_checksum)) | other_arguments),
+            pl.format("note: differs, as it does between healthy runs: in {} of {} repetitions.",
+                      "num_flips", "num_repeats"),
+        ),
+        (
+            Verdict.PASS,
             both_scalars & agree & (pl.col("text_target") != pl.col("text_golden")),
             pl.format("note: the arguments are {} and {}.", "text_target", "text_golden"),
         ),
@@ -391,6 +440,30 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
             pl.format("note: the target has {}, the golden {}.", _what("target"), _what("golden")),
         ),
     ]  # fmt: skip
+
+
+def _score_text() -> pl.Expr:
+    where = (
+        pl.when(pl.col("noise_source") == noise_model.NoiseSource.MEASURED.value)
+        .then(pl.format("measured on {} repetitions", "num_repeats"))
+        .otherwise(pl.lit("by the closed form, not measured"))
+    )
+    return pl.format(
+        "error: {}x what rounding explains ({}; limit {}): {} is {} off, relative, where rounding explains {}; the "
+        "evidence is {}.",
+        pl.col("score").round_sig_figs(2), where, pl.col("score_limit").round_sig_figs(2), "score_word",
+        _rounded("score_error"), _rounded("noise_floor"), "evidence",
+    )  # fmt: skip
+
+
+def _differs_exactly(*, by_checksum: bool) -> pl.Expr:
+    """Whether a row breaks a rule that knows no size."""
+    other_bytes = (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
+    other_integers = (pl.col("judged_error") > 0) & pl.col("precision").is_null()
+    return pl.any_horizontal(
+        rule.fill_null(value=False)
+        for rule in (other_bytes, other_integers, pl.col("exact_target") != pl.col("exact_golden"))
+    )
 
 
 _OVERRIDDEN = {

@@ -14,6 +14,7 @@ import polars as pl
 from msprobe_core.compare import custom
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.noise.model import SCORES
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.tensors import TensorMetrics
@@ -97,6 +98,8 @@ def _verdicts() -> Iterator[tuple[str | None, Column]]:
     yield _JUDGED, Column("error", pl.col(_JUDGED))
     is_judged = pl.col(_JUDGED).is_not_null()
     yield _JUDGED, Column("limit", pl.when(is_judged).then(pl.col("limit")))
+    for name in SCORES:
+        yield name, Column(name, pl.col(name), width=Width.NARROW if name == "score_measure" else Width.NUMBER)
     yield "override", Column("limit_given_by", pl.col("override"), width=Width.NAME)
     names = {int(precision): precision.name.lower() for precision in Precision}
     precision = pl.col("precision").replace_strict(names, return_dtype=pl.String)

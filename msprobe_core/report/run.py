@@ -158,7 +158,7 @@ def compare_run(
     else:
         if not run.resume:
             shutil.rmtree(directory / UNITS_DIRECTORY, ignore_errors=True)
-        finished = _work_off(tasks, _executor_for(run, pairing.pairs), run, progress)
+        finished = _work_off(tasks, executor_for(run, pairing.pairs), run, progress)
     done = [outcome for _, outcome in sorted(finished.items()) if isinstance(outcome, UnitDone)]
     failed = [
         f"{tasks[number].pair.label} could not be compared: {outcome.reason}"
@@ -277,7 +277,12 @@ def _compare(task: UnitTask, progress: Callable[[int, int], None] | None) -> Uni
     return done
 
 
-def _executor_for(run: RunOptions, pairs: Sequence[UnitPair]) -> Executor:
+def executor_for(run: RunOptions, pairs: Sequence[UnitPair]) -> Executor:
+    """Return the executor that was asked for; else processes, if comparing these pairs is worth starting them.
+
+    Raises:
+        ConfigError: there is no such executor.
+    """
     return _executor_called(run.executor or ("processes" if _is_worth_processes(pairs) else "inline"))
 
 
@@ -330,6 +335,8 @@ def _files_of(options: CompareOptions) -> list[Path]:
     processing = options.post_processing
     factors = () if processing is None else (*processing.target.values(), *processing.golden.values())
     named = {path for factor in factors for path in (factor.left, factor.right) if path is not None}
+    if options.noise is not None and options.noise.profile is not None:
+        named.add(options.noise.profile)
     return sorted(named | ({options.stack_path} if options.stack_path is not None else set()))
 
 

@@ -57,6 +57,8 @@ def _are_worst(rows: pl.DataFrame, number: int) -> pl.Series:
     severity = pl.col("verdict").replace_strict(_SEVERITY, range(len(_SEVERITY)), return_dtype=pl.Int8)
     # What fails for another reason than its error, such as NaN, has none, and comes before all that have one.
     excess = pl.col("judged_error") / pl.col("limit")
+    if "score" in rows.columns:
+        excess = pl.coalesce(pl.col("score") / pl.col("score_limit"), excess)
     places = rows.select(severity=severity, excess=excess).with_row_index("place")
     worst = places.sort("severity", "excess", "place", descending=[False, True, False], nulls_last=False).head(number)
     is_worst = np.zeros(rows.height, dtype=np.bool_)

@@ -1,0 +1,202 @@
+"""Measure the noise of a golden run: every step and rank of it, from the same of its repetitions."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import polars as pl
+
+from msprobe_core.calibrate.repeats import CalibrationTask, DumpCalibration, calibrate_dump
+from msprobe_core.compare.noise.profile import PROFILE_FILE
+from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.errors import CompareError, MsprobeError, StoreError
+from msprobe_core.report.run import RunOptions, executor_for
+from msprobe_core.store.layout import create_file, find_steps, make_directory
+
+_logger = logging.getLogger(__name__)
+
+CALIBRATION_DIRECTORY = "calibration"
+"""Where in the golden run's directory its perturbed repetitions are, ``run1``, ``run2`` and so on."""
+
+_PARTS_DIRECTORY = ".noise_profile"
+_RUN = re.compile(r"run(0|[1-9]\d*)", re.ASCII)
+
+CalibrationProgress: TypeAlias = Callable[[int, int], None]
+"""Told how many dumps are done, and of how many."""
+
+
+@dataclass(frozen=True)
+class DumpFailed:
+    """A dump whose noise could not be measured."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibration came to.
+
+    Attributes:
+        path: The profile.
+        repeats: The repetitions.
+        dumps: What was measured, by step and rank.
+        missing: What was not, in words.
+        seconds: How long it took.
+    """
+
+    path: Path
+    repeats: Sequence[Path]
+    dumps: Sequence[DumpCalibration]
+    missing: Sequence[str]
+    seconds: float
+
+
+def find_repeats(golden: Path) -> list[Path]:
+    """Return the perturbed repetitions that lie in a golden run's directory, by number.
+
+    Raises:
+        CompareError: there is none.
+    """
+    directory = golden / CALIBRATION_DIRECTORY
+    try:
+        found = {int(match[1]): path for path in directory.iterdir() if (match := _RUN.fullmatch(path.name))}
+    except OSError:
+        found = {}
+    if not found:
+        raise CompareError(
+            f"{golden}: holds no repetitions in {CALIBRATION_DIRECTORY}/run1, …; record some with the golden program, "
+            "or name other dumps of it: msprobe calibrate GOLDEN REPEAT …"
+        )
+    return [path for _, path in sorted(found.items()) if path.is_dir()]
+
+
+def calibrate(
+    golden: Path,
+    repeats: Sequence[Path] = (),
+    *,
+    output: Path | None = None,
+    perturbation: str = "",
+    chosen: Chosen | None = None,
+    run: RunOptions | None = None,
+    progress: CalibrationProgress | None = None,
+) -> Calibration:
+    """Measure the noise of a golden run and write its profile.
+
+    Args:
+        golden: The run's directory, which holds its steps.
+        repeats: Repetitions of it, likewise; those that lie in it if none are given.
+        output: The profile; by default where comparisons look for it, in the golden run's directory.
+        perturbation: How the repetitions differ from the golden run, in words, for reports.
+        chosen: Which steps and ranks; all that the golden run and a repetition have by default.
+        run: How dumps are worked off.
+        progress: Told what is done.
+
+    Raises:
+        CompareError: nothing could be measured.
+        DumpError: a directory cannot be read.
+        StoreError: the profile cannot be written.
+    """
+    begin = time.monotonic()
+    run = run or RunOptions()
+    if not find_steps(golden):
+        raise CompareError(f"{golden}: holds no steps (step0, …); give the directory of a whole run")
+    repeats = list(repeats) or find_repeats(golden)
+    path = golden / PROFILE_FILE if output is None else output
+    grouped, missing = _grouped(golden, repeats, chosen)
+    parts = path.parent / _PARTS_DIRECTORY
+    make_directory(parts)
+    try:
+        tasks = [
+            CalibrationTask(
+                pairs[0].label,
+                pairs[0].golden,
+                tuple(p.target for p in pairs),
+                perturbation,
+                parts / f"{number}.parquet",
+            )
+            for number, pairs in enumerate(grouped.values())
+        ]
+        pairs = [pair for group in grouped.values() for pair in group]
+        done, failed = _work_off(tasks, pairs, run, progress)
+        if not done:
+            raise CompareError(f"{golden}: its noise could not be measured; {failed[0].label}: {failed[0].reason}")
+        _write([tasks[number].part for number in sorted(done)], path)
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    missing += [f"{each.label}: {each.reason}" for each in failed]
+    return Calibration(path, repeats, [done[n] for n in sorted(done)], missing, time.monotonic() - begin)
+
+
+def _grouped(
+    golden: Path, repeats: Sequence[Path], chosen: Chosen | None
+) -> tuple[Mapping[Path, list[UnitPair]], list[str]]:
+    """Return pairs by golden dump, one of each repetition that has it, and in words what one lacks."""
+    grouped: dict[Path, list[UnitPair]] = {}
+    missing: list[str] = []
+    for repeat in repeats:
+        if repeat.resolve() == golden.resolve():
+            raise CompareError(f"{repeat}: is the golden run itself; a repetition is another recording of it")
+        found = find_pairs(repeat, golden, chosen)
+        missing += found.missing
+        for pair in found.pairs:
+            grouped.setdefault(pair.golden, []).append(pair)
+    return dict(sorted(grouped.items(), key=lambda item: (item[1][0].step or 0, item[1][0].rank or 0))), missing
+
+
+def _work_off(
+    tasks: Sequence[CalibrationTask],
+    pairs: Sequence[UnitPair],
+    run: RunOptions,
+    progress: CalibrationProgress | None,
+) -> tuple[dict[int, DumpCalibration], list[DumpFailed]]:
+    executor = executor_for(run, pairs if len(tasks) > 1 else [])
+    executor.check(run.workers)
+    done: dict[int, DumpCalibration] = {}
+    failed: list[DumpFailed] = []
+    for number, outcome in executor.run(calibrate_or_fail, tasks, run.workers):
+        if isinstance(outcome, DumpCalibration):
+            done[number] = outcome
+        else:
+            failed.append(
+                outcome if isinstance(outcome, DumpFailed) else DumpFailed(tasks[number].label, outcome.reason)
+            )
+        if progress is not None:
+            progress(len(done) + len(failed), len(tasks))
+    return done, sorted(failed, key=lambda each: each.label)
+
+
+def calibrate_or_fail(task: CalibrationTask) -> DumpCalibration | DumpFailed:
+    """Measure one dump; raises nothing, because one rank's trouble is not that of the others."""
+    try:
+        return calibrate_dump(task)
+    except MsprobeError as error:
+        return DumpFailed(task.label, str(error))
+    except MemoryError:
+        return DumpFailed(task.label, "there was not enough memory; give fewer --workers")
+    except Exception as error:
+        _logger.debug("internal error at %s", task.label, exc_info=True)
+        return DumpFailed(task.label, f"internal error ({type(error).__name__}: {error})")
+
+
+def _write(parts: Sequence[Path], path: Path) -> None:
+    """Put parts together to the profile, which is whole or not there.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    make_directory(path.parent)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        with create_file(unfinished) as file:
+            pl.scan_parquet(list(parts), glob=False).sink_parquet(file)
+        unfinished.replace(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise StoreError(f"{path}: the noise profile cannot be written ({error}); free space, or give -o") from error

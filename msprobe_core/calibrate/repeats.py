@@ -1,0 +1,175 @@
+"""Compare one golden dump with its repetitions, and estimate the noise of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.noise.estimate import DISTANCE, estimate
+from msprobe_core.compare.noise.measures import MEASURES, with_measures
+from msprobe_core.compare.noise.profile import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
+from msprobe_core.compare.noise.rounding import with_sizes
+from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.unit import compare_unit
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import CompareError
+from msprobe_core.store.layout import create_file
+
+_ROW = (
+    "name_golden",
+    "entry_golden",
+    "phase",
+    "role",
+    "dtype_golden",
+    "precision",
+    "numel_golden",
+    "roundoff",
+    "num_rows",
+)
+
+
+@dataclass(frozen=True)
+class CalibrationTask:
+    """One golden dump and its repetitions.
+
+    Attributes:
+        label: What reports call the dump.
+        golden: Its directory.
+        repeats: Those of the repetitions.
+        perturbation: How they differ from the golden run, in words.
+        part: Where the rows are written, as Parquet.
+    """
+
+    label: str
+    golden: Path
+    repeats: tuple[Path, ...]
+    perturbation: str
+    part: Path
+
+
+class DumpCalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one dump.
+
+    Attributes:
+        label: What reports call it.
+        num_repeats: Number of repetitions.
+        num_nodes: Number of entries of the golden dump.
+        num_rows: Number of its rows that hold floats.
+        num_measured: Those of them that every repetition has, with numbers to compare.
+        num_varying: Those of these that are not the same in all.
+        num_flips: Rows that broke a rule that knows no size, such as that integers are equal, in a repetition.
+        floors: Floors of the distance that were measured of rows that vary, by dtype: the median, and how many.
+    """
+
+    label: str
+    num_repeats: int
+    num_nodes: int
+    num_rows: int
+    num_measured: int
+    num_varying: int
+    num_flips: int
+    floors: dict[str, tuple[float, int]]
+
+
+def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
+    """Compare a dump with its repetitions and write what was estimated.
+
+    Raises:
+        CompareError: one of them cannot be compared, or none of its values is a number that can be.
+        DumpError: one of them cannot be read.
+        StoreError: the result cannot be written.
+    """
+    compared = [_errors(task, repeat) for repeat in task.repeats]
+    rows, errors = compared[0].select(_ROW), [_like(compared[0], frame) for frame in compared]
+    is_float = rows["precision"].is_not_null()
+    if not any(frame[DISTANCE].count() for frame in errors):
+        raise CompareError(
+            f"{task.golden}: nothing of it can be measured, because it or its repetitions have no statistics; record "
+            "them with task 'statistics' or 'tensor'"
+        )
+    place = place_of(task.golden)
+    found = estimate(rows.rename({"name_golden": "name"}), errors)
+    flips = pl.DataFrame([frame["flips"].alias(str(k)) for k, frame in enumerate(errors)]).select(
+        flips=pl.sum_horizontal(pl.all())
+    )["flips"]
+    about = About(
+        version=VERSION,
+        repeats=len(errors),
+        perturbation=task.perturbation,
+        identity=identity_of(task.golden),
+        nulls={measure.value: null for measure, null in found.nulls.items()},
+    )
+    step, rank = place or (0, NO_RANK)
+    table = found.floors.with_columns(
+        name=rows["name_golden"],
+        flips=flips,
+        step=pl.lit(step),
+        rank=pl.lit(rank),
+        about=pl.lit(msgspec.json.encode(about).decode()),
+    ).select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+    has_floor = pl.any_horizontal(pl.col(measure.value).is_not_null() for measure in MEASURES)
+    with create_file(task.part) as file:
+        table.filter(has_floor | (pl.col("flips") > 0)).write_parquet(file)
+    return _told(task, rows, errors, flips, is_float)
+
+
+def _told(
+    task: CalibrationTask, rows: pl.DataFrame, errors: list[pl.DataFrame], flips: pl.Series, is_float: pl.Series
+) -> DumpCalibration:
+    distances = pl.DataFrame([frame[DISTANCE].alias(str(k)) for k, frame in enumerate(errors)])
+    every = pl.all_horizontal(pl.all().is_not_null())
+    own = distances.select(
+        is_measured=every & is_float,
+        is_varying=every & is_float & pl.any_horizontal(pl.all() > 0),
+        distance=pl.mean_horizontal(pl.all() ** 2).sqrt(),
+    )
+    medians = (
+        own.with_columns(dtype=rows["dtype_golden"])
+        .filter("is_varying")
+        .group_by("dtype")
+        .agg(pl.col("distance").median(), number=pl.len())
+        .sort("number", descending=True)
+    )
+    return DumpCalibration(
+        label=task.label,
+        num_repeats=len(errors),
+        num_nodes=rows["entry_golden"].n_unique(),
+        num_rows=int(is_float.sum()),
+        num_measured=int(own["is_measured"].sum()),
+        num_varying=int(own["is_varying"].sum()),
+        num_flips=int((flips > 0).sum()),
+        floors={dtype: (floor, number) for dtype, floor, number in medians.rows()},
+    )
+
+
+def _errors(task: CalibrationTask, repeat: Path) -> pl.DataFrame:
+    """Return the measures of one repetition, one row per row of the golden dump."""
+    rows = compare_unit(UnitPair(task.label, None, None, repeat, task.golden)).rows
+    rows = with_sizes(with_measures(rows)).filter(pl.col("name_golden").is_not_null())
+    is_pair = pl.col("match") == Match.BOTH.value
+    is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
+    same_shape = (pl.col("shape_target") == pl.col("shape_golden")).fill_null(value=False)
+    is_sized = is_pair & same_shape & pl.col("precision").is_not_null()
+    distance = pl.coalesce("measure_rel_l2", "error")
+    measures = [pl.col(measure.column) for measure in MEASURES]
+    return rows.select(
+        *_ROW,
+        *[pl.when(is_sized).then(measure) for measure in measures],
+        pl.when(is_sized & distance.is_finite()).then(distance).alias(DISTANCE),
+        flips=is_wrong & ~is_sized,
+    ).unique("name_golden", keep="first", maintain_order=True)
+
+
+def _like(first: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``other`` in the order of ``first``."""
+    if first["name_golden"].equals(other["name_golden"]):
+        return other
+    return (
+        first.select("name_golden")
+        .join(other, on="name_golden", how="left", maintain_order="left")
+        .with_columns(pl.col("flips").fill_null(value=True))
+    )

@@ -1,0 +1,127 @@
+"""``msprobe calibrate``: measure how far healthy repetitions of a golden run are apart."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msprobe_core.cli.show import show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from msprobe_core.calibrate import Calibration
+    from msprobe_core.calibrate.engine import CalibrationProgress
+
+_MAX_MISSING = 10
+
+
+@click.command()
+@click.argument("golden", type=click.Path(path_type=Path))
+@click.argument("repeats", metavar="[REPEAT]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The profile; by default noise_profile.parquet in GOLDEN."
+)
+@click.option("--perturbation", metavar="TEXT", default="", help="How the repetitions differ, to be shown in reports.")
+@click.option(
+    "--executor", metavar="NAME", help="Where ranks are compared: inline, processes, ray; by default as fits."
+)
+@click.option(
+    "--workers", type=click.IntRange(1), help="How many ranks are compared at a time; one per core by default."
+)
+def calibrate(
+    *,
+    golden: Path,
+    repeats: tuple[Path, ...],
+    output: Path | None,
+    perturbation: str,
+    executor: str | None,
+    workers: int | None,
+) -> int:
+    """Measure the noise of a golden run from repetitions of it.
+
+    GOLDEN is the directory of a run, which holds its steps. Each REPEAT is another recording of the same program, with
+    differences in the last digit, or in nothing but the order in which it adds; by default those that lie in
+    GOLDEN/calibration/run1, run2 and so on. Three are enough.
+
+    What was measured is written beside the golden run, where `msprobe compare --noise auto` finds it.
+
+    Exit status: 0 if every step and rank was measured, 1 if some were not, 2 if none could be.
+    """
+    # Not needed to say --help.
+    from msprobe_core.calibrate import calibrate as measure
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.model import ExecutorOptions
+    from msprobe_core.report.run import RunOptions
+
+    run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers))
+    with _progress_bar() as progress:
+        result = measure(golden, repeats, output=output, perturbation=perturbation, run=run, progress=progress)
+    show(lambda console: _print(result, console), f"the profile is in {result.path}")
+    return EXIT_DIFFERENT if result.missing else EXIT_AGREES
+
+
+def _print(result: Calibration, console: Console) -> None:
+    from rich.text import Text
+
+    total: Counter[str] = Counter()
+    floors: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for dump in result.dumps:
+        for name in ("num_nodes", "num_rows", "num_measured", "num_varying", "num_flips"):
+            total[name] += getattr(dump, name)
+        for dtype, floor in dump.floors.items():
+            floors[dtype].append(floor)
+    dumps = "dump" if len(result.dumps) == 1 else "dumps"
+    lines = [
+        (
+            f"Noise of {len(result.dumps):,} {dumps} from {len(result.repeats)} repetitions: "
+            f"{total['num_nodes']:,} calls, {total['num_rows']:,} tensors of floats."
+        ),
+        (
+            f"Measured: {total['num_measured']:,} ({_percent(total['num_measured'], total['num_rows'])}); the same in "
+            f"all repetitions: {total['num_measured'] - total['num_varying']:,}."
+        ),
+    ]
+    for dtype, found in floors.items():
+        number = sum(count for _, count in found)
+        median = sorted(found)[len(found) // 2][0]
+        lines.append(f"Median distance of {dtype}: {median:.2g} of the norm ({number:,} tensors).")
+    if total["num_flips"]:
+        lines.append(
+            f"Values that must be equal and were not in some repetition, which is no error from now on: "
+            f"{total['num_flips']:,}."
+        )
+    lines += [f"Not measured: {line}." for line in result.missing[:_MAX_MISSING]]
+    if len(result.missing) > _MAX_MISSING:
+        lines.append(f"Not measured: {len(result.missing) - _MAX_MISSING:,} more.")
+    lines.append(f"Took {result.seconds:.1f} s; profile: {result.path} ({result.path.stat().st_size:,} bytes).")
+    lines.append("Compare with it: msprobe compare -tp TARGET -gp GOLDEN --noise auto")
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else "none"
+
+
+@contextmanager
+def _progress_bar() -> Generator[CalibrationProgress, None, None]:
+    """Give a callback that draws a bar on the terminal, if there is one."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
+        task: Any = None
+
+        def show_done(done: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task("measuring dumps", total=total)
+            bar.update(task, completed=done)
+
+        yield show_done

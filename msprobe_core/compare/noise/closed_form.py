@@ -1,0 +1,54 @@
+"""Floors without repetitions: unit round-off times a growth with depth.
+
+Each call rounds its result, and passes on what was rounded before it. Bounds of what comes of that multiply what every
+call may amplify; in a network whose blocks neither amplify nor damp, such as one of normalised residual blocks, what is
+left is a sum of independent roundings, one of every call, whose size grows like the square root of their number (Higham
+and Mary, see `msprobe_core.compare.noise.rounding`).
+
+The depth of a row is the number of calls that began before it in the step, as the dump has them; backward goes on
+where forward ended. A dump of modules alone shows fewer calls than were made: it counts what it has.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from msprobe_core.compare.noise.measures import MEASURES, Measure
+from msprobe_core.compare.noise.nulls import Null, Nulls
+from msprobe_core.compare.noise.rounding import least
+
+ROUNDINGS = 0.35
+"""Roundings of each call, in unit round-offs, that reach the end."""
+
+_AVERAGED = 2.0
+"""How many times what independent rows explain the averaged measures are off."""
+
+CLOSED_NULLS: Nulls = {
+    measure: Null(dof=30.0, factor=0.35, is_log=True) if measure is Measure.REL_L2 else Null(dof=8.0, factor=1.0)
+    for measure in MEASURES
+}
+"""Wider than those of a measured profile: a formula knows nothing of the row."""
+
+
+def with_closed_form(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return aligned rows with ``closed_`` and the name of each measure: its floor; null where there are no floats.
+
+    Args:
+        rows: In execution order, with ``roundoff`` and ``num_rows``.
+    """
+    depth = (pl.col("entry") != pl.col("entry").shift()).fill_null(value=True).cum_sum()
+    distance = pl.col("roundoff") * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
+    rows = rows.with_columns(closed_distance=distance)
+    return rows.with_columns(
+        (
+            least(measure, pl.col("closed_distance")) * _AVERAGED
+            if measure.averages
+            else pl.max_horizontal(pl.col("closed_distance"), pl.col("roundoff"))
+        ).alias(closed(measure))
+        for measure in MEASURES
+    ).drop("closed_distance")
+
+
+def closed(measure: Measure) -> str:
+    """Return what the frame of rows calls the floor of a measure by the formula."""
+    return f"closed_{measure.value}"

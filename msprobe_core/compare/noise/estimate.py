@@ -1,0 +1,268 @@
+"""Floors from a few repetitions of a healthy run.
+
+With three repetitions, what one row shows is hardly a sample, but a dump has thousands of rows, and the values of a
+layer's attention behave like those of the next layer's. So rows are taken together where they are alike.
+
+Each error ``e`` of a repetition is measured against the golden run itself, as the target's is. Golden run, repetitions
+and a healthy target are as far from the exact result as each other; so the errors of repetitions about zero, not about
+their mean, have the size of a healthy target's. (The estimator of the number of significant digits in stochastic
+arithmetic with a reference: Sohier et al., *Confidence Intervals for Stochastic Arithmetic*, arXiv 1807.09655.)
+
+* A *distance* has nearly the same size in each repetition. Its logarithm is taken as normal about a row's own mean,
+  with a spread that all rows share; the mean is drawn to that of like rows by as much as the spread explains.
+* Any other measure has a sign and is near zero by chance. Its variance, in units of the row's squared distance, is
+  estimated by empirical Bayes: of rows that are alike, variances are drawn from a scaled inverse chi-squared
+  distribution, whose parameters come from the mean and the variance of the log sample variances; the moderated variance
+  ``(d0 s0^2 + K s^2) / (d0 + K)`` has ``d0 + K`` degrees of freedom, and the score is Student's t. Source: Smyth,
+  *Linear Models and Empirical Bayes Methods for Assessing Differential Expression in Microarray Experiments*,
+  Statistical Applications in Genetics and Molecular Biology 3(1), 2004; ``fitFDist`` of the package limma does this.
+
+How well this fits is asked of the repetitions: each is left out in turn and scored by the floors of the others. Where
+its largest scores are above those that the distribution has there, the distribution is widened to match.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from msprobe_core.compare.noise import student
+from msprobe_core.compare.noise.measures import MEASURES, Measure
+from msprobe_core.compare.noise.nulls import LEAST_LIMITS, Null, Nulls
+from msprobe_core.compare.noise.rounding import least
+
+Array: TypeAlias = NDArray[Any]
+
+_FEW = 3
+"""Rows of one kind; those of fewer are taken together with what else has the same precision, phase and role."""
+
+_MOST_PRIOR = 60.0
+"""Largest prior degrees of freedom: rows are never taken to be quite the same."""
+
+_TAILS = (0.01, 0.001)
+"""Where the scores of repetitions that were left out are held against the distribution."""
+
+_WIDEST = 3.0
+_FEWEST_SCORES = 200
+"""Below this many scores their tail says nothing."""
+
+DISTANCE = "distance"
+"""Column of what stands for the size of a row's error: ``rel_l2``, or where that is not known the largest of the
+differences of its statistics."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the repetitions of one dump tell.
+
+    Attributes:
+        floors: One row per row of the golden dump, with a column for each measure that is known.
+        nulls: How scores are distributed.
+    """
+
+    floors: pl.DataFrame
+    nulls: Nulls
+
+
+def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame]) -> Estimate:
+    """Return floors and the distributions of scores.
+
+    Args:
+        rows: One row per row of the golden dump, with ``name``, ``phase``, ``role``, ``precision``, ``roundoff``,
+            ``num_rows`` and ``numel_golden``.
+        errors: Of each repetition the measures of the same rows, and `DISTANCE`; null where one is not known.
+    """
+    kinds = _kinds(rows)
+    distance, _ = _distances(_matrix(errors, DISTANCE), kinds, _numbers(rows, "roundoff"))
+    rows = rows.with_columns(pl.Series(DISTANCE, distance).fill_nan(None))
+    floors: dict[str, Array] = {}
+    nulls: dict[Measure, Null] = {}
+    for measure in MEASURES:
+        found = _matrix(errors, measure.column)
+        lower = rows.select(least(measure, pl.col(DISTANCE)).alias("least"))["least"].to_numpy()
+        if measure is Measure.REL_L2:
+            floors[measure.value], null = _distances(found, kinds, lower)
+        else:
+            floors[measure.value], null = _signed(found, kinds, lower, distance)
+        nulls[measure] = msgspec.structs.replace(null, least=LEAST_LIMITS[measure])
+    table = pl.DataFrame({name: pl.Series(values, dtype=pl.Float32).fill_nan(None) for name, values in floors.items()})
+    return Estimate(table, nulls)
+
+
+def _matrix(errors: Sequence[pl.DataFrame], column: str) -> Array:
+    """Return errors as ``[rows, repetitions]``; NaN where one is not known."""
+    return np.stack([_numbers(frame, column) for frame in errors], axis=1)
+
+
+def _numbers(frame: pl.DataFrame, column: str) -> Array:
+    return frame.select(pl.col(column).cast(pl.Float64).fill_null(math.nan)).to_series().to_numpy()
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Which rows are alike: a number for each row, and one for the wider group that it falls back to."""
+
+    own: Array
+    wide: Array
+
+
+_NUMBER = r"\.\d+"
+"""Numbers of layers, of calls and of arguments alike."""
+
+
+def _kinds(rows: pl.DataFrame) -> _Kinds:
+    own = rows.select(pl.struct(pl.col("name").str.replace_all(_NUMBER, ".#"), "precision").rank("dense"))
+    wide = rows.select(pl.struct("phase", "role", "precision").rank("dense"))
+    return _Kinds(own.to_series().to_numpy().astype(np.int64), wide.to_series().to_numpy().astype(np.int64))
+
+
+def _group_means(values: Array, groups: Array, weights: Array) -> tuple[Array, Array]:
+    """Return the mean of each row's group, and how many rows with weight 1 it has."""
+    counts = np.bincount(groups, weights)
+    sums = np.bincount(groups, np.where(weights > 0, values, 0.0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return (sums / counts)[groups], counts[groups]
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """Mean over like rows, of each row; and what is left of the variance within groups, of all."""
+
+    means: Array
+    variance: float
+
+
+def _grouped(values: Array, is_known: Array, kinds: _Kinds) -> _Grouped:
+    weights = is_known.astype(np.float64)
+    own, number = _group_means(values, kinds.own, weights)
+    wide, in_wide = _group_means(values, kinds.wide, weights)
+    over_all = float(np.mean(values[is_known])) if is_known.any() else 0.0
+    means = np.where(number >= _FEW, own, np.where(in_wide >= _FEW, wide, over_all))
+    has_group = is_known & (number >= _FEW)
+    if not has_group.any():
+        return _Grouped(means, math.inf)
+    squares = (values[has_group] - own[has_group]) ** 2
+    # One degree of freedom of each group goes to its mean.
+    dof = has_group.sum() - len(np.unique(kinds.own[has_group]))
+    return _Grouped(means, float(squares.sum() / max(dof, 1)))
+
+
+def _distances(errors: Array, kinds: _Kinds, lower: Array) -> tuple[Array, Null]:
+    """Return floors of a measure that has nearly the same size each time."""
+    num_repeats = errors.shape[1]
+    with np.errstate(invalid="ignore"):
+        is_known = _in_all(np.isfinite(errors) & (errors > 0))
+    logs = np.log(np.where(is_known[:, None], errors, 1.0))
+    means = logs.mean(axis=1)
+    spread = _spread_within(logs[is_known])
+    grouped = _grouped(means, is_known, kinds)
+    share = _own_share(grouped.variance, spread**2 / num_repeats)
+    centre = share * means + (1 - share) * grouped.means
+    with np.errstate(invalid="ignore", divide="ignore"):
+        known = np.where(is_known, np.exp(centre + spread**2), _rms(errors))
+    null = Null(dof=30.0, factor=_widened_log(logs[is_known], spread), is_log=True)
+    return np.where(np.isnan(known), np.nan, np.fmax(known, lower)), null
+
+
+def _in_all(holds: Any) -> Array:
+    """Return whether something holds in all repetitions of a row."""
+    return holds.all(axis=1)
+
+
+def _rms(errors: Array) -> Array:
+    """Return the root mean square of what is known in each row; NaN where nothing is."""
+    is_known = ~np.isnan(errors)
+    sums = np.where(is_known, errors, 0.0) ** 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.sqrt(sums.sum(axis=1) / is_known.sum(axis=1))
+
+
+_LEAST_SPREAD = 0.1
+
+
+def _spread_within(logs: Array) -> float:
+    if logs.shape[0] < _FEW or logs.shape[1] < 2:
+        return 0.5  # a factor of 1.6, about what half of the rows of single tensors show
+    variance = ((logs - logs.mean(axis=1, keepdims=True)) ** 2).sum() / (logs.shape[0] * (logs.shape[1] - 1))
+    return max(math.sqrt(variance), _LEAST_SPREAD)
+
+
+def _own_share(between: float, of_mean: float) -> float:
+    """Return how much a row's own mean counts beside that of like rows, whose means vary by ``between`` in all."""
+    if math.isinf(between):
+        return 1.0
+    real = max(between - of_mean, 0.0)
+    return real / (real + of_mean)
+
+
+def _widened_log(logs: Array, spread: float) -> float:
+    """Return the spread of a new row's log score, widened to what repetitions that are left out show."""
+    num_repeats = logs.shape[1]
+    expected = spread * math.sqrt(1 + 1 / num_repeats)
+    if num_repeats < 2:
+        return expected
+    others = (logs.sum(axis=1, keepdims=True) - logs) / (num_repeats - 1)
+    scores = (logs - others).ravel() / (spread * math.sqrt(1 + 1 / (num_repeats - 1)))
+    return expected * _excess(scores, 30.0, is_two_sided=False)
+
+
+def _excess(scores: Array, dof: float, *, is_two_sided: bool) -> float:
+    """Return by how much the largest scores are above those of the distribution, at least 1."""
+    if scores.size < _FEWEST_SCORES:
+        return 1.0
+    ratios = [1.0]
+    for probability in _TAILS:
+        if scores.size * probability >= 2:
+            found = float(np.quantile(scores, 1 - probability))
+            ratios.append(found / student.limit_of(probability if is_two_sided else 2 * probability, dof))
+    return min(max(ratios), _WIDEST)
+
+
+def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array) -> tuple[Array, Null]:
+    """Return floors of a measure with a sign, by empirical Bayes."""
+    num_repeats = errors.shape[1]
+    unit = np.where(np.isfinite(distance) & (distance > 0), distance, lower)
+    with np.errstate(invalid="ignore"):
+        is_known = _in_all(np.isfinite(errors)) & np.any(errors > 0, axis=1) & (unit > 0)
+    prior, variances = _prior(errors, is_known, kinds, lower, unit)
+    found = _floor(errors, is_known, prior, variances, lower, unit)
+    if num_repeats < 2:
+        return found, Null(dof=prior + num_repeats, factor=1.0)
+    scores: list[Array] = []
+    for left_out in range(num_repeats):
+        others = np.delete(errors, left_out, axis=1)
+        floor = _floor(others, is_known, prior, variances, lower, unit)
+        scores.append((errors[:, left_out] / np.where(floor > 0, floor, np.nan))[is_known])
+    excess = _excess(np.concatenate(scores), prior + num_repeats - 1, is_two_sided=True)
+    return found, Null(dof=prior + num_repeats, factor=excess)
+
+
+def _prior(errors: Array, is_known: Array, kinds: _Kinds, lower: Array, unit: Array) -> tuple[float, Array]:
+    """Return the prior degrees of freedom, and the prior variance of each row in squared units."""
+    half = errors.shape[1] / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        variances = np.fmax(_rms(errors), lower) ** 2 / unit**2
+        logs = np.log(np.where(is_known, variances, 1.0)) - student.digamma(half) + math.log(half)
+    grouped = _grouped(logs, is_known, kinds)
+    excess = grouped.variance - student.trigamma(half)
+    if math.isinf(excess):
+        prior = 2.0
+    else:
+        prior = _MOST_PRIOR if excess <= 0 else min(2 * student.inverse_trigamma(excess), _MOST_PRIOR)
+    return prior, np.exp(grouped.means + student.digamma(prior / 2) - math.log(prior / 2))
+
+
+def _floor(errors: Array, is_known: Array, prior: float, variances: Array, lower: Array, unit: Array) -> Array:
+    num_repeats = errors.shape[1]
+    own = _rms(errors)
+    with np.errstate(invalid="ignore"):
+        moderated = np.sqrt((prior * variances * unit**2 + num_repeats * own**2) / (prior + num_repeats))
+    known = np.where(is_known, moderated, own)
+    return np.where(np.isnan(own), np.nan, np.fmax(known, lower))

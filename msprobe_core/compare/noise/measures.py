@@ -1,0 +1,112 @@
+"""Measures of how far the two sides of a row are apart, each without unit, as columns over the whole frame.
+
+Every measure is an error relative to the golden tensor as a whole, so that it can be compared between rows:
+
+``norm``
+    difference of the norms over the golden norm;
+``mean``
+    difference of the means over the golden root mean square;
+``max``, ``min``
+    difference of the extremes over the largest golden magnitude;
+``rel_l2``
+    norm of the difference over the golden norm, of tensors, or estimated from sketches;
+``scale``
+    ``<t, g> / <g, g> - 1``, the factor that is nearest to the golden tensor, less one: of tensors exactly; of sketches
+    from the norms and ``rel_l2``, by ``<t, g> = (|t|^2 + |g|^2 - |t - g|^2) / 2``.
+
+The roundings of single elements are independent of each other, more or less: they add up in ``rel_l2`` and average out
+in ``norm``, ``mean`` and ``scale``. A factor of 1.01 is half a rounding of bfloat16 and lost in ``rel_l2``, but not
+in ``scale``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import polars as pl
+
+from msprobe_core.compare.sketches import SKETCH_ERROR
+
+
+class Measure(str, Enum):
+    """One way to tell how far a row is off; the value is what tables call it."""
+
+    NORM = "norm"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    REL_L2 = "rel_l2"
+    SCALE = "scale"
+
+    @property
+    def column(self) -> str:
+        """What the frame of rows calls it."""
+        return f"measure_{self.value}"
+
+    @property
+    def averages(self) -> bool:
+        """Whether the roundings of single elements average out in it."""
+        return self in {Measure.NORM, Measure.MEAN, Measure.SCALE}
+
+
+MEASURES = tuple(Measure)
+
+WORDS = {
+    Measure.NORM: "the norm",
+    Measure.MEAN: "the mean",
+    Measure.MAX: "the maximum",
+    Measure.MIN: "the minimum",
+    Measure.REL_L2: "the tensor",
+    Measure.SCALE: "the scale",
+}
+"""What sentences call what is off."""
+
+_PART_STATISTICS = {Measure.NORM: "norm", Measure.MEAN: "mean", Measure.MAX: "max", Measure.MIN: "min"}
+
+
+def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return aligned rows with a column for each measure, >= 0; null where it is not known.
+
+    0 where the two are equal; null where something is not finite, +Inf where the golden tensor is all zero and the
+    target's is not.
+
+    Args:
+        rows: With the differences of `msprobe_core.compare.metrics`, and ``euclidean`` or ``sketch_error`` where
+            tensors or sketches were compared.
+    """
+    norm = pl.col("norm_golden")
+    size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    whole = {Measure.NORM: norm, Measure.MEAN: norm / pl.col("numel_golden").cast(pl.Float64).sqrt()}
+    rows = rows.with_columns(
+        _ratio(pl.col(f"{name}_diff"), whole.get(measure, size)).alias(measure.column)
+        for measure, name in _PART_STATISTICS.items()
+    ).with_columns(_distance(rows.columns, norm).alias(Measure.REL_L2.column))
+    return rows.with_columns(_scale(rows.columns).alias(Measure.SCALE.column))
+
+
+def _ratio(difference: pl.Expr, whole: pl.Expr) -> pl.Expr:
+    is_known = difference.is_finite() & whole.is_finite()
+    return pl.when(difference == 0.0).then(0.0).when(is_known).then(difference.abs() / whole)
+
+
+def _distance(columns: list[str], norm: pl.Expr) -> pl.Expr:
+    known: list[pl.Expr] = []
+    if "euclidean" in columns:
+        known.append(_ratio(pl.col("euclidean"), norm))
+        # A tensor of one element has no distance but its difference.
+        size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+        known.append(_ratio(pl.col("largest_abs"), size))
+    if SKETCH_ERROR in columns:
+        known.append(pl.col(SKETCH_ERROR))
+    return pl.coalesce(known) if known else pl.lit(None, pl.Float64)
+
+
+def _scale(columns: list[str]) -> pl.Expr:
+    known: list[pl.Expr] = []
+    if "scale" in columns:
+        known.append(pl.when(pl.col("scale").is_finite()).then(pl.col("scale").abs()))
+    if SKETCH_ERROR in columns:
+        relative = pl.col("norm_diff") / pl.col("norm_golden")
+        estimated = relative + relative**2 / 2 - pl.col(SKETCH_ERROR) ** 2 / 2
+        known.append(pl.when(estimated.is_finite()).then(estimated.abs()))
+    return pl.coalesce(known) if known else pl.lit(None, pl.Float64)

@@ -1,0 +1,204 @@
+"""Score rows by how far two healthy runs may be apart, and say what a score is worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from msprobe_core.compare.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
+from msprobe_core.compare.noise.measures import MEASURES, WORDS, Measure, with_measures
+from msprobe_core.compare.noise.profile import NoiseProfile, UnitNoise, find_profile
+from msprobe_core.compare.noise.rounding import with_sizes
+from msprobe_core.errors import CompareError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from msprobe_core.compare.noise.nulls import Null, Nulls
+
+ALPHA = 0.01
+"""How many of a hundred comparisons of healthy runs may have a row over its limit, if scores are distributed as the
+repetitions say: the share of each measure of each row is this over their number (Bonferroni)."""
+
+EVIDENCE = (("very strong", 1e-6), ("strong", 1e-3))
+"""By how much less likely than at the limit a score must be for its evidence to be called so; else it is weak."""
+
+SCORES = {
+    "noise_floor": pl.Float64,
+    "score": pl.Float64,
+    "score_limit": pl.Float64,
+    "score_measure": pl.String,
+}
+"""Columns that are left in the result."""
+
+HELPERS = ("evidence", "noise_source", "num_flips", "num_repeats", "score_error", "score_word")
+
+
+class NoiseSource(str, Enum):
+    """Where a floor comes from."""
+
+    MEASURED = "measured"
+    CLOSED_FORM = "closed form"
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """How far two healthy runs may be apart.
+
+    Attributes:
+        profile: The measured profile; ``None`` for the closed form alone. Rows that it does not have, and measures that
+            it does not know of a row, have floors by the closed form.
+        alpha: See `ALPHA`.
+    """
+
+    profile: Path | None = None
+    alpha: float = ALPHA
+
+    def score(self, rows: pl.DataFrame, golden: Path) -> tuple[pl.DataFrame, list[str]]:
+        """Return aligned rows with `SCORES` and `HELPERS`, and what there is to note.
+
+        ``score`` is ``error / floor`` of the measure that is farthest over its limit, or closest to it; 0 where the two
+        sides are equal, null where there are no floats to compare, or where what repetitions did is without bounds.
+
+        Args:
+            rows: In execution order, with ``judged_error``, ``precision`` and the metrics.
+            golden: The golden dump.
+
+        Raises:
+            CompareError: the profile cannot be read.
+        """
+        found = NoiseProfile(self.profile).unit(golden) if self.profile is not None else None
+        prepared = with_closed_form(with_sizes(with_measures(rows)))
+        measured = found if isinstance(found, UnitNoise) else None
+        prepared = _with_profile(prepared, measured)
+        scored = _scored(prepared, None if measured is None else measured.nulls, self.alpha)
+        return scored.select(*rows.columns, *SCORES, *HELPERS), _notes(scored, found)
+
+
+def load_noise(golden: Path) -> NoiseModel:
+    """Return the noise profile that is stored beside a golden run, or the closed form if there is none.
+
+    Args:
+        golden: The run's directory, or that of one of its steps or ranks, or a dump's file.
+    """
+    return NoiseModel(find_profile(golden))
+
+
+def measured_noise(golden: Path) -> NoiseModel:
+    """Return the noise profile that is stored beside a golden run.
+
+    Raises:
+        CompareError: there is none.
+    """
+    model = load_noise(golden)
+    if model.profile is None:
+        raise CompareError(
+            f"{golden}: there is no noise profile beside it; measure one with `msprobe calibrate`, or give --noise "
+            "closed"
+        )
+    return model
+
+
+def _with_profile(rows: pl.DataFrame, measured: UnitNoise | None) -> pl.DataFrame:
+    """Add ``floor_`` of each measure from the profile, null where it has none, and what else it says of the row."""
+    if measured is None:
+        return rows.with_columns(
+            *[pl.lit(None, pl.Float64).alias(_floor(measure)) for measure in MEASURES],
+            num_flips=pl.lit(0, pl.UInt16),
+            num_repeats=pl.lit(0, pl.Int64),
+        )
+    known = measured.rows.select(
+        pl.col("name").alias("name_golden"),
+        pl.col("flips").alias("num_flips"),
+        *[pl.col(measure.value).cast(pl.Float64).alias(_floor(measure)) for measure in MEASURES],
+    )
+    return rows.join(known, on="name_golden", how="left", maintain_order="left").with_columns(
+        pl.col("num_flips").fill_null(0), num_repeats=pl.lit(measured.repeats, pl.Int64)
+    )
+
+
+def _floor(measure: Measure) -> str:
+    return f"floor_{measure.value}"
+
+
+def _scored(rows: pl.DataFrame, nulls: Nulls | None, alpha: float) -> pl.DataFrame:
+    is_judged = pl.col("judged_error").is_not_null() & pl.col("roundoff").is_not_null()
+    cells = rows.filter(is_judged).select(pl.col(measure.column).count() for measure in MEASURES)
+    share = alpha / max(sum(cells.row(0)), 1)
+    is_measured = {measure: pl.col(_floor(measure)).is_not_null() for measure in MEASURES}
+
+    def by_null(measure: Measure, value: Callable[[Null], float]) -> pl.Expr:
+        by_formula = pl.lit(value(CLOSED_NULLS[measure]))
+        if nulls is None:
+            return by_formula
+        return pl.when(is_measured[measure]).then(value(nulls[measure])).otherwise(by_formula)
+
+    limits = {measure: by_null(measure, lambda null: null.limit(share)) for measure in MEASURES}
+
+    floors = {measure: pl.coalesce(_floor(measure), closed(measure)) for measure in MEASURES}
+    scores = {measure: _score(pl.col(measure.column), floors[measure]) for measure in MEASURES}
+    rows = rows.with_columns(
+        pl.when(is_judged).then(scores[measure] / limits[measure]).alias(f"excess_{measure.value}")
+        for measure in MEASURES
+    )
+    excesses = [pl.col(f"excess_{measure.value}") for measure in MEASURES]
+    rows = rows.with_columns(worst=pl.max_horizontal(excesses))
+    rows = rows.with_columns(
+        score_measure=_first(
+            MEASURES, lambda m: pl.col(f"excess_{m.value}") == pl.col("worst"), lambda m: pl.lit(m.value)
+        )
+    )
+
+    def of_worst(value: Callable[[Measure], pl.Expr]) -> pl.Expr:
+        return _first(MEASURES, lambda m: pl.col("score_measure") == m.value, value)
+
+    rows = rows.with_columns(
+        noise_floor=of_worst(floors.__getitem__),
+        score=of_worst(scores.__getitem__),
+        score_limit=of_worst(limits.__getitem__),
+        score_error=of_worst(lambda m: pl.col(m.column)),
+        score_word=of_worst(lambda m: pl.lit(WORDS[m])),
+        noise_source=of_worst(
+            lambda m: (
+                pl.when(is_measured[m])
+                .then(pl.lit(NoiseSource.MEASURED.value))
+                .otherwise(pl.lit(NoiseSource.CLOSED_FORM.value))
+            )
+        ),
+    )
+    evidence = pl.lit("weak")
+    for word, rarer in reversed(EVIDENCE):
+        beyond = of_worst(lambda m, rarer=rarer: by_null(m, lambda null: null.rarer(share, rarer)))
+        evidence = pl.when(pl.col("score") > beyond).then(pl.lit(word)).otherwise(evidence)
+    return rows.with_columns(evidence=evidence)
+
+
+def _score(error: pl.Expr, floor: pl.Expr) -> pl.Expr:
+    """Return ``error / floor``: 0 of equal values, null where the floor has no bounds."""
+    return pl.when(error == 0).then(0.0).when(floor.is_finite()).then(error / floor)
+
+
+def _first(
+    measures: tuple[Measure, ...], condition: Callable[[Measure], pl.Expr], value: Callable[[Measure], pl.Expr]
+) -> pl.Expr:
+    return pl.coalesce([pl.when(condition(measure)).then(value(measure)) for measure in measures])
+
+
+def _notes(rows: pl.DataFrame, found: UnitNoise | str | None) -> list[str]:
+    judged = rows.filter(pl.col("score").is_not_null())
+    by_formula = judged.filter(pl.col("noise_source") == NoiseSource.CLOSED_FORM.value).height
+    notes: list[str] = []
+    if isinstance(found, UnitNoise):
+        notes.append(
+            f"rows judged by the noise of {found.repeats} repetitions: {judged.height - by_formula:,}"
+            + (f"; by the closed form, because these do not have them: {by_formula:,}" if by_formula else "")
+        )
+    elif found is not None:
+        notes.append(f"rows judged by the closed form of rounding, because {found}: {by_formula:,}")
+    else:
+        notes.append(f"rows judged by the closed form of rounding, because no noise was measured: {by_formula:,}")
+    return notes

@@ -1,0 +1,201 @@
+"""The noise profile of a golden run: what was measured of its rows, in one file beside its steps.
+
+``noise_profile.parquet`` has one row per step, rank and row of the golden dump:
+
+============  =======  ================================================================================
+``step``      Int64
+``rank``      Int64    -1 of a process outside of a job
+``name``      String   row name, as the golden dump has it
+``flips``     UInt16   in how many repetitions it broke a rule that knows no size, such as that integers are equal
+``norm`` …    Float32  a column for each measure: the floor; null where it is not known
+``about``     String   JSON: version, repetitions, how they were perturbed, the distributions of scores, and what
+                       the dump is known by; the same in all rows of a step and rank
+============  =======  ================================================================================
+
+The file is data of somebody else: it is bounded, read as columns of these types, and nothing of it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.noise.measures import MEASURES, Measure
+from msprobe_core.compare.noise.nulls import Null, Nulls
+from msprobe_core.errors import CompareError
+from msprobe_core.store import layout
+
+PROFILE_FILE = "noise_profile.parquet"
+
+VERSION = 1
+
+MAX_BYTES = 16 << 30
+"""Largest profile that is read."""
+
+NO_RANK = -1
+
+SCHEMA: Mapping[str, Any] = {
+    "step": pl.Int64,
+    "rank": pl.Int64,
+    "name": pl.String,
+    "flips": pl.UInt16,
+    **{measure.value: pl.Float32 for measure in MEASURES},
+    "about": pl.String,
+}
+
+_DUMPS = (layout.DUMP_FILE, layout.ARROW_DUMP_FILE, layout.DEBUG_FILE)
+_STEP = re.compile(r"step(0|[1-9]\d{0,17})", re.ASCII)
+_RANK = re.compile(r"rank(0|[1-9]\d{0,17})", re.ASCII)
+_IDENTIFYING_BYTES = 1 << 16
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile says of one dump.
+
+    Attributes:
+        version: Of the file's form.
+        repeats: Number of repetitions.
+        perturbation: How they differ from the golden run, in words.
+        identity: What the golden dump is known by.
+        nulls: How scores are distributed, by measure.
+    """
+
+    version: int
+    repeats: int
+    perturbation: str
+    identity: str
+    nulls: dict[str, Null]
+
+
+@dataclass(frozen=True)
+class UnitNoise:
+    """What a profile has of one dump.
+
+    Attributes:
+        rows: ``name``, ``flips`` and a column for each measure; each name once.
+        nulls: How scores are distributed.
+        repeats: Number of repetitions.
+        perturbation: How they differ from the golden run, in words.
+    """
+
+    rows: pl.DataFrame
+    nulls: Nulls
+    repeats: int
+    perturbation: str
+
+
+@dataclass(frozen=True)
+class NoiseProfile:
+    """A profile on disk; what it has of a dump is read when that is compared."""
+
+    path: Path
+
+    def unit(self, golden: Path) -> UnitNoise | str:
+        """Return what is known of a golden dump; in words why there is nothing.
+
+        Args:
+            golden: The dump's directory, or its file.
+
+        Raises:
+            CompareError: the file cannot be read, or is no profile.
+        """
+        directory = golden.parent if golden.is_file() else golden
+        place = place_of(directory)
+        if place is None:
+            return f"{directory} is not of one step and rank"
+        found = self._read(*place)
+        if not found.height:
+            return f"{self.path.name} has nothing of {directory.parent.name}/{directory.name}"
+        about = self._about(found["about"][0])
+        if about.identity != identity_of(directory):
+            return f"{self.path.name} is of another dump than {directory}; measure it again with msprobe calibrate"
+        rows = found.unique("name", keep="first").select("name", "flips", *[measure.value for measure in MEASURES])
+        return UnitNoise(rows, self._nulls(about), about.repeats, about.perturbation)
+
+    def _read(self, step: int, rank: int) -> pl.DataFrame:
+        try:
+            size = self.path.stat().st_size
+            if size > MAX_BYTES:
+                raise CompareError(f"{self.path}: has {size:,} bytes, more than a noise profile; remove it")
+            table = pl.scan_parquet(self.path, glob=False)
+            schema = table.collect_schema()
+            if dict(schema) != dict(SCHEMA):
+                raise self._no_profile("its columns are others")
+            return table.filter((pl.col("step") == step) & (pl.col("rank") == rank)).collect()
+        except OSError as error:
+            raise CompareError(f"{self.path}: cannot be read ({error.strerror or error})") from error
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
+            raise self._no_profile(" ".join(str(error).split())[:200]) from error
+
+    def _about(self, text: str | None) -> About:
+        try:
+            about = msgspec.json.decode(text or "", type=About)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self._no_profile(str(error)) from error
+        if about.version != VERSION:
+            raise self._no_profile(f"its version is {about.version}, and {VERSION} is read")
+        return about
+
+    def _nulls(self, about: About) -> dict[Measure, Null]:
+        known = {measure.value: measure for measure in MEASURES}
+        for name, null in about.nulls.items():
+            if name not in known or not (null.dof > 0 and null.factor > 0 and math.isfinite(null.factor + null.least)):
+                raise self._no_profile(f"it says nothing that can be of '{name}'")
+        if missing := known.keys() - about.nulls.keys():
+            raise self._no_profile(f"it says nothing of '{min(missing)}'")
+        return {known[name]: null for name, null in about.nulls.items()}
+
+    def _no_profile(self, reason: str) -> CompareError:
+        return CompareError(
+            f"{self.path}: is no noise profile of this version ({reason}); measure it again with msprobe calibrate, or "
+            "remove it"
+        )
+
+
+def find_profile(golden: Path) -> Path | None:
+    """Return where the profile of a golden dump, of a step's directory or a run's is; ``None`` if there is none."""
+    start = golden.parent if golden.is_file() else golden
+    for directory in (start, *start.absolute().parents[:2]):
+        path = directory / PROFILE_FILE
+        if path.is_file():
+            return path
+    return None
+
+
+def place_of(directory: Path) -> tuple[int, int] | None:
+    """Return step and rank of a dump's directory by its name; ``None`` if it is not called so."""
+    directory = directory.absolute()
+    step, rank = _STEP.fullmatch(directory.parent.name), _RANK.fullmatch(directory.name)
+    if step is None:
+        return None
+    return int(step[1]), NO_RANK if rank is None else int(rank[1])
+
+
+def identity_of(directory: Path) -> str:
+    """Return what a dump is known by: a hash of its file's size, beginning and end; empty if it has none.
+
+    Raises:
+        CompareError: the file cannot be read.
+    """
+    for name in _DUMPS:
+        path = directory / name
+        try:
+            with path.open("rb") as file:
+                begin = file.read(_IDENTIFYING_BYTES)
+                size = file.seek(0, 2)
+                file.seek(max(0, size - _IDENTIFYING_BYTES))
+                end = file.read(_IDENTIFYING_BYTES)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+        return hashlib.blake2b(b"%d %b%b" % (size, begin, end), digest_size=16).hexdigest()
+    return ""
