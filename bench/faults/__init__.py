@@ -1,0 +1,1 @@
+"""A benchmark of planted faults, by which a precision debugger is judged: ``python -m bench.faults --help``."""

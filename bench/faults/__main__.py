@@ -1,0 +1,5 @@
+"""``python -m bench.faults``."""
+
+from bench.faults.runner import main
+
+main()

@@ -1,0 +1,171 @@
+"""Plant faults, ask debuggers where they are, and print how many they find.
+
+    python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16] [--split tune|report]
+                           [--pair other|same|both] [--mode statistics|sketch|tensor] [--healthy|--no-healthy]
+                           [--work DIR] [--out DIR] [--jobs 2]
+
+Each fault is planted into a training of two steps of a real architecture with random weights, which is recorded and
+compared with the recording of the same training without it, the golden run. The golden run is calibrated by three
+repetitions with other last digits of the embeddings. ``--pair other``: the target runs on other kernels, as on another
+device, so that every value differs by rounding; ``same``: on the same, so that the fault alone makes a difference.
+
+Prints Markdown tables, each fault that was not named first, and writes ``results.json`` and ``table.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.faults.scoring import Case, HealthyCase
+from bench.faults.table import render
+
+QUICK_ARCHITECTURES = ("llama", "moe")
+QUICK_EVERY = 5
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker does: all faults and healthy pairs that share a golden run would wait for it, so it comes first.
+
+    Attributes:
+        kind: ``golden``, ``fault``, ``healthy``.
+        setup: Arguments of the setup.
+        name: Of the fault or of the healthy pair.
+        pair: Of the fault.
+    """
+
+    kind: str
+    setup: tuple[Any, ...]
+    name: str = ""
+    pair: str = ""
+
+
+def _start_worker() -> None:
+    import torch
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+
+
+def _work(task: Task, keeps: bool) -> tuple[list[Case], list[HealthyCase]]:
+    from bench.faults import single
+
+    setup = single.Setup(*task.setup)
+    cases: list[Case] = []
+    healthy: list[HealthyCase] = []
+    if task.kind == "golden":
+        single.make_golden(setup)
+    elif task.kind == "healthy":
+        healthy = single.run_healthy(setup, task.name, single.OURS)
+    else:
+        cases = single.run_fault(setup, single.MODEL_FAULTS.faults[task.name], task.pair, single.OURS)
+    if not keeps and task.kind != "golden":
+        for path in (setup.work / "target").glob(f"{setup.golden.name}-*{single.file_name(task.name)}"):
+            shutil.rmtree(path, ignore_errors=True)
+    return cases, healthy
+
+
+def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
+    """Return the golden runs to make, and what to do behind them."""
+    from bench.faults import single
+    from bench.faults.training import ARCHITECTURES
+
+    golden: dict[tuple[Any, ...], Task] = {}
+    others: list[Task] = []
+    pairs = ("other", "same") if arguments.pair == "both" else (arguments.pair,)
+    for name, architecture in ARCHITECTURES.items():
+        is_asked = name in arguments.arch if arguments.arch else not arguments.quick or name in QUICK_ARCHITECTURES
+        if not is_asked or arguments.split not in (None, architecture.split):
+            continue
+        for dtype in arguments.dtype:
+            own = [fault for fault in single.faults_of(name) if not arguments.fault or arguments.fault in fault.name]
+            for i, fault in enumerate(own):
+                if arguments.quick and i % QUICK_EVERY:
+                    continue
+                setup = (work, name, dtype, arguments.mode, fault.recipe)
+                golden[setup] = Task("golden", setup)
+                others += [Task("fault", setup, fault.name, pair) for pair in pairs]
+            setup = (work, name, dtype, arguments.mode)
+            if arguments.healthy:
+                golden.setdefault((*setup, "plain"), Task("golden", setup))
+                others += [
+                    Task("healthy", setup, n) for n in single.healthy_of(arguments.mode, is_quick=arguments.quick)
+                ]
+    return list(golden.values()), others
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.splitlines()[0])
+
+    def split(text: str) -> list[str]:
+        return text.split(",")
+
+    parser.add_argument("--quick", action="store_true", help="a subset, for two minutes")
+    parser.add_argument("--arch", type=split, help="architectures; all by default")
+    parser.add_argument("--fault", help="faults whose name contains this")
+    parser.add_argument("--dtype", type=split, default=["fp32", "bf16"])
+    parser.add_argument("--split", choices=("tune", "report"))
+    parser.add_argument("--pair", choices=("other", "same", "both"), default="other", help="kernels of the target")
+    parser.add_argument("--mode", choices=("statistics", "sketch", "tensor"), default="statistics")
+    parser.add_argument("--healthy", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--work", type=Path, help="keeps golden runs there; a temporary directory by default")
+    parser.add_argument("--out", type=Path, default=Path("faults_output"), help="for results.json and table.md")
+    parser.add_argument("--keep", action="store_true", help="keep targets and answers too")
+    parser.add_argument("--jobs", type=int, default=2)
+    return parser.parse_args(argv)
+
+
+def _run(pool: ProcessPoolExecutor, tasks: Sequence[Task], keeps: bool, done: Callable[[Any], None]) -> None:
+    futures = {pool.submit(_work, task, keeps): task for task in tasks}
+    for i, future in enumerate(as_completed(futures), 1):
+        task = futures[future]
+        try:
+            done(future.result())
+        except Exception as error:
+            raise SystemExit(f"{task.kind} {task.name} of {task.setup[1:]} failed: {error!r}") from error
+        print(f"\r{i} of {len(tasks)}: {task.setup[1]} {task.setup[2]} {task.name:<60.60}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print and write."""
+    arguments = parse(argv)
+    begin = time.perf_counter()
+    cases: list[Case] = []
+    healthy: list[HealthyCase] = []
+
+    def done(result: tuple[list[Case], list[HealthyCase]]) -> None:
+        cases.extend(result[0])
+        healthy.extend(result[1])
+
+    with tempfile.TemporaryDirectory() as scratch:
+        work = (arguments.work or Path(scratch)).resolve()
+        golden, others = tasks_of(arguments, work)
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=_start_worker) as pool:
+            _run(pool, golden, arguments.keep, done)
+            _run(pool, others, arguments.keep, done)
+    cases.sort(key=lambda case: (case.tool, case.family, case.dtype, case.pair, case.phase, case.fault))
+    healthy.sort(key=lambda case: (case.tool, case.family, case.dtype, case.name))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    text = render(cases, healthy)
+    (arguments.out / "table.md").write_text(text)
+    results = {"cases": [asdict(case) for case in cases], "healthy": [asdict(case) for case in healthy]}
+    (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
+    print(text)
+    print(f"{len(cases)} cases and {len(healthy)} healthy pairs in {time.perf_counter() - begin:.0f} s")

@@ -1,0 +1,197 @@
+"""Trainings in one process: golden runs, targets with a fault, healthy pairs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bench.faults.answers import MSPROBE, Answer, Nesting, ask_ours, has_command
+from bench.faults.in_training import MODEL_FAULTS
+from bench.faults.planting import BARE, inside
+from bench.faults.scoring import Case, HealthyCase, score
+from bench.faults.training import ARCHITECTURES, DTYPES, Training
+from bench.faults.truth import Fault
+
+NUM_REPEATS = 3
+Ask = Callable[[Path, Path, Path], Answer]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What golden runs are made of, and where they are kept.
+
+    Attributes:
+        work: Directory of everything.
+        name: Of the architecture.
+        dtype: Of the model.
+        mode: What is recorded.
+        recipe: Of the training.
+    """
+
+    work: Path
+    name: str
+    dtype: str
+    mode: str
+    recipe: str = "plain"
+
+    @property
+    def golden(self) -> Path:
+        return self.work / "golden" / f"{self.name}-{self.dtype}-{self.mode}-{self.recipe}"
+
+    def training(self, **options: object) -> Training:
+        return Training(self.name, self.dtype, self.recipe, options)
+
+
+def perturbed(training: Training, seed: int) -> Training:
+    """Return the training with each element of the embeddings changed by a unit of its last place at the most."""
+    unit = torch.finfo(DTYPES[training.dtype]).eps
+    generator = torch.Generator().manual_seed(seed)
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        signs = BARE.sub(BARE.mul(torch.randint(0, 2, value.shape, generator=generator), 2.0), 1.0)
+        return BARE.to(BARE.mul(BARE.double(value), BARE.add(BARE.mul(signs, unit), 1.0)), value.dtype)
+
+    embeddings = [module for module in training.model.modules() if isinstance(module, torch.nn.Embedding)]
+    for module in embeddings or [training.part("embedding")]:
+        inside(module, change)
+    return training
+
+
+def make_golden(setup: Setup) -> str:
+    """Record and calibrate the golden run, unless it is there; return its fingerprint."""
+    mark = setup.golden.with_suffix(".fingerprint")
+    if not mark.exists():
+        shutil.rmtree(setup.golden, ignore_errors=True)
+        setup.training().record(setup.golden, setup.mode)
+        for i in range(NUM_REPEATS):
+            perturbed(setup.training(), 100 + i).record(setup.golden / "calibration" / f"run{i}", setup.mode)
+        if has_command("calibrate"):
+            subprocess.run([MSPROBE, "calibrate", str(setup.golden)], check=True, capture_output=True)
+        mark.write_text(setup.training().fingerprint())
+    return mark.read_text()
+
+
+def faults_of(name: str) -> Iterator[Fault]:
+    """Yield the faults that apply to an architecture."""
+    anatomy = ARCHITECTURES[name].anatomy
+    for fault in MODEL_FAULTS.faults.values():
+        if anatomy.has(fault.needs) and (not fault.only or name in fault.only):
+            yield fault
+
+
+def run_fault(setup: Setup, fault: Fault, pair: str, asks: dict[str, Ask]) -> list[Case]:
+    """Plant a fault, record, and return one case for each debugger in ``asks``."""
+    fingerprint = make_golden(setup)
+    bare = setup.training()
+    fault.plant(bare)
+    is_applicable = bare.fingerprint() != fingerprint
+    training = setup.training()
+    truth = fault.plant(training)
+    split = ARCHITECTURES[setup.name].split
+
+    def case(tool: str) -> Case:
+        return Case(
+            tool, setup.name, setup.dtype, split, pair, fault.name, fault.phase.value, truth, applicable=is_applicable
+        )
+
+    if not is_applicable:
+        return [case(tool) for tool in asks]
+    place = setup.work / "target" / f"{setup.golden.name}-{pair}-{file_name(fault.name)}"
+    shutil.rmtree(place, ignore_errors=True)
+    training.record(place / "run", setup.mode, other_kernels=pair == "other")
+    cases: list[Case] = []
+    for tool, ask in asks.items():
+        answer = ask(place / "run", setup.golden, place / tool)
+        nesting = Nesting(place / "run", setup.golden)
+        blank = case(tool)
+        cases.append(Case(**{**_fields(blank), "score": score(answer, fault, truth, nesting), "answer": answer}))
+    return cases
+
+
+def _fields(case: Case) -> dict[str, object]:
+    return {name: getattr(case, name) for name in case.__dataclass_fields__}
+
+
+def file_name(name: str) -> str:
+    """Return a name that is fit for a file."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
+def _other_kernels(setup: Setup, place: Path) -> None:
+    setup.training().record(place, setup.mode, other_kernels=True)
+
+
+def _eager_attention(setup: Setup, place: Path) -> None:
+    setup.training(_attn_implementation="eager").record(place, setup.mode)
+
+
+def _two_threads(setup: Setup, place: Path) -> None:
+    training = setup.training()
+    training.num_threads = 2
+    training.record(place, setup.mode)
+
+
+def _other_positions(setup: Setup, place: Path) -> None:
+    training = setup.training()
+    training.change_batch = lambda batch, _: {name: value[[2, 0, 3, 1]] for name, value in batch.items()}
+    training.record(place, setup.mode)
+
+
+def _last_digits(setup: Setup, place: Path) -> None:
+    perturbed(setup.training(), 7).record(place, setup.mode)
+
+
+def _other_kernels_and_digits(setup: Setup, place: Path) -> None:
+    perturbed(setup.training(), 8).record(place, setup.mode, other_kernels=True)
+
+
+def _compiled(setup: Setup, place: Path) -> None:
+    training = setup.training()
+    for _, module in training.model.named_modules():
+        if module is training.part("down") or module is training.part("norm"):
+            module.compile()
+    training.record(place, setup.mode)
+
+
+HEALTHY: dict[str, Callable[[Setup, Path], None]] = {
+    "other kernels": _other_kernels,
+    "eager attention for fused": _eager_attention,
+    "two threads for one": _two_threads,
+    "samples at other positions": _other_positions,
+    "last digits of embeddings": _last_digits,
+    "last digits and other kernels": _other_kernels_and_digits,
+    "a norm and a linear layer compiled": _compiled,
+}
+"""What records the target of a healthy pair."""
+_STATISTICS_ONLY: Sequence[str] = ("samples at other positions",)
+_SLOW: Sequence[str] = ("a norm and a linear layer compiled",)
+
+
+def healthy_of(mode: str, *, is_quick: bool) -> list[str]:
+    """Return the names of the healthy pairs."""
+    return [
+        name
+        for name in HEALTHY
+        if (mode == "statistics" or name not in _STATISTICS_ONLY) and not (is_quick and name in _SLOW)
+    ]
+
+
+def run_healthy(setup: Setup, name: str, asks: dict[str, Ask]) -> list[HealthyCase]:
+    """Record a healthy target, and return one case for each debugger."""
+    make_golden(setup)
+    place = setup.work / "target" / f"{setup.golden.name}-healthy-{file_name(name)}"
+    shutil.rmtree(place, ignore_errors=True)
+    HEALTHY[name](setup, place / "run")
+    split = ARCHITECTURES[setup.name].split
+    return [
+        HealthyCase(tool, setup.name, setup.dtype, split, name, ask(place / "run", setup.golden, place / tool))
+        for tool, ask in asks.items()
+    ]
+
+
+OURS: dict[str, Ask] = {"msprobe": ask_ours}
