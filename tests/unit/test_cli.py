@@ -300,6 +300,6 @@ def test_plugins(run):
         "processors: hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: compare, control, convert, estimate, kernel-dump, merge_result, plugins",
+        "commands: calibrate, compare, control, convert, estimate, kernel-dump, merge_result, plugins",
     ):
         assert line in out
