@@ -22,6 +22,7 @@ from msprobe_core.model import (
     GradientSlot,
     KernelOptions,
     Level,
+    Perturbation,
     RunHeader,
     TaskLost,
     TensorContent,
@@ -437,6 +438,41 @@ class WatchingFramework(Protocol):
 
         Raises:
             Exception: of any kind: the file is missing, damaged or holds something else.
+        """
+        ...
+
+
+class TrainingState(Protocol):
+    """What a training step reads and writes, as it was at one moment; a copy of it, on the host."""
+
+    def restore(self) -> None:
+        """Put everything back, bit for bit, into the objects that held it."""
+        ...
+
+
+@runtime_checkable
+class PerturbingFramework(Protocol):
+    """What a framework may offer besides: the setting ``perturb`` and repeated steps need it."""
+
+    def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
+        """Change the last digits of what is computed from now on; what is attached later sees the changed values.
+
+        Args:
+            models: Their inputs are changed, in the mode ``inputs``; may be empty.
+            perturbation: Where, and by how much. See `msprobe_core.capture.perturbation` for the distribution.
+            seed: To be taken in the place of ``perturbation.seed``.
+        """
+        ...
+
+    def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
+        """Copy parameters, buffers, gradients, optimizer states, and the states of random generators.
+
+        Args:
+            models: Models, whole.
+            others: Optimizers, schedulers, scalers: whatever has a state that a step changes.
+
+        Raises:
+            Exception: of any kind: it cannot be copied; says what.
         """
         ...
 

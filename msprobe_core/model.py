@@ -359,3 +359,49 @@ class TaskLost(msgspec.Struct, frozen=True):
     """Stands in the place of the result of a task whose process or machine is gone; ``reason`` says why, for people."""
 
     reason: str
+
+
+class PerturbMode(str, Enum):
+    """Where last digits are changed: in what comes into a model, or in what every operation makes."""
+
+    INPUTS = "inputs"
+    EVERYWHERE = "everywhere"
+
+
+class RoundingUnit(str, Enum):
+    """A format of numbers, whose rounding a perturbation has the size of."""
+
+    FLOAT64 = "float64"
+    FLOAT32 = "float32"
+    TFLOAT32 = "tfloat32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def roundoff(self) -> float:
+        """The unit round-off: half the distance from 1 to the next larger number."""
+        return 2.0 ** -_SIGNIFICANT_BITS[self]
+
+
+_SIGNIFICANT_BITS = {
+    RoundingUnit.FLOAT64: 53,
+    RoundingUnit.FLOAT32: 24,
+    RoundingUnit.TFLOAT32: 11,
+    RoundingUnit.FLOAT16: 11,
+    RoundingUnit.BFLOAT16: 8,
+}
+"""With the leading one: IEEE 754-2019, table 3.5, and the vendors' definitions of bfloat16 and TF32."""
+
+
+class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
+    """How the last digits of a run are changed; see `msprobe_core.capture.perturbation`.
+
+    Attributes:
+        seed: From 0; other seeds change other digits. The training's own random numbers are not touched.
+        mode: Where.
+        dtype: Rounding of which format, where that is coarser than a tensor's own; ``None``: the tensor's own.
+    """
+
+    seed: int = 1
+    mode: PerturbMode = PerturbMode.EVERYWHERE
+    dtype: RoundingUnit | None = None

@@ -7,7 +7,9 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -101,6 +103,11 @@ class PrecisionDebugger:
         debugger._edited = None
         debugger._has_switched = False
         debugger._is_in_window = False
+        if config.perturb is not None:
+            _logger.warning(
+                "perturb: in its windows this run computes something else than it would without: last digits "
+                "are others (seed %d); it is recorded to %s", config.perturb.seed, config.directory,
+            )  # fmt: skip
         PrecisionDebugger._instance = debugger
         atexit.register(debugger.close)
         if cls.framework_name is not None:
@@ -291,6 +298,50 @@ class PrecisionDebugger:
             SessionError: it is not registered, or no debugger has been made.
         """
         cls._current()._custom_apis.restore(module, api)
+
+    # --- a step that is done several times ---------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """What is recorded."""
+        return self._config
+
+    def session(self, model: Any) -> Session | KernelSession:
+        """Return what records, made for the framework of ``model`` if there is none yet."""
+        if self._session is None:
+            self._open(self._framework(model))
+        assert self._session is not None
+        return self._session
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the current step is being written, or the last one was; ``None`` before the first."""
+        return self._session.directory if isinstance(self._session, Session) else None
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether a step may be done again: not where what each costs is being measured."""
+        return self._measurement is None and self._config.dump_enable
+
+    @contextmanager
+    def diverted(self, config: Config, step: int) -> Generator[None, None, None]:
+        """Record with another configuration until the block ends, as the step with the given number.
+
+        Raises:
+            MsprobeError: that configuration cannot be recorded.
+        """
+        kept = self._session, self._watch, self._edited, self._is_in_window
+        session = kept[0]
+        assert isinstance(session, Session)
+        diverted = Session(config, session.framework, registry().processors(), registry().writers(), self._custom_apis)
+        diverted.continue_from(session, step)
+        # A file that is edited meanwhile counts from the next step on.
+        self._session, self._watch, self._edited, self._is_in_window = diverted, None, None, False
+        try:
+            yield
+        finally:
+            self._session, self._watch, self._edited, self._is_in_window = kept
+            diverted.close()
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""

@@ -15,6 +15,7 @@ from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.parts import ForwardRange, SoleModule
+from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
@@ -27,6 +28,7 @@ from msprobe_core.hookspecs import (
     CallRecorder,
     CompilingFramework,
     Framework,
+    PerturbingFramework,
     Processor,
     Removable,
     WatchingFramework,
@@ -121,6 +123,9 @@ class Session:
         self._loader = (
             InputLoader(config.load, framework, _watching("load", framework)) if config.load is not None else None
         )
+        if config.perturb is not None:
+            self._perturbing()  # or say now that it cannot be
+        self._num_windows = 0
         self._window = Window()
         self._is_started = False
         self._detached: list[Removable] = []
@@ -200,9 +205,9 @@ class Session:
         """The current step, from 0."""
         return self._step
 
-    def continue_from(self, earlier: Session) -> None:
-        """Take the place of a session with another configuration."""
-        self.begin_at(earlier._step)
+    def continue_from(self, earlier: Session, step: int | None = None) -> None:
+        """Take the place of a session with another configuration, at its step or at another."""
+        self.begin_at(earlier._step if step is None else step)
         if earlier._sole is not None:
             self.dump_module(earlier._sole.model, earlier._sole.name)
 
@@ -268,7 +273,7 @@ class Session:
             self._release()  # or the gradients of parameters would be seen twice
         if records:
             self._prepare_writer()
-        if loads or records:
+        if loads or records or self._perturbs():
             self._attach(named, records=records, loads=loads)
 
     def _prepare(self, models: Sequence[Model]) -> None:
@@ -286,6 +291,8 @@ class Session:
 
     def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
         try:
+            if self._perturbs():
+                self._perturb(models)
             forwards = self._watch_forwards(models)
             if loads:
                 assert self._loader is not None
@@ -304,6 +311,22 @@ class Session:
         except BaseException:
             self._detach()
             raise
+
+    def _perturbs(self) -> bool:
+        # Also on ranks that are not recorded: what they compute reaches those that are.
+        return self._config.perturb is not None and self._may_act() and self._config.selects_step(self._step)
+
+    def _perturb(self, models: Sequence[Model]) -> None:
+        perturbation = self._config.perturb
+        assert perturbation is not None
+        seed = seed_of(perturbation, self._step, self._num_windows)
+        self._num_windows += 1
+        self._attachments.append(self._perturbing().perturb(models, perturbation, seed))
+
+    def _perturbing(self) -> PerturbingFramework:
+        if not isinstance(self._framework, PerturbingFramework):
+            raise PluginError(f"'perturb' is not available for {self._framework.name}: its plugin does not offer it")
+        return self._framework
 
     def _interception(self) -> Interception:
         config = self._config
@@ -383,6 +406,11 @@ class Session:
         if self._overflow is not None:
             self._overflow.forget()
             self._is_finished = self._is_finished or self._overflow.is_over
+
+    def set_aside(self) -> None:
+        """Stop, and hear no more of calls that were recorded, so that they can be repeated for another session."""
+        self.stop()
+        self._release()
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""

@@ -16,6 +16,7 @@ import yaml
 from msprobe_core import names
 from msprobe_core.config.apis import load_apis
 from msprobe_core.config.ranges import parse_ranges
+from msprobe_core.config.repetition import as_repetition
 from msprobe_core.config.schema import (
     TASK_FIELDS,
     CommonFields,
@@ -27,7 +28,7 @@ from msprobe_core.config.schema import (
 )
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, EntryNameError
-from msprobe_core.model import Level, Phase, SiteKind, Task
+from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
 
 _logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ _logger = logging.getLogger(__name__)
 _COMMON_TYPES = get_type_hints(CommonFields)
 _OPTION_TYPES = get_type_hints(TaskOptions)
 _LOAD_TYPES = get_type_hints(LoadOptions)
+_PERTURB_TYPES = get_type_hints(Perturbation)
 
 _FORMER_FIELDS = {
     "enable_dataloader": "it is ignored: steps are counted by debugger.step()",
@@ -102,6 +104,7 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
         options=options.get(common.get("task", Task.STATISTICS), TaskOptions()),
         is_live=values.get("dump_enable") is not None and "dump_enable" not in given,
     )
+    config = as_repetition(config)
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
         if "level" in common:
@@ -192,6 +195,8 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         if missing:
             raise ConfigError(f"{where}: 'load' lacks the field {min(missing)!r}")
         return _checked_load(LoadOptions(**inner), f"{where}: 'load'")
+    if key == "perturb" and isinstance(value, dict):
+        return _checked_perturbation(value, f"{where}: 'perturb'")  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, os.PathLike):
         value = os.fspath(cast("os.PathLike[str]", value))
     if value is None:
@@ -225,9 +230,16 @@ def _checked_load(options: LoadOptions, where: str) -> LoadOptions:
     return options
 
 
+def _checked_perturbation(fields: Mapping[str, Any], where: str) -> Perturbation:
+    perturbation = Perturbation(**_check_fields(fields, _PERTURB_TYPES, where, former={}))
+    if perturbation.seed < 0:
+        raise ConfigError(f"{where}: 'seed' is {perturbation.seed}, but must be at least 0")
+    return perturbation
+
+
 def _default(key: str) -> Any:
-    owner = CommonFields() if key in _COMMON_TYPES else TaskOptions()
-    return getattr(owner, key)
+    owners = (CommonFields(), TaskOptions(), Perturbation())
+    return next(getattr(owner, key) for owner in owners if hasattr(owner, key))
 
 
 def _explain(value: object, expected: Any, error: msgspec.ValidationError) -> str:
@@ -313,5 +325,7 @@ def _check_together(config: Config, where: str) -> None:
             f"{where}: 'data_mode' leaves out a side of each call, but 'overflow_check' needs both; use forward or "
             "backward, or leave it out"
         )
+    if config.level is Level.L2 and config.perturb is not None:
+        raise ConfigError(f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one")
     if config.level is Level.L2 and config.options.scope:
         raise ConfigError(f"{where}: 'scope' does not apply at level L2; use 'list'")

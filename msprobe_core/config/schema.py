@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from msprobe_core.config.apis import ListedApi
-from msprobe_core.model import Level, Task
+from msprobe_core.model import Level, Perturbation, Task
 
 
 class RiskLevel(str, Enum):
@@ -127,6 +127,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     custom_op_namespaces: tuple[str, ...] = ("_C_ascend",)
     custom_apis: str | None = None
     load: LoadOptions | None = None
+    perturb: Perturbation | None = None
     writer: str = "json"
     tensor_format: TensorFormat = TensorFormat.FILES
 

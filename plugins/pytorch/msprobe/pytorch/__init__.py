@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from msprobe.pytorch._random import random_save
     from msprobe.pytorch._seed import seed_all
     from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
+    from msprobe_core.capture.repetition import calibration
     from msprobe_core.report import compare, compare_distributed
 
 __all__ = [
     "PrecisionDebugger",
     "__version__",
+    "calibration",
     "compare",
     "compare_distributed",
     "module_dump",
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.pytorch._random import random_save
 
         return random_save
+    if name == "calibration":
+        from msprobe_core.capture.repetition import calibration
+
+        return calibration
     if name in {"compare", "compare_distributed"}:
         from msprobe_core import report
 

@@ -22,14 +22,25 @@ from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks, modules_to_watch
+from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
+from msprobe.pytorch._state import ModuleState
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
-from msprobe_core.hookspecs import Attachment, AttachOptions, CallRecorder, CallWatcher, NamedModel, Reducer, Removable
-from msprobe_core.model import Argument, TensorContent, TensorMeta
+from msprobe_core.hookspecs import (
+    Attachment,
+    AttachOptions,
+    CallRecorder,
+    CallWatcher,
+    NamedModel,
+    Reducer,
+    Removable,
+    TrainingState,
+)
+from msprobe_core.model import Argument, Perturbation, TensorContent, TensorMeta
 from msprobe_core.store.layout import create_file
 
 _logger = logging.getLogger(__name__)
@@ -151,6 +162,14 @@ class PyTorchFramework:
     def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Hook the modules that the watcher wants."""
         return WatchHooks("Module", modules_to_watch(models), watcher)
+
+    def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
+        """Put a dispatch mode in place, or hooks of modules."""
+        return perturb(models, perturbation, seed)
+
+    def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
+        """Copy the state of a training to the host."""
+        return ModuleState(models, others)
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``torch.save`` has written to ``path``, in place of ``like``."""

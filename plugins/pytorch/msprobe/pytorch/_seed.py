@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from msprobe.pytorch._dropout import DropoutKernels
-from msprobe.pytorch._random import FAMILY, TorchState, torch_functions
+from msprobe.pytorch._random import FAMILY, torch_functions
+from msprobe.pytorch._random_state import TorchState
 from msprobe_core.capture.randomness import RandomWatch, Repeat, common_states
 from msprobe_core.capture.seeding import Seeding, seed_common
 

@@ -1,0 +1,187 @@
+"""Changes of the last digit: what another kernel, another order of sums or another compiler would have done.
+
+Two healthy runs differ by how each operation rounds, and by what later operations make of that. A repetition of the
+golden run in which last digits are changed at random differs from it in the same way, so repetitions show how far
+healthy runs may part, node by node. This is Monte Carlo arithmetic (Parker 1997; Denis, de Oliveira Castro and Petit,
+*Verificarlo*, ARITH 2016) with calls for operations: each result is changed once it is stored.
+
+A number x with the unit round-off u is replaced by ``x + s * (x * u)``, rounded to nearest. The product with a power of
+two is exact, and lies between half a unit in the last place of x and a whole one, so the sum is the next number up or
+down for s = 1 or -1 (a power of two stays, by a tie). s is 0 but in a fraction `FLIPPED` of the elements: of two
+results that are rounded independently, each by up to half a unit in the last place either way, the difference has a
+variance of 1/6 unit. Where the rounding of a coarser format is asked for, s is uniform between -1 and 1, whose variance
+of 1/3 is the same relative to x to within some percent. Zeros stay, and numbers that would become infinite.
+
+Operations that move, choose or cast numbers without arithmetic are exact in any implementation, and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from msprobe_core.capture.modules import FoundModule, Handle, Hook
+from msprobe_core.capture.values import MAX_DEPTH
+from msprobe_core.model import Perturbation
+
+FLIPPED = 1 / 6
+"""Fraction of the elements of a tensor whose last digit is changed."""
+
+
+def seed_of(perturbation: Perturbation, step: int, window: int) -> int:
+    """Return the seed for one window: the same on all ranks, so that what they hold alike stays alike."""
+    state = np.random.SeedSequence([perturbation.seed, step, window]).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))  # generators of frameworks take signed numbers
+
+
+def relative_changes(random: np.ndarray, roundoff: float, coarser: float | None) -> np.ndarray:
+    """Return the relative changes for elements for which uniform random numbers from 0 to 1 were drawn.
+
+    Args:
+        random: Any shape; floating.
+        roundoff: Of the tensor's own format.
+        coarser: Of the format whose rounding is asked for; ``None``, or one that is finer: the own.
+    """
+    if coarser is not None and coarser > roundoff:
+        return (2 * random - 1) * coarser
+    return np.where(random < FLIPPED / 2, -roundoff, np.where(random < FLIPPED, roundoff, 0.0))
+
+
+class TensorKinds(Protocol):
+    """What the hooks of `ModuleNoise` have to know of a framework's tensors."""
+
+    def is_floating(self, value: Any) -> bool:
+        """Whether a value is a tensor of floating-point numbers that can be changed."""
+        ...
+
+    def is_integer(self, value: Any) -> bool:
+        """Whether a value is a tensor of integers."""
+        ...
+
+    def perturbed(self, tensor: Any) -> Any:
+        """Return a tensor with other last digits, through which gradients pass as they are."""
+        ...
+
+    def perturb_gradient(self, tensor: Any) -> None:
+        """Have the last digits of the gradient with respect to a tensor changed when it comes."""
+        ...
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Return a block whose calls nobody records, and in which the graph goes on."""
+        ...
+
+
+class _Places(NamedTuple):
+    """What is changed of the calls of one module."""
+
+    inputs: bool
+    outputs: bool
+    outputs_of_integers: bool
+
+
+class ModuleNoise:
+    """Hooks that change what modules get and give; see `msprobe_core.hookspecs.Removable`."""
+
+    def __init__(
+        self, modules: Iterable[FoundModule], roots: Sequence[str], kinds: TensorKinds, *, everywhere: bool
+    ) -> None:
+        """Set the hooks.
+
+        Args:
+            modules: All modules of the models, with their paths.
+            roots: Paths of the models themselves, whose inputs are changed.
+            kinds: Knows the framework's tensors.
+            everywhere: Whether the outputs of all modules are changed, and their gradients; otherwise those of modules
+                that turn integers into numbers.
+        """
+        self._kinds = kinds
+        self._handles: list[Handle] = []
+        found = list(modules)
+        try:
+            parents = {ancestor for path, _, _ in found for ancestor in _ancestors(path)}
+            for path, _, module in found:
+                self._hook(module, _Places(path in roots, everywhere, path not in parents))
+        except BaseException:
+            self.detach()
+            raise
+
+    def _hook(self, module: Any, places: _Places) -> None:
+        kinds = self._kinds
+
+        def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            with kinds.quiet():
+                return _map(args, kinds.is_floating, kinds.perturbed), _map(kwargs, kinds.is_floating, kinds.perturbed)
+
+        def after(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            given = list(_leaves((args, kwargs)))
+            is_embedding = any(map(kinds.is_integer, given)) and not any(map(kinds.is_floating, given))
+            if not places.outputs and not is_embedding:
+                return None
+            with kinds.quiet():
+                changed = _map(output, kinds.is_floating, kinds.perturbed)
+                if places.outputs:
+                    for tensor in _leaves(changed):
+                        if kinds.is_floating(tensor):
+                            kinds.perturb_gradient(tensor)
+            return changed
+
+        if places.inputs:
+            self._handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
+        if places.outputs or places.outputs_of_integers:
+            self._handles.append(module.register_forward_hook(Hook(after), with_kwargs=True))
+
+    def detach(self) -> None:
+        """Take all hooks out."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def release(self) -> None:
+        """Nothing is left."""
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+
+def _map(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any], depth: int = 0) -> Any:
+    """Return ``value`` with every tensor to which it applies changed; containers are made anew, of their types."""
+    if applies(value):
+        return change(value)
+    if depth == MAX_DEPTH:
+        return value
+    if isinstance(value, Mapping):
+        items = {k: _map(v, applies, change, depth + 1) for k, v in cast("Mapping[Any, Any]", value).items()}
+        return _like(value, items)
+    if isinstance(value, tuple | list):
+        sequence = cast("Sequence[Any]", value)
+        parts = [_map(item, applies, change, depth + 1) for item in sequence]
+        make = cast("Callable[..., Any]", type(sequence))
+        return make(*parts) if hasattr(sequence, "_fields") else make(parts)
+    return value
+
+
+def _like(value: Any, items: dict[Any, Any]) -> Any:
+    """Return a mapping of the same class: some, such as outputs of models, are dataclasses too."""
+    if type(value) is dict:
+        return items
+    for key, item in items.items():
+        if item is not value[key]:
+            value[key] = item
+    return value
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    if isinstance(value, tuple | list | Mapping) and depth < MAX_DEPTH:
+        items = cast("Any", value)
+        for item in items.values() if isinstance(value, Mapping) else items:
+            yield from _leaves(item, depth + 1)
+    else:
+        yield value

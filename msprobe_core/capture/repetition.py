@@ -1,0 +1,279 @@
+"""A training step done several times, each recorded by itself, of which the training notices nothing.
+
+The step runs first as it always does. Then, for each repetition, everything that it has read and written is put back as
+it was before, and it runs again, with something changed. At the end everything is as the first run has left it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from msprobe_core.capture.debugger import PrecisionDebugger
+from msprobe_core.capture.randomness import common_states
+from msprobe_core.capture.session import Session
+from msprobe_core.config import Config
+from msprobe_core.config.repetition import SHADOW_DIRECTORY, repetition_of
+from msprobe_core.errors import ConfigError, PluginError, SessionError
+from msprobe_core.hookspecs import Framework, PerturbingFramework, TrainingState
+from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit, Task
+from msprobe_core.store import layout
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a step that is done several times.
+
+    Attributes:
+        number: 0 for the run as it always is, which comes first; repetitions count from 1.
+    """
+
+    number: int
+
+    @property
+    def is_golden(self) -> bool:
+        """Whether this is the run as it always is: the one that a program may log and learn from."""
+        return self.number == 0
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is another in one repetition.
+
+    Attributes:
+        config: How it is recorded, and where.
+        around: Makes the block that it runs in.
+    """
+
+    config: Config
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+class RandomStates:
+    """The states of the random functions of Python and NumPy, as they were when it was made; a `TrainingState`."""
+
+    def __init__(self) -> None:
+        self._states = [(state, state.get()) for state in common_states().values()]
+
+    def restore(self) -> None:
+        """Put them back."""
+        for state, value in self._states:
+            state.set(value)
+
+
+@contextmanager
+def calibration(
+    debugger: PrecisionDebugger,
+    model: Any,
+    optimizer: Any = None,
+    repeats: int = 3,
+    *,
+    mode: str = PerturbMode.EVERYWHERE.value,
+    dtype: str | None = None,
+) -> Generator[Iterator[Run], None, None]:
+    """Record a step and, if it is selected, repetitions of it in which last digits are changed.
+
+    ::
+
+        for batch in loader:
+            with calibration(debugger, model, optimizer) as runs:
+                for run in runs:
+                    loss = train_one_step(batch)  # forward, backward, optimizer
+                    if run.is_golden:
+                        log(loss)
+            debugger.step()
+
+    The first run is the step as it always is. Repetitions go to ``{dump_path}/calibration/run{k}/step{s}/rank{r}``.
+    Before each of them parameters, buffers, gradients, optimizer states and random states are put back as they were
+    before the step, and behind the last one as the first run has left them. It costs ``repeats`` further steps, and two
+    copies of that state on the host. All ranks of a job have to do it together.
+
+    Args:
+        debugger: Starts and stops by itself in each run.
+        model: The model, or several.
+        optimizer: An optimizer, or a list of them and of schedulers, scalers and the like: of all that has a state.
+        repeats: How many repetitions.
+        mode: ``everywhere`` changes what each operation makes, ``inputs`` what comes into the model.
+        dtype: Whose rounding the changes have the size of, where it is coarser than a tensor's own, such as
+        ``bfloat16``.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        SessionError: no debugger has been made, or it is recording already.
+    """
+    perturbation = checked_perturbation(repeats, mode, dtype)
+
+    def variants(config: Config) -> list[Variant]:
+        return perturbed_variants(config, repeats, perturbation)
+
+    with repeated(debugger, model, optimizer, variants, what="calibration") as runs:
+        yield runs
+
+
+def perturbed_variants(config: Config, repeats: int, perturbation: Perturbation) -> list[Variant]:
+    """Return repetitions of the run that ``config`` records, each with other last digits."""
+    return [
+        Variant(
+            repetition_of(config, config.directory, msgspec.structs.replace(perturbation, seed=number), number)
+        )
+        for number in range(1, repeats + 1)
+    ]  # fmt: skip
+
+
+def shadow_variant(config: Config, around: Callable[[], AbstractContextManager[None]]) -> Variant:
+    """Return a repetition that runs in a block of its own, and is recorded beside the run."""
+    return Variant(msgspec.structs.replace(config, dump_path=str(config.directory / SHADOW_DIRECTORY)), around)
+
+
+def checked_perturbation(repeats: object, mode: object, dtype: object) -> Perturbation:
+    """Return the perturbation that the arguments of ``calibration`` describe.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise ConfigError(f"calibration: 'repeats' is {repeats!r}, but must be an integer from 1")
+    try:
+        return msgspec.convert({"mode": mode, "dtype": dtype}, Perturbation)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"calibration: {error}; modes: {', '.join(PerturbMode)}, dtypes: {', '.join(RoundingUnit)}"
+        ) from error
+
+
+@contextmanager
+def repeated(
+    debugger: PrecisionDebugger,
+    model: Any,
+    others: Any,
+    make_variants: Callable[[Config], Sequence[Variant]],
+    *,
+    what: str,
+) -> Generator[Iterator[Run], None, None]:
+    """Give the runs of one step: as it is and, if this step is recorded, once more for each variant.
+
+    Args:
+        debugger: Records; is not recording yet.
+        model: The model or models.
+        others: Optimizer and whatever else has a state that the step changes: one, a list, or ``None``.
+        make_variants: Makes the repetitions.
+        what: What this is called in messages.
+
+    Raises:
+        SessionError: there is no such debugger, or it is recording already.
+    """
+    repetitions = _Repetitions(debugger, _listed(model), _listed(others), make_variants, what)
+    runs = repetitions.runs()
+    try:
+        with closing(runs):
+            yield runs
+    except Exception as error:
+        if not repetitions.is_repeating:
+            raise
+        # The step itself is done, and the training can go on from there.
+        _logger.warning("%s ends: a repetition has failed (%s: %s)", what, type(error).__name__, error)
+    finally:
+        repetitions.end()
+
+
+class _Repetitions:
+    def __init__(
+        self,
+        debugger: PrecisionDebugger,
+        models: Sequence[Any],
+        others: Sequence[Any],
+        make_variants: Callable[[Config], Sequence[Variant]],
+        what: str,
+    ) -> None:
+        if not models:
+            raise SessionError(f"{what} needs the model: call {what}(debugger, model)")
+        self._debugger = debugger
+        self._models = models
+        self._others = others
+        self._make_variants = make_variants
+        self._what = what
+        session = debugger.session(models[0])
+        if isinstance(session, Session) and session.is_running:
+            raise SessionError(f"{what} records by itself: use it between stop() and start(), not inside of a window")
+        self._after: TrainingState | None = None
+        self.is_repeating = False
+
+    def runs(self) -> Generator[Run, None, None]:
+        debugger, models = self._debugger, list(self._models)
+        before: TrainingState | None = None
+        variants: Sequence[Variant] = []
+        try:
+            debugger.start(models)
+            session = debugger.session(None)  # an edited configuration may have made another
+            if isinstance(session, Session) and (variants := self._variants(session)):
+                before = self._copy(session.framework, "before the step")
+            step = session.step_number if isinstance(session, Session) else 0
+            yield Run(0)
+        finally:
+            debugger.stop()
+        if before is None or not isinstance(session, Session):
+            return
+        session.set_aside()
+        self._after = self._copy(session.framework, "after the step")
+        if self._after is None:
+            return
+        self.is_repeating = True
+        for number, variant in enumerate(variants, 1):
+            before.restore()
+            directory: Path | None = None
+            try:
+                with debugger.diverted(variant.config, step), variant.around():
+                    debugger.start(models)
+                    directory = debugger.directory
+                    yield Run(number)
+                    debugger.stop()
+                    directory = None
+            finally:
+                if directory is not None:  # half of a repetition would be taken for a whole one
+                    layout.remove_dump(directory)
+
+    def _variants(self, session: Session) -> Sequence[Variant]:
+        debugger = self._debugger
+        config = debugger.config
+        # The same on all ranks, whichever of them are recorded: they do a step together.
+        if not debugger.can_repeat or not config.selects_step(session.step_number) or config.perturb is not None:
+            return []
+        if config.task not in {Task.STATISTICS, Task.TENSOR} or config.load is not None:
+            _logger.warning(
+                "%s: runs with the task '%s'%s are not repeated", self._what, config.task.value,
+                " and with 'load'" if config.load is not None else "",
+            )  # fmt: skip
+            return []
+        return self._make_variants(config)
+
+    def _copy(self, framework: Framework, when: str) -> TrainingState | None:
+        try:
+            if not isinstance(framework, PerturbingFramework):
+                raise PluginError(f"the plugin of {framework.name} does not offer it")  # noqa: TRY301
+            return framework.training_state(self._models, self._others)
+        except Exception as error:  # noqa: BLE001  # of a framework, or of objects of the user
+            _logger.warning(
+                "%s: the state of the training %s cannot be copied (%s: %s); this step runs once",
+                self._what, when, type(error).__name__, error,
+            )  # fmt: skip
+            return None
+
+    def end(self) -> None:
+        """Leave everything as the first run has left it."""
+        if self._after is not None:
+            self._after.restore()
+            self._after = None
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]

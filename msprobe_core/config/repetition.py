@@ -1,0 +1,86 @@
+"""Repetitions of a golden run: where they are recorded, and how a whole program is told to be one.
+
+A program is told by an environment variable, so that it runs as it always does, and so that the processes that it
+starts are told too.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.config.schema import Config
+from msprobe_core.errors import ConfigError
+from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
+
+ORDER_VARIABLE = "MSPROBE_PERTURB"
+
+CALIBRATION_DIRECTORY = "calibration"
+SHADOW_DIRECTORY = "shadow"
+
+
+class RepetitionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which repetition a process is to run.
+
+    Attributes:
+        number: From 1; also the seed of its perturbation.
+        mode: See `Perturbation`.
+        dtype: Likewise.
+        golden: The directory of the golden run; ``None``: where the program's own configuration says.
+    """
+
+    number: int
+    mode: PerturbMode = PerturbMode.EVERYWHERE
+    dtype: RoundingUnit | None = None
+    golden: str | None = None
+
+    def encoded(self) -> str:
+        """Return the value of the environment variable."""
+        return msgspec.json.encode(self).decode()
+
+
+def repetition_directory(golden: Path, number: int) -> Path:
+    """Return where repetition ``number``, from 1, of the run in ``golden`` is recorded."""
+    return golden / CALIBRATION_DIRECTORY / f"run{number}"
+
+
+def repetition_of(config: Config, golden: Path, perturbation: Perturbation, number: int) -> Config:
+    """Return the configuration of a repetition of the run that ``config`` records."""
+    directory = repetition_directory(golden, number)
+    return msgspec.structs.replace(config, dump_path=str(directory), perturb=perturbation)
+
+
+def as_repetition(config: Config) -> Config:
+    """Return the configuration of the repetition that this process was ordered to run; ``config`` in any other.
+
+    Raises:
+        ConfigError: the environment variable holds no order.
+    """
+    value = os.environ.get(ORDER_VARIABLE, "").strip()
+    if not value or value == "0":
+        return config
+    order = _read(value)
+    golden = config.directory if order.golden is None else Path(order.golden).expanduser().absolute()
+    perturbation = Perturbation(seed=order.number, mode=order.mode, dtype=order.dtype)
+    return repetition_of(config, golden, perturbation, order.number)
+
+
+def _read(value: str) -> RepetitionOrder:
+    try:
+        if value.isdecimal():
+            return RepetitionOrder(number=int(value))
+        order = msgspec.json.decode(value, type=RepetitionOrder)
+    except msgspec.MsgspecError as error:
+        raise _refusal(value, str(error)) from error
+    if order.number < 1:
+        raise _refusal(value, "repetitions count from 1")
+    return order
+
+
+def _refusal(value: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the environment variable {ORDER_VARIABLE} is {value!r} ({reason}); give the number of a repetition, from 1, "
+        "or unset it"
+    )

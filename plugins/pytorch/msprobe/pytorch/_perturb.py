@@ -1,0 +1,242 @@
+"""Changes of the last digit, as PyTorch makes them: see `msprobe_core.capture.perturbation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from msprobe.pytorch._modules import modules_to_watch
+from msprobe.pytorch._quiet import Quiet
+from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
+from msprobe_core.hookspecs import NamedModel, Removable
+from msprobe_core.model import Perturbation, PerturbMode
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+class Noise:
+    """Changes tensors, with random numbers of its own on each device."""
+
+    def __init__(self, perturbation: Perturbation, seed: int) -> None:
+        """Begin.
+
+        Args:
+            perturbation: By how much.
+            seed: Of the random numbers.
+        """
+        self._seed = seed
+        self._coarser = perturbation.dtype.roundoff if perturbation.dtype is not None else 0.0
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def is_floating(self, value: Any) -> bool:
+        """Whether a value is a dense tensor of floating-point numbers that have arithmetic."""
+        return (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.dtype.itemsize > 1
+            and value.layout is torch.strided
+            and not value.is_nested
+            and not value.is_meta
+            and value.numel() > 0
+        )
+
+    def is_integer(self, value: Any) -> bool:
+        """Whether a value is a tensor of integers."""
+        return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+
+    def perturbed(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with other last digits, through which gradients pass as they are."""
+        changed = self.changed(tensor.detach())
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
+            return changed.requires_grad_(tensor.requires_grad)
+        return _Replace.apply(tensor, changed)  # pyright: ignore[reportReturnType]
+
+    def perturb_gradient(self, tensor: Tensor) -> None:
+        """Have the gradient with respect to a tensor changed when it comes."""
+        if tensor.requires_grad:
+            tensor.register_hook(self.changed)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Return a block that function modes do not see."""
+        return torch._C.DisableTorchFunction()
+
+    def changed(self, tensor: Tensor) -> Tensor:
+        """Return another tensor with other last digits."""
+        changed = tensor
+        with Quiet():
+            own = torch.finfo(tensor.dtype).eps / 2
+            random = torch.rand(tensor.shape, generator=self._generator(tensor.device), device=tensor.device)
+            if self._coarser > own:
+                relative = (2 * random - 1) * self._coarser
+            else:
+                relative = torch.where(random < FLIPPED, own, 0.0) * torch.where(random < FLIPPED / 2, -1.0, 1.0)
+            changed = tensor + tensor * relative.to(tensor.dtype)
+            changed = torch.where(torch.isfinite(changed), changed, tensor)
+        return changed  # noqa: RET504  # type checkers think that the block swallows exceptions
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = self._generators[device] = torch.Generator(device)
+            generator.manual_seed(self._seed)
+        return generator
+
+
+class _Replace(torch.autograd.Function):
+    """Puts other values in the place of a tensor's, and passes its gradient on as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, changed: Tensor) -> Tensor:  # noqa: ARG004
+        return changed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004
+        return gradients[0], None
+
+
+class NoiseMode(TorchDispatchMode):
+    """Changes what every operator of PyTorch makes on this thread, and in the backward passes that it starts."""
+
+    def __init__(self, noise: Noise) -> None:
+        """Prepare; ``push`` begins.
+
+        Args:
+            noise: Changes tensors.
+        """
+        super().__init__()
+        self._noise = noise
+        self._is_on = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let ``torch.compile`` compile as it does without a mode."""
+        return True
+
+    def install(self) -> None:
+        """Begin: below the modes of the user, each of which takes the uppermost out when its block ends."""
+        _put_back([*_take_all(), self])
+
+    def detach(self) -> None:
+        """End; where it is not on the stack of this thread, it does nothing any more."""
+        self._is_on = False
+        _put_back([mode for mode in _take_all() if mode is not self])
+
+    def release(self) -> None:
+        """Nothing is left."""
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._is_on and not all(kind in _PLAIN for kind in types):
+            return NotImplemented  # a tensor class of its own; what it does inside comes here
+        with torch._C.DisableTorchFunction():  # an operator called by its name is an API to function modes
+            output = func(*args, **(kwargs or {}))
+        if not self._is_on or not _computes(func):
+            return output
+        if func._schema.is_mutable:
+            with Quiet():
+                for tensor in _written(func, args, kwargs or {}):
+                    if self._noise.is_floating(tensor):
+                        tensor.copy_(self._noise.changed(tensor))
+            return output
+        if isinstance(output, tuple | list):
+            return type(output)(map(self._changed, output))
+        return self._changed(output)
+
+    def _changed(self, value: Any) -> Any:
+        return self._noise.changed(value) if self._noise.is_floating(value) else value
+
+
+def _take_all() -> list[Any]:
+    """Empty this thread's stack of dispatch modes, but for those of compilers, and return them, the uppermost first."""
+    others = [mode for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
+    return [_pop_mode() for _ in others]
+
+
+def _put_back(modes: Sequence[Any]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Return the arguments that an operator writes to."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from value if isinstance(value, tuple | list) else [value]
+
+
+@cache
+def _computes(func: Any) -> bool:
+    """Whether an operator rounds: not if it moves, chooses, casts or makes numbers, or communicates."""
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace in _COMMUNICATING:
+        return False
+    name = name.removeprefix("_foreach_").strip("_") if name.startswith("_foreach_") else name.rstrip("_")
+    if name in _EXACT or name.startswith(_EXACT_STARTS) or name.endswith("_copy"):
+        return False
+    # A view: what it is of has been changed where it was made.
+    return not any(made.alias_info is not None and not made.alias_info.is_write for made in func._schema.returns)
+
+
+_COMMUNICATING = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"})
+
+_EXACT = frozenset(
+    {
+        # Move.
+        "clone", "copy", "cat", "concat", "stack", "index", "_unsafe_index", "index_select", "gather", "take",
+        "embedding",
+        "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "scatter", "masked_scatter",
+        "masked_select", "index_put", "_unsafe_index_put", "_index_put_impl", "index_fill", "index_copy",
+        "select_backward",
+        "slice_backward", "unfold", "flip", "roll", "repeat", "tile", "repeat_interleave", "constant_pad_nd", "pad",
+        "tril", "triu", "diag_embed", "sort", "topk", "kthvalue", "median", "mode", "msort", "pixel_shuffle",
+        "pixel_unshuffle", "channel_shuffle", "im2col", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
+        "replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "max_pool2d_with_indices",
+        "max_pool3d_with_indices", "max_pool2d_with_indices_backward", "_unsafe_view", "_reshape_alias", "lift_fresh",
+        "lift", "set", "resize", "resize_as", "contiguous",
+        # Choose.
+        "where", "masked_fill", "maximum", "minimum", "max", "min", "amax", "amin", "aminmax", "cummax", "cummin",
+        "clamp",
+        "clamp_min", "clamp_max", "hardtanh", "hardtanh_backward", "relu", "relu6", "threshold", "threshold_backward",
+        "nan_to_num", "fmax", "fmin", "heaviside", "isfinite",
+        # Cast, and change signs or exponents.
+        "_to_copy", "to", "neg", "abs", "sign", "sgn", "copysign", "positive", "round", "floor", "ceil", "trunc",
+        "frac",
+        "ldexp", "frexp", "view_as_real", "view_as_complex", "conj", "real", "imag", "complex",
+        # Make.
+        "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "full_like", "new_full", "fill",
+        "zero",
+        "arange", "range", "linspace", "logspace", "eye", "scalar_tensor", "tril_indices", "triu_indices", "one_hot",
+        # Count.
+        "_amp_update_scale", "_amp_foreach_non_finite_check_and_unscale",
+        # Draw.
+        "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "uniform",
+        "bernoulli",
+        "exponential", "geometric", "cauchy", "log_normal", "random", "multinomial", "poisson", "binomial",
+        "rrelu_with_noise",
+    }
+)  # fmt: skip
+"""Operators whose results are the same in any implementation, by their names without underscores at the end."""
+
+_EXACT_STARTS = ("empty", "new_empty", "_local_scalar", "_assert", "record_stream")
+
+
+def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
+    """See `msprobe_core.hookspecs.PerturbingFramework.perturb`."""
+    noise = Noise(perturbation, seed)
+    if perturbation.mode is PerturbMode.EVERYWHERE:
+        mode = NoiseMode(noise)
+        mode.install()
+        return mode
+    roots = [model.name for model in models]
+    return ModuleNoise(modules_to_watch(models), roots, noise, everywhere=False)

@@ -1,0 +1,37 @@
+"""What PyTorch's random functions draw from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from msprobe.pytorch._quiet import Quiet
+
+
+class TorchState:
+    """The global random state of the host and of every device that is in use; compare `RandomState` of the core."""
+
+    def get(self) -> Any:
+        """Return the state; waits for no device."""
+        with Quiet():
+            return torch.get_rng_state(), {name: device.get_rng_state_all() for name, device in _devices()}
+
+    def set(self, state: Any) -> None:
+        """Put a state back. A device that has come into use since begins from the host's seed."""
+        host, others = state
+        with Quiet():
+            torch.set_rng_state(host)
+            for name, device in _devices():
+                if name in others:
+                    device.set_rng_state_all(others[name])
+                else:
+                    device.manual_seed_all(torch.initial_seed())
+
+
+def _devices() -> Iterator[tuple[str, Any]]:
+    for name in ("cuda", "npu", "xpu"):
+        device: Any = getattr(torch, name, None)
+        if hasattr(device, "set_rng_state_all") and device.is_available() and device.is_initialized():
+            yield name, device

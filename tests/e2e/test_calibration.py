@@ -1,0 +1,169 @@
+"""Repetitions of a golden step with other last digits: real training, which goes on as if there had been none."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from msprobe.pytorch import PrecisionDebugger, calibration
+
+from msprobe_core.compare import compare_dumps
+from msprobe_core.errors import ConfigError, SessionError
+
+pytestmark = pytest.mark.usefixtures("close_debugger")
+
+
+@dataclass
+class Training:
+    """What a training leaves behind."""
+
+    losses: list
+    weights: dict
+    gradients: dict
+    moments: list
+    random: tuple
+
+
+def train(directory, *, repeats=0, dtype=None, micro_batches=1, steps=3, calibrated=1, on_run=lambda run: None):
+    """Train a tiny Llama with dropout and random numbers of all kinds; record, or calibrate, one step."""
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    architecture = ARCHITECTURES["llama"]
+    model = architecture.build(attention_dropout=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (n + 1))
+    debugger = PrecisionDebugger(dump_path=directory, level="mix", step=[calibrated])
+    losses = []
+
+    def one_step(batches):
+        optimizer.zero_grad()
+        total = 0.0
+        for batch in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+                loss = model(**batch).loss * (1 + random.random() + np.random.rand()) + torch.rand(()) * 0.1
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        schedule.step()
+        return total
+
+    for step in range(steps):
+        batches = [architecture.batch(10 * step + i) for i in range(micro_batches)]
+        if repeats:
+            with calibration(debugger, model, [optimizer, schedule], repeats) as runs:
+                for run in runs:
+                    loss = one_step(batches)
+                    if run.is_golden:
+                        losses.append(loss)
+                    on_run(run)
+        else:
+            with debugger.start(model):
+                losses.append(one_step(batches))
+        debugger.step()
+    debugger.close()
+    return Training(
+        losses,
+        {name: value.clone() for name, value in model.state_dict().items()},
+        {name: parameter.grad.clone() for name, parameter in model.named_parameters()},
+        [value for state in optimizer.state.values() for value in state.values()],
+        (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), schedule.state_dict()),
+    )
+
+
+def assert_equal(one, other):
+    assert one.losses == other.losses
+    for name in ("weights", "gradients"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert len(one.moments) == len(other.moments) > 0
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one.moments, other.moments, strict=True))
+    for mine, theirs in zip(one.random, other.random, strict=True):
+        assert mine.keys() == theirs.keys() if isinstance(mine, dict) else mine == theirs
+
+
+def unit(root, step=1):
+    (found,) = (root / f"step{step}").iterdir()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "micro_batches", "calibrated"),
+    [(torch.float32, 1, 1), (torch.bfloat16, 1, 1), (torch.float32, 2, 0)],
+    ids=["float32", "autocast", "accumulation in the first step"],
+)
+def test_the_training_goes_on_as_if_there_had_been_no_repetitions(tmp_path, dtype, micro_batches, calibrated):
+    settings = {"dtype": dtype, "micro_batches": micro_batches, "calibrated": calibrated}
+    bare = train(tmp_path / "bare", **settings)
+    assert_equal(bare, train(tmp_path / "run", repeats=2, **settings))
+    # The step itself is recorded as ever, and so is each repetition, but for last digits.
+    golden = unit(tmp_path / "run", calibrated)
+    assert differences(unit(tmp_path / "bare", calibrated), golden) == 0
+    for number in (1, 2):
+        assert differences(unit(tmp_path / "run/calibration" / f"run{number}", calibrated), golden) > 100
+    assert not (tmp_path / "run/calibration/run3").exists()
+
+
+def differences(target, golden):
+    """Return how many rows differ at all, of two dumps that have the same rows."""
+    compared = compare_dumps(target, golden).units[0]
+    assert {name for name, number in compared.counts.items() if number} <= {"pass"}
+    return compared.rows.filter((pl.col("max_diff") != 0) | (pl.col("norm_diff") != 0)).height
+
+
+def test_only_selected_steps_are_repeated(tmp_path):
+    numbers = []
+    train(tmp_path / "run", repeats=2, on_run=lambda run: numbers.append(run.number))
+    assert numbers == [0, 0, 1, 2, 0]
+
+
+def test_repetitions_differ_from_each_other_and_are_the_same_in_another_process(tmp_path):
+    train(tmp_path / "a", repeats=2, steps=2)
+    train(tmp_path / "b", repeats=1, steps=2)
+    first = unit(tmp_path / "a/calibration/run1")
+    assert differences(first, unit(tmp_path / "b/calibration/run1")) == 0
+    assert differences(first, unit(tmp_path / "a/calibration/run2")) > 100
+
+
+def test_a_repetition_that_fails_does_not_reach_the_training(tmp_path, caplog):
+    def fail(run):
+        if run.number == 1:
+            raise ArithmeticError("planted")
+
+    bare = train(tmp_path / "bare")
+    assert_equal(bare, train(tmp_path / "run", repeats=3, on_run=fail))
+    assert "a repetition has failed (ArithmeticError: planted)" in caplog.text
+    assert not list((tmp_path / "run/calibration").rglob("dump.json"))  # half a repetition is none
+
+
+def test_an_error_of_the_step_itself_is_the_trainings_own(tmp_path):
+    def fail(run):
+        raise ArithmeticError("planted")
+
+    with pytest.raises(ArithmeticError, match="planted"):
+        train(tmp_path / "run", repeats=3, on_run=fail)
+    assert PrecisionDebugger._instance is not None
+
+
+def test_a_state_that_cannot_be_copied_is_said_and_the_step_runs_once(tmp_path, caplog):
+    model = torch.nn.Linear(2, 2)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L0")
+    with calibration(debugger, model, optimizer=object()) as runs:
+        assert [run.number for run in runs if model(torch.ones(1, 2)).sum().backward() is None] == [0]
+    assert "object has no state_dict()" in caplog.text
+
+
+def test_arguments_are_checked(tmp_path):
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L0")
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="'repeats' is 0"), calibration(debugger, model, repeats=0):
+        pass
+    with pytest.raises(ConfigError, match="modes: inputs, everywhere"), calibration(debugger, model, mode="all"):
+        pass
+    debugger.start(model)
+    with pytest.raises(SessionError, match="between stop\\(\\) and start"), calibration(debugger, model):
+        pass
