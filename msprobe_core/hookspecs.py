@@ -449,6 +449,10 @@ class TrainingState(Protocol):
         """Put everything back, bit for bit, into the objects that held it."""
         ...
 
+    def complaint(self) -> str | None:
+        """Return what the step has changed that is not part of this; asked once, behind the step. ``None``: nothing."""
+        ...
+
 
 @runtime_checkable
 class PerturbingFramework(Protocol):

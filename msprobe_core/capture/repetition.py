@@ -170,7 +170,7 @@ def repeated(
     Raises:
         SessionError: there is no such debugger, or it is recording already.
     """
-    repetitions = _Repetitions(debugger, _listed(model), _listed(others), make_variants, what)
+    repetitions = _Repetitions(debugger, listed(model), listed(others), make_variants, what)
     runs = repetitions.runs()
     try:
         with closing(runs):
@@ -203,25 +203,29 @@ class _Repetitions:
         session = debugger.session(models[0])
         if isinstance(session, Session) and session.is_running:
             raise SessionError(f"{what} records by itself: use it between stop() and start(), not inside of a window")
+        self._before: TrainingState | None = None
         self._after: TrainingState | None = None
         self.is_repeating = False
 
     def runs(self) -> Generator[Run, None, None]:
         debugger, models = self._debugger, list(self._models)
-        before: TrainingState | None = None
         variants: Sequence[Variant] = []
         try:
             debugger.start(models)
             session = debugger.session(None)  # an edited configuration may have made another
             if isinstance(session, Session) and (variants := self._variants(session)):
-                before = self._copy(session.framework, "before the step")
+                self._before = self._copy(session.framework, "before the step")
             step = session.step_number if isinstance(session, Session) else 0
             yield Run(0)
         finally:
             debugger.stop()
+        before = self._before
         if before is None or not isinstance(session, Session):
             return
         session.set_aside()
+        if complaint := before.complaint():
+            _logger.warning("%s: %s; this step runs once", self._what, complaint)
+            return
         self._after = self._copy(session.framework, "after the step")
         if self._after is None:
             return
@@ -268,12 +272,15 @@ class _Repetitions:
 
     def end(self) -> None:
         """Leave everything as the first run has left it."""
+        if self._before is not None:
+            self._before.complaint()  # ends its watch, where the step itself has raised
         if self._after is not None:
             self._after.restore()
             self._after = None
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return what an argument holds that may be one thing, several, or ``None``."""
     if value is None:
         return []
     return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]

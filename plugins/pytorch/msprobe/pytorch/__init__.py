@@ -13,6 +13,7 @@ from msprobe_core.plugins import refuse_shadowing
 if TYPE_CHECKING:
     from msprobe.pytorch._random import random_save
     from msprobe.pytorch._seed import seed_all
+    from msprobe.pytorch._shadow import shadow_step
     from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
     from msprobe_core.capture.repetition import calibration
     from msprobe_core.report import compare, compare_distributed
@@ -27,6 +28,7 @@ __all__ = [
     "module_dump_end",
     "random_save",
     "seed_all",
+    "shadow_step",
 ]
 
 refuse_shadowing()
@@ -46,6 +48,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.pytorch._random import random_save
 
         return random_save
+    if name == "shadow_step":
+        from msprobe.pytorch._shadow import shadow_step
+
+        return shadow_step
     if name == "calibration":
         from msprobe_core.capture.repetition import calibration
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._random_state import TorchState
@@ -36,6 +37,7 @@ class ModuleState:
             TypeError: one of ``others`` is neither, or a parameter has no values yet.
         """
         self._values: dict[int, tuple[Tensor, Tensor]] = {}
+        self._optimizers: list[torch.optim.Optimizer] = []
         self._puts: list[Callable[[], None]] = []
         with Quiet():
             for model in models:
@@ -43,6 +45,8 @@ class ModuleState:
                     self._copy_module(module)
             for other in others:
                 self._copy_other(other)
+        self._stepped: list[str] = []
+        self._watch = register_optimizer_step_pre_hook(self._note_step)
         self._random = RandomStates()
         torch_state = TorchState()
         drawn = torch_state.get()
@@ -50,6 +54,7 @@ class ModuleState:
 
     def restore(self) -> None:
         """Put everything back."""
+        self._watch.remove()
         with Quiet():
             for put in self._puts:
                 put()
@@ -57,6 +62,15 @@ class ModuleState:
                 _local(tensor).copy_(value)
         self._random.restore()
         torch.clear_autocast_cache()  # which would hold casts of parameters as they were
+
+    def complaint(self) -> str | None:
+        """Return which optimizer has made a step and was not given."""
+        self._watch.remove()
+        return f"the optimizer {self._stepped[0]} steps, but was not given beside the model" if self._stepped else None
+
+    def _note_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not any(optimizer is known for known in self._optimizers):
+            self._stepped.append(type(optimizer).__name__)
 
     def _copy_module(self, module: nn.Module) -> None:
         for place in (module._parameters, module._buffers):
@@ -76,15 +90,21 @@ class ModuleState:
                     self._keep(gradient)
 
     def _copy_other(self, other: Any) -> None:
-        if isinstance(other, torch.optim.Optimizer):
-            self._copy_optimizer(other)
-        elif hasattr(other, "state_dict") and hasattr(other, "load_state_dict"):
+        wrapped = getattr(other, "optimizer", other)  # of a scheduler too
+        if isinstance(wrapped, torch.optim.Optimizer):
+            self._copy_optimizer(wrapped)
+        if wrapped is other and isinstance(other, torch.optim.Optimizer):
+            return
+        if hasattr(other, "state_dict") and hasattr(other, "load_state_dict"):
             state = deepcopy(other.state_dict())
             self._puts.append(lambda: other.load_state_dict(deepcopy(state)))
         else:
             raise TypeError(f"{type(other).__name__} has no state_dict() and load_state_dict()")
 
     def _copy_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if any(optimizer is known for known in self._optimizers):
+            return
+        self._optimizers.append(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._copy_parameter(parameter)

@@ -1,0 +1,200 @@
+"""The shadow of a step: the same step in a finer format, which shows what the format of the training hides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from msprobe.pytorch._quiet import Quiet
+from msprobe_core.capture.debugger import PrecisionDebugger
+from msprobe_core.capture.repetition import Run, Variant, listed, repeated, shadow_variant
+from msprobe_core.capture.standin import FunctionStandIn
+from msprobe_core.config import Config
+from msprobe_core.errors import ConfigError, SessionError
+
+_DTYPES = (torch.float32, torch.float64)
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@contextmanager
+def shadow_step(
+    debugger: PrecisionDebugger, model: Any, optimizer: Any = None, dtype: torch.dtype = torch.float32
+) -> Generator[Iterator[Run], None, None]:
+    """Record a step and, if it is selected, the same step once more in a finer format.
+
+    ::
+
+        with shadow_step(debugger, model, optimizer) as runs:
+            for run in runs:
+                train_one_step(batch)
+        debugger.step()
+
+    The first run is the step as it always is. The second, recorded to ``{dump_path}/shadow/step{s}/rank{r}``, begins
+    with the same parameters, buffers, gradients, optimizer states and random states, all converted to ``dtype``, gets
+    the same batch, converted too where it is given to the model, and runs without autocast. Casts that the model itself
+    makes stay. Behind it, everything is as the first run has left it.
+
+    Args:
+        debugger: Starts and stops by itself in each run.
+        model: The model, or several.
+        optimizer: An optimizer, or a list of them and of schedulers, scalers and the like: of all that has a state.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Raises:
+        ConfigError: ``dtype`` is another one.
+        SessionError: no debugger has been made, or it is recording already.
+    """
+    if dtype not in _DTYPES:
+        raise ConfigError(f"shadow_step: 'dtype' is {dtype!r}, but must be torch.float32 or torch.float64")
+    models, others = listed(model), listed(optimizer)
+
+    def variants(config: Config) -> list[Variant]:
+        return [shadow_variant(config, lambda: _upcast(models, others, dtype))]
+
+    with repeated(debugger, model, optimizer, variants, what="shadow_step") as runs:
+        yield runs
+
+
+@contextmanager
+def _upcast(models: Sequence[nn.Module], others: Sequence[Any], dtype: torch.dtype) -> Generator[None, None, None]:
+    """Let models and optimizers be of ``dtype``, and autocast be off, until the block ends."""
+    upcast = _Upcast(dtype)
+    autocast = FunctionStandIn(torch.amp.autocast_mode.autocast, "__enter__", _enter_without_effect)
+    try:
+        upcast.convert(models, others)
+        autocast.install()
+        with _no_autocast():
+            yield
+    finally:
+        autocast.remove()
+        upcast.undo()
+
+
+class _Upcast:
+    """Other tensors in the places of parameters and buffers.
+
+    The tensors themselves are let be: what hangs on their nodes in the graph, as reducers of gradients do, would be
+    lost with a change of dtype.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._undo: list[Callable[[], None]] = []
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def convert(self, models: Sequence[nn.Module], others: Sequence[Any]) -> None:
+        """Put the other tensors in place.
+
+        Raises:
+            SessionError: the model is spread over processes by something that knows its parameters.
+        """
+        with Quiet():
+            for model in models:
+                for module in model.modules():
+                    for place in (module._parameters, module._buffers):
+                        self._convert_items(place)
+                self._undo.append(model.register_forward_pre_hook(self._convert_arguments, with_kwargs=True).remove)
+            if self._made and any(_is_spread(module) for model in models for module in model.modules()):
+                raise SessionError(
+                    "the parameters of DistributedDataParallel and FullyShardedDataParallel cannot be converted; a "
+                    "model of float32 under autocast can have a shadow"
+                )
+            for other in others:
+                self._convert_optimizer(getattr(other, "optimizer", other))
+
+    def undo(self) -> None:
+        """Put everything back, the last first."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _convert_items(self, place: dict[str, Any]) -> None:
+        for name, tensor in tuple(place.items()):
+            if self._is_coarse(tensor):
+                self._undo.append(lambda name=name, tensor=tensor: place.__setitem__(name, tensor))
+                place[name] = self._finer(tensor)
+
+    def _convert_optimizer(self, optimizer: Any) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return
+        states: dict[Any, Any] = optimizer.state
+        for group in optimizer.param_groups:
+            parameters: list[Tensor] = group["params"]
+            for i, tensor in enumerate(parameters):
+                if id(tensor) not in self._made:
+                    continue
+                self._undo.append(lambda parameters=parameters, i=i, tensor=tensor: parameters.__setitem__(i, tensor))
+                parameters[i] = finer = self._finer(tensor)
+                if tensor in states:
+                    of_coarse: Mapping[str, Any] = states[tensor]
+                    # What counts steps has a format of its own.
+                    states[finer] = {
+                        key: value.to(self._dtype) if self._is_coarse(value) and value.ndim else value
+                        for key, value in of_coarse.items()
+                    }
+                    self._undo.append(lambda finer=finer: states.pop(finer, None))
+
+    def _finer(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._made:
+            finer = tensor.detach().to(self._dtype)
+            if isinstance(tensor, nn.Parameter):
+                finer = nn.Parameter(finer, tensor.requires_grad)
+                vars(finer).update(vars(tensor))
+                finer.grad = None if tensor.grad is None else tensor.grad.to(self._dtype)
+            self._made[id(tensor)] = tensor, finer
+        return self._made[id(tensor)][1]
+
+    def _is_coarse(self, value: Any) -> bool:
+        finer_than = (*_HALVES, torch.float32) if self._dtype is torch.float64 else _HALVES
+        return isinstance(value, Tensor) and value.dtype in finer_than
+
+    def _convert_arguments(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return self._converted(args), self._converted(kwargs)
+
+    def _converted(self, value: Any) -> Any:
+        if self._is_coarse(value):
+            return value.to(self._dtype)
+        if type(value) is dict:
+            items: dict[Any, Any] = value
+            return {key: self._converted(item) for key, item in items.items()}
+        if type(value) in (tuple, list):
+            return type(value)(map(self._converted, value))
+        return value
+
+
+def _is_spread(module: nn.Module) -> bool:
+    return type(module).__name__ in {"DistributedDataParallel", "FullyShardedDataParallel"} or hasattr(
+        module, "_get_fsdp_state"
+    )
+
+
+def _enter_without_effect(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    autocast: Any = args[0]
+    is_enabled, autocast._enabled = autocast._enabled, False
+    try:
+        return original(*args, **kwargs)
+    finally:
+        autocast._enabled = is_enabled
+
+
+@contextmanager
+def _no_autocast() -> Generator[None, None, None]:
+    """Switch off what is on around the step."""
+    devices = [name for name in ("cpu", "cuda", "npu", "xpu", "mps") if _is_autocast_on(name)]
+    for name in devices:
+        torch.set_autocast_enabled(name, False)
+    try:
+        yield
+    finally:
+        for name in devices:
+            torch.set_autocast_enabled(name, True)
+
+
+def _is_autocast_on(device: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(device)
+    except RuntimeError:  # not a device of this build
+        return False
