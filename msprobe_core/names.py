@@ -29,6 +29,10 @@ API_PREFIXES = frozenset(
 )  # fmt: skip
 """Prefixes that frameworks use. Other prefixes are valid too: users register APIs of their own."""
 
+OPTIMIZER = "optimizer"
+CLIP_GRAD = "clip_grad"
+"""What calls outside of every module may belong to: stands in the place of the enclosing call."""
+
 _CALL_PHASES = {Phase.FORWARD.value: Phase.FORWARD, Phase.BACKWARD.value: Phase.BACKWARD}
 _MODULE_PHASES = {*_CALL_PHASES, Phase.PARAMETERS_GRAD.value}
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-OPTIMIZER = "optimizer"
-CLIP_GRAD = "clip_grad"
-
 _MAX_FRAMES = 24
 """How far up is looked; the functions of PyTorch's optimizers are some ten frames below their step."""
 
 
 class Owners:
-    """Finds `OPTIMIZER` or `CLIP_GRAD` among the functions that are running."""
+    """Finds `names.OPTIMIZER` or `names.CLIP_GRAD` among the functions that are running."""
 
     def __init__(self, owner_by: Callable[[CodeType], str | None]) -> None:
         """Prepare.

@@ -33,8 +33,7 @@ from msprobe_core.store.frame import RowKind
 EXCUSE = "excuse"
 """Column that says of a row why it is not judged; null where it is."""
 
-_OWNERS = ("optimizer", "clip_grad")
-"""What calls outside of every module may be said to belong to."""
+_OWNERS = (names.OPTIMIZER, names.CLIP_GRAD)
 
 _SIDES = ("target", "golden")
 

@@ -6,7 +6,8 @@ from types import CodeType, FrameType, FunctionType
 
 import torch
 
-from msprobe_core.capture.owners import CLIP_GRAD, OPTIMIZER, Owners, is_clipping
+from msprobe_core.capture.owners import Owners, is_clipping
+from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 
 
 def is_of_compiler(frame: FrameType) -> bool:
