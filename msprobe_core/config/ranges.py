@@ -56,3 +56,14 @@ def _within(number: int, item: object, where: str) -> int:
     if not 0 <= number <= LARGEST:
         raise ConfigError(f"{where} has the element {item!r}; numbers count from 0 and end at {LARGEST}")
     return number
+
+
+def format_ranges(numbers: Iterable[int]) -> list[str]:
+    """Return numbers as `parse_ranges` takes them, in ascending order: ``0-3`` for four in a row, ``7`` for one."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]

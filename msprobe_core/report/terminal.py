@@ -13,6 +13,7 @@ from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import NameKind
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
+from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
@@ -113,13 +114,7 @@ def _ranks(units: Sequence[UnitSummary]) -> str:
     numbers = sorted(unit.rank for unit in units if unit.rank is not None)
     if not numbers:
         return ", ".join(unit.label for unit in units[:_MAX_FINDINGS])
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    texts = format_ranges(numbers)
     more = f", … ({len(numbers):,})" if len(texts) > _MAX_RUNS else ""
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(texts[:_MAX_RUNS]) + more
 
