@@ -211,7 +211,7 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
         layouts = LayoutRules() if asked.layouts == "auto" else load_layouts(asked.layouts)
     return CompareOptions(
         stack_path=request.stack_file,
-        limits=_limits(asked.limits_file, asked.limits),
+        limits=limits_given(asked.limits_file, asked.limits),
         matching=read_matching(
             is_fuzzy=asked.fuzzy_match,
             data_mapping=asked.data_mapping,
@@ -278,7 +278,7 @@ def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:
     from msprobe_core.compare import Chosen
     from msprobe_core.store.kernel_files import find_kernel_units
 
-    steps, ranks = _numbers(asked.steps, "--steps"), _numbers(asked.ranks, "--ranks")
+    steps, ranks = numbers_given(asked.steps, "--steps"), numbers_given(asked.ranks, "--ranks")
     if (request.step_id or request.rank_id) and find_kernel_units(Path(request.npu_path)):
         return Chosen(
             steps or request.step_id, ranks or request.rank_id
@@ -286,14 +286,16 @@ def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:
     return Chosen(steps, ranks)
 
 
-def _limits(file: Path | None, overrides: Sequence[tuple[str, str]]) -> LimitTable:
+def limits_given(file: Path | None, overrides: Sequence[tuple[str, str]]) -> LimitTable:
+    """Return the limits in force, of the options ``--limits`` and ``--limit``."""
     from msprobe_core.compare.limits import conventional, load_limits, parse_limit
 
     table = conventional() if file is None else load_limits(file)
     return table.with_overrides([parse_limit(pattern, limit) for pattern, limit in overrides])
 
 
-def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+def numbers_given(text: str | None, option: str) -> tuple[int, ...]:
+    """Return the numbers that an option such as ``--steps`` names; none if it is not given."""
     from msprobe_core.config.ranges import parse_ranges
 
     if text is None:

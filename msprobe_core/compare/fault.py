@@ -85,7 +85,7 @@ def judge_nodes(
     """
     table = conventional() if limits is None else limits
     explained = table.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
-    given = _given_parameters(judged, table, target)
+    given = given_parameters(judged, table, None if target is None else target.parents)
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
     error = pl.col("judged_error")
@@ -145,10 +145,20 @@ _IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
 """By what a tensor is known again, whatever its shape: a transposed weight is the weight."""
 
 
-def _given_parameters(judged: pl.DataFrame, limits: LimitTable, target: Dump | None) -> list[int]:
-    """Return the row numbers of the arguments that are over their limits and are parameters."""
+def given_parameters(
+    judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None] | None, *, which: pl.Expr | None = None
+) -> list[int]:
+    """Return the row numbers of the arguments that are over their limits and are parameters.
+
+    Args:
+        judged: Judged rows.
+        limits: Those in force, which say at which position an API has a parameter.
+        parents: The enclosing call of each of the target's, which tells whose parameter an argument is; without, only
+            its position does.
+        which: The rows to look at, instead of those over their limits.
+    """
     failing = judged.with_row_index("row").filter(
-        (pl.col("verdict") == Verdict.ERROR.value)
+        (pl.col("verdict") == Verdict.ERROR.value if which is None else which)
         & (pl.col("role") == Role.INPUT.value)
         & (pl.col("phase") == Phase.FORWARD.value)
         & (pl.col("kind_target") == RowKind.TENSOR.value)
@@ -162,9 +172,9 @@ def _given_parameters(judged: pl.DataFrame, limits: LimitTable, target: Dump | N
     by_place = failing.filter(pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE))[
         "row"
     ].to_list()
-    if target is None:
+    if parents is None:
         return by_place
-    parents = {entry: target.parents.get(entry) for entry in failing["entry"].unique()}
+    own_parents = {entry: parents.get(entry) for entry in failing["entry"].unique()}
     identity = pl.concat_str(
         [pl.col(f"{n}_{s}").cast(pl.String).fill_null("") for n in _IDENTITY for s in _SIDES], separator=" "
     )
@@ -172,7 +182,7 @@ def _given_parameters(judged: pl.DataFrame, limits: LimitTable, target: Dump | N
     called = failing.filter(has_identity).select(
         "row",
         identity.alias("identity"),
-        entry=pl.col("entry").replace_strict(parents, default=None, return_dtype=pl.String),
+        entry=pl.col("entry").replace_strict(own_parents, default=None, return_dtype=pl.String),
     )
     is_parameter = (pl.col("role") == Role.PARAMETERS.value) & (pl.col("kind_target") == RowKind.TENSOR.value)
     own = judged.filter(is_parameter).select("entry", identity.alias("identity"))

@@ -97,11 +97,17 @@ class UnitResult(UnitSummary):
         rows: One row per pair of values, judged.
         entries: One row per entry, judged.
         stacks: Frames of the target by entry.
+        golden_stacks: Likewise.
+        parents: The enclosing call of each of the target's calls.
+        golden_parents: Likewise.
     """
 
     rows: pl.DataFrame
     entries: pl.DataFrame
     stacks: Mapping[str, Sequence[str]]
+    golden_stacks: Mapping[str, Sequence[str]]
+    parents: Mapping[str, str | None]
+    golden_parents: Mapping[str, str | None]
 
     def summary(self) -> UnitSummary:
         """Return it without its rows."""

@@ -137,6 +137,9 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows=rows,
         entries=nodes,
         stacks=stacks,
+        golden_stacks=golden.stacks,
+        parents=target.parents,
+        golden_parents=golden.parents,
     )
 
 
