@@ -11,6 +11,7 @@ from msprobe_core.cli.compare import compare
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
+from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.hookspecs import hookimpl
@@ -18,5 +19,14 @@ from msprobe_core.hookspecs import hookimpl
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``calibrate``, ``compare``, ``control``, ``convert``, ``estimate``, ``merge_result`` and ``plugins``."""
-    return [calibrate, compare, control, convert, estimate, merge_result, plugins]
+    """Offer all of them."""
+    return [
+        calibrate,
+        compare,
+        control,
+        convert,
+        estimate,
+        locate,
+        merge_result,
+        plugins,
+    ]

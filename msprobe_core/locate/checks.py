@@ -1,0 +1,197 @@
+"""What must hold before two runs can be compared: the same weights, data and random numbers, and the same decisions.
+
+These are counted within each rank, and put together over all of them. What a dump does not hold, such as the
+configuration of the training, is said to be unknown rather than taken to be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.result import Mode
+from msprobe_core.locate.kinds import DECIDES, RANDOM
+from msprobe_core.locate.result import Check, CheckState, Decision
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+MAX_DECISIONS = 20
+"""Named in a result; all are counted."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many values there are of a sort, and how many of them are not the same on both sides.
+
+    Attributes:
+        total: How many.
+        different: How many of them are not bitwise equal, as far as was recorded.
+        wrong: How many of those are beyond what rounding explains.
+        first: Name of the first that is wrong, else of the first that is different; ``None`` if all are equal.
+    """
+
+    total: int = 0
+    different: int = 0
+    wrong: int = 0
+    first: str | None = None
+
+    def __add__(self, other: Tally) -> Tally:
+        """Return both together; this one's first value stays the first unless only the other has a wrong one."""
+        takes_other = self.first is None or (not self.wrong and other.wrong)
+        return Tally(
+            self.total + other.total,
+            self.different + other.different,
+            self.wrong + other.wrong,
+            other.first if takes_other else self.first,
+        )
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the preconditions are told from, of one rank of one step or of several.
+
+    Attributes:
+        weights: Parameters at the beginning of the step.
+        data: What the outermost modules were given, and integer inputs of the first call.
+        random: Outputs of calls that draw random numbers, where what they were given is right.
+        decisions: Integer outputs of calls that decide, such as ``topk``.
+        lone_calls: Forward calls that one side has alone; ``total`` counts all calls.
+    """
+
+    weights: Tally = Tally()
+    data: Tally = Tally()
+    random: Tally = Tally()
+    decisions: Tally = Tally()
+    lone_calls: Tally = Tally()
+
+    def __add__(self, other: Facts) -> Facts:
+        """Return both together."""
+        return Facts(
+            self.weights + other.weights,
+            self.data + other.data,
+            self.random + other.random,
+            self.decisions + other.decisions,
+            self.lone_calls + other.lone_calls,
+        )
+
+
+def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
+    """Return what one rank of one step tells.
+
+    Args:
+        rows: With scores, see `msprobe_core.locate.nodes.with_scores`.
+        nodes: Those of the rows.
+    """
+    forward = rows.filter((pl.col("phase") == Phase.FORWARD.value) & (pl.col("match") == Match.BOTH.value))
+    weights = forward.filter(pl.col("role") == Role.PARAMETERS.value)
+    calls = forward["entry"].unique().to_list()
+    apis = {entry: names.split_api(names.stem_of(entry) or ".")[1] for entry in calls if not names.is_module(entry)}
+    draws = [entry for entry, api in apis.items() if RANDOM.search(api)]
+    decides = [entry for entry, api in apis.items() if DECIDES.match(api)]
+    is_output = pl.col("role") == Role.OUTPUT.value
+    right = nodes.filter((pl.col("input_excess") <= 1) & (pl.col("saved_excess") <= 1))["entry"].to_list()
+    is_integer = pl.col("kind_of_target").is_in(["int", "bool"])
+    own = nodes.filter(pl.col("phase") == Phase.FORWARD.value)
+    lone = own.filter(pl.col("only_on").is_not_null())
+    return Facts(
+        weights=_tally(weights.unique("name_target", keep="first", maintain_order=True)),
+        data=_tally(_data(forward)),
+        random=_tally(forward.filter(is_output & pl.col("entry").is_in(list({*draws} & {*right})))),
+        decisions=_tally(forward.filter(is_output & is_integer & pl.col("entry").is_in(decides))),
+        lone_calls=Tally(own.height, lone.height, 0, lone["entry"][0] if lone.height else None),
+    )
+
+
+def _data(forward: pl.DataFrame) -> pl.DataFrame:
+    """Return the tensors that the outermost modules were given; without modules, the integers of the first call."""
+    tensors = forward.filter(
+        (pl.col("role") == Role.INPUT.value) & (pl.col("kind_target") == RowKind.TENSOR.value) & ~pl.col("is_parameter")
+    )
+    modules = tensors.filter(pl.col("entry").str.contains(r"^(Module|Cell)\.[^.]+\.forward\.\d+$"))
+    if modules.height:
+        return modules
+    integers = tensors.filter(pl.col("kind_of_target") == "int")
+    return integers.filter(pl.col("entry") == integers["entry"][0]) if integers.height else integers
+
+
+def _tally(rows: pl.DataFrame) -> Tally:
+    different = rows.filter(~pl.col("is_equal"))
+    wrong = rows.filter(pl.col("excess") > 1)
+    shown = wrong if wrong.height else different
+    return Tally(rows.height, different.height, wrong.height, shown["name_target"][0] if shown.height else None)
+
+
+def decisions_of(rows: pl.DataFrame, step: int | None, rank: int | None) -> list[Decision]:
+    """Return the discrete decisions that fell otherwise, `MAX_DECISIONS` at the most.
+
+    Args:
+        rows: With scores.
+        step: Of the rows.
+        rank: Likewise.
+    """
+    is_made = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
+    is_integer = pl.col("kind_of_target").is_in(["int", "bool"])
+    changed = rows.filter(is_made & is_integer & ~pl.col("is_equal") & (pl.col("match") == Match.BOTH.value))
+    changed = changed.filter(
+        pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(_api(entry))), return_dtype=pl.Boolean)
+    )
+    rate = pl.col("num_different") / pl.col("numel_golden") if "num_different" in rows.columns else pl.lit(None)
+    shown = changed.head(MAX_DECISIONS).select("name_target", rate.cast(pl.Float64).alias("rate"))
+    return [Decision(step, rank, name, share) for name, share in shown.rows()]
+
+
+def _api(entry: str) -> str:
+    stem = names.stem_of(entry)
+    return "" if stem is None or names.is_module(stem) else names.split_api(stem)[1]
+
+
+def checks_of(first: Facts, all_steps: Facts, modes: Sequence[Mode]) -> list[Check]:
+    """Return the preconditions in the order in which they matter.
+
+    Args:
+        first: Of the first step that was looked at.
+        all_steps: Of all of them.
+        modes: What was compared.
+    """
+    return [
+        Check("configuration", CheckState.UNKNOWN, "dumps do not hold it; compare the two trainings' settings"),
+        _check("initial weights", first.weights, "parameters", "no parameters were recorded: level L0 or mix does"),
+        _check("input data", all_steps.data, "tensors given to the outermost module", "none were recorded"),
+        _check(
+            "random numbers",
+            all_steps.random,
+            "results of random calls whose inputs are right",
+            "no call that draws any was recorded",
+        ),
+        _check_decisions(all_steps.decisions, modes),
+    ]
+
+
+def _check(name: str, tally: Tally, what: str, nothing: str) -> Check:
+    if not tally.total:
+        return Check(name, CheckState.UNKNOWN, nothing)
+    if tally.wrong:
+        return Check(
+            name,
+            CheckState.DIFFERS,
+            f"{tally.wrong:,} of {tally.total:,} {what} differ beyond rounding, first {tally.first}",
+        )
+    if tally.different:
+        detail = f"{tally.different:,} of {tally.total:,} {what} differ, all within rounding, first {tally.first}"
+        return Check(name, CheckState.HOLDS, detail)
+    return Check(name, CheckState.HOLDS, f"{tally.total:,} {what} are equal")
+
+
+def _check_decisions(tally: Tally, modes: Sequence[Mode]) -> Check:
+    name = "discrete decisions"
+    if not tally.total:
+        return Check(name, CheckState.UNKNOWN, "no call that decides (topk, argmax, sort, …) was recorded")
+    if not tally.different:
+        return Check(name, CheckState.HOLDS, f"{tally.total:,} results of calls that decide are equal")
+    rates = "" if Mode.TENSOR in modes else "; at what rate only whole tensors tell (task 'tensor')"
+    detail = f"{tally.different:,} of {tally.total:,} results of calls that decide differ, first {tally.first}{rates}"
+    return Check(name, CheckState.DIFFERS, detail)

@@ -1,0 +1,357 @@
+"""Find where two runs part first: step by step, and within a step over all ranks.
+
+Each rank of a step is examined by itself, wherever there is room for it (see `msprobe_core.execute`), and leaves no
+more than its suspects. A later step is looked at only if nothing is wrong in those before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.reading import read_dump
+from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.unit import CompareOptions, compare_unit
+from msprobe_core.errors import CompareError, ConfigError, MsprobeError
+from msprobe_core.hookspecs import Executor
+from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
+from msprobe_core.locate.commands import with_command
+from msprobe_core.locate.kinds import kind_of, reason_of
+from msprobe_core.locate.nodes import nodes_of, with_scores
+from msprobe_core.locate.ranks import CausalOrder, ordered
+from msprobe_core.locate.replicas import find_divergences, with_divergences
+from msprobe_core.locate.result import Decision, LocateResult, LocateVerdict, Shown, Suspect
+from msprobe_core.locate.sources import Nesting, Source, find_sources, is_flagged
+from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
+from msprobe_core.order import order_of
+from msprobe_core.order.calls import is_communication
+from msprobe_core.plugins import registry
+
+_logger = logging.getLogger(__name__)
+
+LocateProgress: TypeAlias = Callable[[int, int, str], None]
+"""Told how many ranks of steps are done, of how many, and which one was the last."""
+
+MAX_SUSPECTS = 10
+_MAX_SHOWN = 6
+_WORTH_BYTES = 16 << 20
+"""Below this many bytes of dumps, starting processes takes longer than they save; see `msprobe_core.report.run`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocateOptions:
+    """How to search.
+
+    Attributes:
+        compare: How ranks are compared, and by what measure of rounding.
+        chosen: Which steps and ranks.
+        executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
+        workers: Of the executor.
+    """
+
+    compare: CompareOptions = field(default_factory=CompareOptions)
+    chosen: Chosen = field(default_factory=Chosen)
+    executor: str | None = None
+    workers: ExecutorOptions = field(default_factory=ExecutorOptions)
+
+
+@dataclass(frozen=True)
+class UnitTask:
+    """One rank of one step, to examine.
+
+    Attributes:
+        pair: Where the two dumps are.
+        options: How they are compared.
+        is_first: Whether it is of the first step, whose parameters are those that the runs began with.
+    """
+
+    pair: UnitPair
+    options: CompareOptions
+    is_first: bool
+
+
+@dataclass(frozen=True)
+class UnitFindings:
+    """What one rank of one step came to.
+
+    Attributes:
+        pair: Where the two dumps are.
+        mode: What was compared.
+        suspects: In execution order.
+        num_nodes: How many calls were judged.
+        num_flagged: How many of them are beyond what rounding explains.
+        facts: What preconditions are told from.
+        decisions: Discrete decisions that fell otherwise.
+        given_wrong: Calls of communication that were given what is beyond rounding.
+        notes: What there is to say about the dumps.
+    """
+
+    pair: UnitPair
+    mode: Mode
+    suspects: Sequence[Suspect]
+    num_nodes: int
+    num_flagged: int
+    facts: Facts
+    decisions: Sequence[Decision]
+    given_wrong: frozenset[str]
+    notes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class UnitFailed:
+    """A rank that could not be examined."""
+
+    reason: str
+
+
+def locate(
+    target: Path, golden: Path, options: LocateOptions | None = None, progress: LocateProgress | None = None
+) -> LocateResult:
+    """Find where two runs part first.
+
+    Args:
+        target: The run under test: one dump, a step with its ranks, or a run with its steps.
+        golden: The trusted run, of the same kind.
+        options: How to search.
+        progress: Told what is done.
+
+    Raises:
+        CompareError: nothing could be compared.
+        DumpError: a directory cannot be read, or holds no dump.
+        ConfigError: there is no such executor.
+        PluginError: the executor cannot run here.
+    """
+    options = options or LocateOptions()
+    pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
+    steps = list(dict.fromkeys(pair.step for pair in pairing.pairs))
+    found: list[UnitFindings] = []
+    left_out = list(pairing.missing)
+    suspects: Sequence[Suspect] = []
+    notes: list[str] = []
+    num_looked_at = 0
+    for step in steps:
+        own = [pair for pair in pairing.pairs if pair.step == step]
+        tasks = [UnitTask(pair, options.compare, step == steps[0]) for pair in own]
+        findings, failed = _examine_all(tasks, options, progress, len(found), len(pairing.pairs))
+        found += findings
+        left_out += failed
+        num_looked_at += 1
+        suspects = ordered(
+            {unit.pair.rank: unit.suspects for unit in findings},
+            {unit.pair.rank: unit.given_wrong for unit in findings},
+            lambda findings=findings: _order_of(findings, notes),
+        )
+        divergences = find_divergences([unit.pair.target for unit in findings], [unit.pair.golden for unit in findings])
+        suspects = with_divergences(suspects, divergences, step)
+        if suspects:
+            break
+    if not found:
+        raise CompareError(f"nothing of {target} and {golden} could be compared; {left_out[0]}")
+    return _result(target, golden, options, found, suspects, left_out, notes, (num_looked_at, len(steps)))
+
+
+def _order_of(findings: Sequence[UnitFindings], notes: list[str]) -> CausalOrder:
+    dumps = {unit.pair.rank: read_dump(unit.pair.target) for unit in findings if unit.pair.rank is not None}
+    order = order_of(dumps)
+    notes += order.notes
+    return order
+
+
+def _result(
+    target: Path,
+    golden: Path,
+    options: LocateOptions,
+    found: Sequence[UnitFindings],
+    suspects: Sequence[Suspect],
+    left_out: Sequence[str],
+    notes: Sequence[str],
+    num_steps: tuple[int, int],
+) -> LocateResult:
+    first_step = found[0].pair.step
+    of_first = sum((unit.facts for unit in found if unit.pair.step == first_step), Facts())
+    facts = sum((unit.facts for unit in found), Facts())
+    modes = [unit.mode for unit in found]
+    verdict = LocateVerdict.FAULT if suspects else LocateVerdict.AGREE
+    told = [*left_out, *dict.fromkeys(note for unit in found for note in unit.notes), *notes]
+    if not suspects and (left_out or all(mode is Mode.STRUCTURE for mode in modes)):
+        verdict = LocateVerdict.INSUFFICIENT
+    if not suspects and facts.lone_calls.different:
+        told.append(
+            f"calls that one side has alone, without consequence for what both have: {facts.lone_calls.different:,}; "
+            f"the first is {facts.lone_calls.first}"
+        )
+    done, of_all = num_steps
+    return LocateResult(
+        target=target,
+        golden=golden,
+        verdict=verdict,
+        noise=_noise_of(options.compare),
+        checks=checks_of(of_first, facts, modes),
+        decisions=[decision for unit in found for decision in unit.decisions][:MAX_SUSPECTS],
+        num_decisions=facts.decisions.different,
+        suspects=[with_command(suspect, modes[0], target, golden) for suspect in suspects[:MAX_SUSPECTS]],
+        examined=_examined(found, done, of_all),
+        num_nodes=sum(unit.num_nodes for unit in found),
+        num_flagged=sum(unit.num_flagged for unit in found),
+        notes=told,
+    )
+
+
+def _noise_of(options: CompareOptions) -> str:
+    noise = getattr(options, "noise", None)
+    return "the conventional limits" if noise is None else str(noise.description)
+
+
+def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> str:
+    ranks = {unit.pair.rank for unit in found}
+    steps = f"{done} of {of_all} steps" if of_all > 1 else "1 step"
+    later = "; later ones were not looked at" if done < of_all else ""
+    return f"{steps}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{later}"
+
+
+def _examine_all(
+    tasks: Sequence[UnitTask], options: LocateOptions, progress: LocateProgress | None, done: int, total: int
+) -> tuple[list[UnitFindings], list[str]]:
+    executor = _executor(options, tasks)
+    executor.check(options.workers)
+    found: dict[int, UnitFindings] = {}
+    failed: dict[int, str] = {}
+    for number, outcome in executor.run(examine, tasks, options.workers):
+        label = tasks[number].pair.label or str(tasks[number].pair.target)
+        if isinstance(outcome, UnitFindings):
+            found[number] = outcome
+        else:
+            failed[number] = f"{label} could not be compared: {outcome.reason}"
+        if progress is not None:
+            progress(done + len(found) + len(failed), total, label)
+    return [found[i] for i in sorted(found)], [failed[i] for i in sorted(failed)]
+
+
+def _executor(options: LocateOptions, tasks: Sequence[UnitTask]) -> Executor:
+    executors = registry().executors()
+    name = options.executor
+    if name is None:
+        name = "processes" if len(tasks) > 1 and _num_bytes(tasks) > _WORTH_BYTES else "inline"
+    if name not in executors:
+        raise ConfigError(f"there is no executor {name!r}; known are {', '.join(sorted(executors))}")
+    return executors[name]
+
+
+def _num_bytes(tasks: Sequence[UnitTask]) -> int:
+    places = [place for task in tasks for place in (task.pair.target, task.pair.golden)]
+    files = [path for place in places for path in ((place,) if place.is_file() else place.glob("dump.*"))]
+    return sum(path.stat().st_size for path in files)
+
+
+def examine(task: UnitTask) -> UnitFindings | UnitFailed | TaskLost:
+    """Examine one rank of one step; raises nothing, because one rank's trouble is not that of the others."""
+    try:
+        return _examine(task)
+    except MsprobeError as error:
+        return UnitFailed(str(error))
+    except MemoryError:
+        return UnitFailed("there was not enough memory; give fewer --workers")
+    except Exception as error:
+        _logger.debug("internal error at %s", task.pair.label, exc_info=True)
+        return UnitFailed(f"internal error ({type(error).__name__}: {error})")
+
+
+def _examine(task: UnitTask) -> UnitFindings:
+    pair = task.pair
+    unit = compare_unit(pair, task.options)
+    rows = with_scores(unit.rows, task.options.limits, unit.parents, is_first_step=task.is_first)
+    nodes = nodes_of(rows)
+    nesting = Nesting(unit.parents, unit.golden_parents)
+    sources = find_sources(rows, nodes, nesting)
+    return UnitFindings(
+        pair=pair,
+        mode=unit.mode,
+        suspects=[_suspect(source, rows, nesting, unit, is_first=task.is_first) for source in sources],
+        num_nodes=nodes.height,
+        num_flagged=nodes.filter(is_flagged()).height,
+        facts=facts_of(rows, nodes),
+        decisions=decisions_of(rows, pair.step, pair.rank),
+        given_wrong=frozenset(
+            entry for entry in nodes.filter(pl.col("input_excess") > 1)["entry"] if is_communication(entry)
+        ),
+        notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
+    )
+
+
+def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitResult, *, is_first: bool) -> Suspect:
+    node = source.node
+    is_golden = node["only_on"] == "golden"
+    entry: str = node["entry_golden"] if is_golden and node["entry_golden"] else node["entry"]
+    parents = nesting.of(node)
+    own = rows.filter(pl.col("entry") == node["entry"])
+    kind = kind_of(source, own, parents, is_first_step=is_first)
+    seen_at = source.seen_at or node
+    shown = own if source.seen_at is None else rows.filter(pl.col("entry").is_in([node["entry"], seen_at["entry"]]))
+    limits = own.filter(pl.col("excess") > 1)["score_limit"].to_list()
+    parts = (
+        ("output", "parameter") if source.made and seen_at["input_excess"] <= 1 else ("output", "parameter", "input")
+    )
+    score, excess = (
+        float("inf")
+        if node["is_lost"]
+        else max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
+        for what in ("score", "excess")
+    )
+    stacks = unit.golden_stacks if is_golden else unit.stacks
+    return Suspect(
+        step=unit.step,
+        ranks=() if unit.rank is None else (unit.rank,),
+        micro_step=_micro_step(entry, parents),
+        entry=entry,
+        only_on=node["only_on"],
+        module=_module_of(entry, parents),
+        phase=Phase(node["phase"]),
+        kind=kind,
+        score=score,
+        limit=max(limits, default=1.0),
+        excess=excess,
+        input_score=float(node["input_score"]),
+        reason=reason_of(source, kind, own),
+        evidence=_evidence(shown),
+        parents=parents,
+        stack=list(stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())),
+        position=int(node["position"]),
+        seen_at=None if source.seen_at is None else seen_at["entry"],
+    )
+
+
+def _evidence(own: pl.DataFrame) -> list[Shown]:
+    name = pl.coalesce("name_target", "name_golden")
+    is_lone = pl.col("match") != Match.BOTH.value
+    telling = own.filter((pl.col("excess") > 1) | (pl.col("argument_gap") > 0) | (is_lone & ~pl.col("is_equal")))
+    outputs = own.filter((pl.col("role") == Role.OUTPUT.value) & (pl.col("score") > 0))
+    shown = (telling if telling.height else outputs).sort("excess", descending=True, maintain_order=True)
+    return [
+        Shown(row, " ".join(messages or []), score if score > 0 else None, limit if score > 0 else None)
+        for row, messages, score, limit in shown.select(name, "messages", "score", "score_limit")
+        .head(_MAX_SHOWN)
+        .rows()
+    ]
+
+
+def _module_of(entry: str, parents: Sequence[str]) -> str | None:
+    for name in (entry, *parents):
+        if names.is_module(name) and (stem := names.stem_of(name)) is not None:
+            return names.split_module(stem)[1]
+    return None
+
+
+def _micro_step(entry: str, parents: Sequence[str]) -> int | None:
+    modules = [name for name in (entry, *parents) if names.is_module(name)]
+    if not modules:
+        return None
+    site = names.parse_entry(modules[-1])
+    return site.index

@@ -1,0 +1,210 @@
+"""What sort of fault the evidence at a call speaks for, and that in words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.limits import precision_of
+from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.locate.nodes import INFINITE
+from msprobe_core.locate.result import FaultKind
+from msprobe_core.locate.sources import Node, Source
+from msprobe_core.model import Phase, Role
+from msprobe_core.order.calls import is_communication
+
+RANDOM = re.compile(
+    r"(^|_)(dropout\d?d?|alpha_dropout|feature_dropout|bernoulli|multinomial|rand\w*|normal|uniform|exponential|gumbel"
+    r"\w*|poisson|cauchy|geometric|log_normal)_?$"
+)
+"""Names of APIs that draw random numbers."""
+
+DECIDES = re.compile(r"^(topk|argmax|argmin|sort|argsort|max|min|kthvalue|nonzero|unique\w*|searchsorted|bucketize)$")
+"""Names of APIs whose integer results are decisions, which rounding can turn."""
+
+_CASTS = {"to", "type", "float", "double", "half", "bfloat16", "cast", "astype", "type_as"}
+_MASKS = {"masked_fill", "where", "tril", "triu", "masked_scatter"}
+_MASK_PLACES = re.compile(r"(mask|is_causal|fill_value)")
+_EPSILON_PLACES = re.compile(r"(^|\.)(eps|epsilon)$")
+_SCALE_PLACES = re.compile(r"(^|\.)(scale|scaling|alpha|beta|value|temperature)$")
+_NORMS = re.compile(r"norm", re.IGNORECASE)
+_STEADY = 2e-3
+"""By how much the ratios of several statistics may differ from each other to be one factor, in relation to how far it
+is from 1."""
+
+
+def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_step: bool) -> FaultKind:
+    """Return what sort of fault a source is.
+
+    Args:
+        source: The source.
+        own: Its rows, with scores.
+        parents: Names of the calls that enclose it, innermost first.
+        is_first_step: Whether no step before was looked at, so that parameters are those that the runs began with.
+    """
+    node = source.node
+    api = _api_of(node["entry"])
+    if not source.made:
+        return _of_outside(node, own, is_first_step=is_first_step)
+    if names.OPTIMIZER in parents or names.CLIP_GRAD in parents:
+        return FaultKind.OPTIMIZER
+    if is_communication(node["entry"]):
+        return FaultKind.COMMUNICATION
+    if source.lone is not None:
+        return _of_lone_call(source.lone, api)
+    if node["parameter_excess"] > 1 and node["phase"] == Phase.FORWARD.value:
+        return FaultKind.PARAMETER if is_first_step else FaultKind.OPTIMIZER
+    if RANDOM.search(api) and node["phase"] == Phase.FORWARD.value:
+        return FaultKind.RANDOMNESS
+    by_argument = _of_argument(own, api, parents)
+    if by_argument is not None:
+        return by_argument
+    return _of_values(node, own, api)
+
+
+def _of_outside(node: Node, own: pl.DataFrame, *, is_first_step: bool) -> FaultKind:
+    if node["phase"] != Phase.FORWARD.value:
+        return FaultKind.GRADIENT
+    if node["parameter_excess"] > 1:
+        return FaultKind.PARAMETER if is_first_step else FaultKind.OPTIMIZER
+    integers = own.filter((pl.col("role") == Role.INPUT.value) & (pl.col("kind_of_target") == "int"))
+    is_input = integers["excess"].max() if integers.height else 0.0
+    return FaultKind.INPUT_DATA if isinstance(is_input, float) and is_input > 1 else FaultKind.OUTSIDE
+
+
+def _of_lone_call(lone: Node, api: str) -> FaultKind:
+    if api in _CASTS:
+        return FaultKind.PRECISION
+    if api in _MASKS:
+        return FaultKind.MASK
+    if RANDOM.search(api):
+        return FaultKind.RANDOMNESS
+    return FaultKind.EXTRA_CALL if lone["only_on"] == "target" else FaultKind.MISSING_CALL
+
+
+def _of_argument(own: pl.DataFrame, api: str, parents: list[str]) -> FaultKind | None:
+    failed = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
+    rows = own.filter("is_argument", failed | (pl.col("argument_gap") > 0))
+    if not rows.height:
+        return None
+    places: list[str] = [
+        re.sub(r"^.*\.input\.", "", name) for name in rows.select(pl.coalesce("name_target", "name_golden")).to_series()
+    ]
+    if any(_MASK_PLACES.search(place) for place in places):
+        return FaultKind.MASK
+    is_norm = bool(_NORMS.search(api)) or any(_NORMS.search(parent) for parent in parents[:1])
+    small = [value for value in rows["max_golden"].to_list() if value is not None and 0 < abs(value) < 1e-2]
+    if any(_EPSILON_PLACES.search(place) for place in places) or (is_norm and small):
+        return FaultKind.EPSILON
+    if api in _CASTS:
+        return FaultKind.PRECISION
+    if api in {"__mul__", "mul", "mul_", "__truediv__", "div"} or any(_SCALE_PLACES.search(place) for place in places):
+        return FaultKind.SCALE
+    return FaultKind.ARGUMENT
+
+
+def _of_values(node: Node, own: pl.DataFrame, api: str) -> FaultKind:
+    made = own.filter(pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value]) & (pl.col("excess") > 1))
+    if made.filter((has_nan_mismatch() | has_inf_mismatch()).fill_null(False)).height:
+        return FaultKind.NON_FINITE
+    if DECIDES.match(api) and made.filter(pl.col("kind_of_target") == "int").height:
+        return FaultKind.DECISION
+    if node["phase"] != Phase.FORWARD.value:
+        return FaultKind.GRADIENT
+    for target, golden in made.select("dtype_target", "dtype_golden").rows():
+        if precision_of(target) != precision_of(golden):
+            return FaultKind.PRECISION
+    return FaultKind.SCALE if factor_of(made) is not None else FaultKind.COMPUTATION
+
+
+def factor_of(made: pl.DataFrame) -> float | None:
+    """Return the factor by which all statistics of a value are another; ``None`` if there is none.
+
+    Args:
+        made: Rows; those with an error beyond rounding.
+    """
+    for row in made.iter_rows(named=True):
+        ratios = [_ratio(row, name) for name in ("norm", "max", "min")]
+        known = [ratio for ratio in ratios if ratio is not None]
+        if len(known) < 3:
+            continue
+        middle = sorted(known)[1]
+        distance = abs(middle - 1)
+        if distance > 1e-6 and max(known) - min(known) <= max(0.05 * distance, _STEADY * middle * (distance > 0.01)):
+            return middle
+    return None
+
+
+def _ratio(row: dict[str, Any], name: str) -> float | None:
+    target, golden = row[f"{name}_target"], row[f"{name}_golden"]
+    return target / golden if target is not None and golden else None
+
+
+def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> str:
+    """Return in a sentence why a source is suspected.
+
+    Args:
+        source: The source.
+        kind: What `kind_of` returned.
+        own: Its rows, with scores.
+    """
+    node, lone = source.node, source.lone
+    if lone is not None:
+        behind = "What is computed behind it differs beyond rounding, and nothing before it does."
+        return f"Only the {lone['only_on']} makes this call. {behind}"
+    if node["is_lost"]:
+        return f"Only the {node['only_on']} has this gradient; both have the forward it belongs to."
+    if not source.made:
+        return _reason_of_outside(kind)
+    if kind is FaultKind.PARAMETER or (kind is FaultKind.OPTIMIZER and node["parameter_excess"] > 1):
+        return _reason_of_parameter(kind, own)
+    made = _made(node)
+    if node["phase"] != Phase.FORWARD.value:
+        given = "are bitwise equal" if node["inputs_equal"] else f"are within rounding ({_times(node['input_score'])})"
+        is_of_parameters = node["phase"] == Phase.PARAMETERS_GRAD.value
+        what = "the gradient of its parameters" if is_of_parameters else "the gradient that it passes on"
+        return f"The gradient it was given and what its forward kept {given}, {what} {made}."
+    given = "is bitwise equal" if node["inputs_equal"] else f"is within rounding ({_times(node['input_score'])})"
+    if node["arguments_differ"] or node["argument_gap"] > 0:
+        return f"What it was given {given}, but an argument is another; its output {made}."
+    if kind is FaultKind.SCALE and (factor := factor_of(own.filter(pl.col("role") == Role.OUTPUT.value))) is not None:
+        return f"What it was given {given}, its output {made}: it is {factor:.4g} times the golden one throughout."
+    return f"What it was given {given}, its output {made}."
+
+
+def _made(node: Node) -> str:
+    if node["parts_missing"]:
+        return "is on one side only"
+    if node["output_excess"] == INFINITE:
+        return "differs in what no rounding changes"
+    if node["output_excess"] <= 1:
+        return f"is {_times(node['output_score'])} what rounding explains, and stronger behind"
+    return f"is {_times(node['output_score'])} what rounding explains"
+
+
+def _times(score: float) -> str:
+    return f"{score:.2g}x" if score < 1e3 else f"{score:.1e}x"
+
+
+def _reason_of_outside(kind: FaultKind) -> str:
+    if kind is FaultKind.INPUT_DATA:
+        return "It was given other data, and nothing recorded before it differs."
+    if kind is FaultKind.PARAMETER:
+        return "It was given another parameter, and nothing recorded before it differs."
+    return "What it was given is wrong already, and no recorded call has made it: look at what runs just before."
+
+
+def _reason_of_parameter(kind: FaultKind, own: pl.DataFrame) -> str:
+    wrong = own.filter("is_parameter", pl.col("excess") > 1)["name_target"].to_list()
+    named = ", ".join(re.sub(r"^.*\.(parameters|input)\.", "", name) for name in wrong[:3])
+    when = "from the start" if kind is FaultKind.PARAMETER else "since the last update, whose gradients agree"
+    return f"Its parameter {named} is another {when}; what else it was given is right."
+
+
+def _api_of(entry: str) -> str:
+    stem = names.stem_of(entry)
+    return names.split_api(stem)[1] if stem is not None and not names.is_module(stem) else ""

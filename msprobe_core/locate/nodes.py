@@ -1,0 +1,159 @@
+"""One row per call: how far what it was given, and what it made, is from what rounding explains.
+
+``score`` is an error in units of what rounding is expected to do, ``excess`` the same in units of what is still
+allowed: above 1 it is no rounding. Where there is no measure of rounding, the limits of `msprobe_core.compare.limits`
+stand in for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.fault import given_parameters
+from msprobe_core.compare.limits import LimitTable
+from msprobe_core.compare.verdict import Verdict, differs
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+INFINITE = math.inf
+"""Score of what no rounding explains: other shapes, NaN, other integers."""
+
+_SIDES = ("target", "golden")
+_LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
+
+
+WEIGHT_ERROR = 64 * 2.0**-24
+"""Two runs begin with the same weights, bit by bit, and their statistics are off by what summing them up in float32 is:
+64 unit round-offs are more than pairwise or blocked sums of any length show. Where dtypes differ, the weights were
+rounded, and are judged as other tensors are."""
+
+
+def with_scores(
+    rows: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None], *, is_first_step: bool = False
+) -> pl.DataFrame:
+    """Return judged rows with what nodes are made of.
+
+    Adds ``score``, ``score_limit``, ``excess``, ``is_equal`` (bitwise, as far as was recorded), ``is_parameter``,
+    ``is_argument`` (an input that is no tensor on both sides) and ``argument_gap`` (relative difference of two floats).
+
+    Args:
+        rows: Judged.
+        limits: Those they were judged by.
+        parents: The enclosing call of each of the target's calls.
+        is_first_step: Whether parameters are those that the runs began with.
+    """
+    if "score" not in rows.columns:
+        rows = rows.with_columns(score=pl.col("judged_error") / pl.col("limit"), score_limit=pl.lit(1.0))
+    is_error = pl.col("verdict") == Verdict.ERROR.value
+    is_pair = pl.col("match") == Match.BOTH.value
+    is_input = pl.col("role") == Role.INPUT.value
+    is_given = pl.int_range(pl.len()).is_in(
+        given_parameters(rows, limits, parents, which=is_error | (pl.col("judged_error") > 0))
+    )
+    both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
+    no_rounding = is_error & ~(pl.col("score") > pl.col("score_limit")).fill_null(False)
+    own = pl.when(no_rounding).then(INFINITE).otherwise(pl.col("score").fill_nan(None).fill_null(0.0))
+    are_scalars = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.SCALAR.value for side in _SIDES])
+    is_float = pl.any_horizontal(*[pl.col(f"type_{side}") == "float" for side in _SIDES])
+    larger = pl.max_horizontal(*[pl.col(f"max_{side}").abs() for side in _SIDES])
+    gap = (pl.col("max_target") - pl.col("max_golden")).abs() / larger
+    is_parameter = (pl.col("role") == Role.PARAMETERS.value) | (is_given & is_input)
+    is_weight = is_parameter & (pl.col("dtype_target") == pl.col("dtype_golden"))
+    is_other = is_weight & (pl.col("judged_error") > WEIGHT_ERROR) & is_first_step
+    return (
+        rows.with_columns(
+            score=pl.when(is_pair).then(own).otherwise(0.0),
+            score_limit=pl.col("score_limit").fill_nan(None).fill_null(1.0),
+            is_equal=~differs(),
+            is_parameter=is_parameter,
+            is_argument=is_input & ~both_tensors,
+            argument_gap=pl.when(is_pair & is_input & are_scalars & is_float & (larger > 0)).then(gap),
+        )
+        .with_columns(ratio=pl.col("score") / pl.max_horizontal("score_limit", 1e-300))
+        .with_columns(
+            # The verdict decides; it also knows what is exempt.
+            excess=pl.when(is_other.fill_null(False))
+            .then(pl.max_horizontal("ratio", pl.col("judged_error") / WEIGHT_ERROR))
+            .when(is_error & is_pair).then(pl.max_horizontal("ratio", 1.0 + 1e-9))
+            .otherwise(pl.min_horizontal("ratio", 1.0)),
+        )
+        .drop("ratio")
+    )  # fmt: skip
+
+
+def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per entry, in execution order, of what `with_scores` returned.
+
+    Columns: ``position``, ``entry``, ``entry_golden``, ``phase``; ``only_on``, the side that has it alone, or null; for
+    ``input``, ``parameter`` and ``output`` the largest ``{part}_excess`` and ``{part}_score``; ``saved_excess`` and
+    ``saved_score``, of a backward what its forward was given and made, of gradients of parameters what the module's
+    backward was given besides; ``inputs_equal``, ``arguments_differ``, ``outputs_differ``; ``argument_gap``, see there;
+    ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks of a forward that both
+    have.
+    """
+    is_input = (pl.col("role") == Role.INPUT.value) & ~pl.col("is_parameter")
+    tensors = is_input & ~pl.col("is_argument")
+    is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+    is_lone = pl.col("match") != Match.BOTH.value
+    is_error = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
+    parts = {"input": tensors, "parameter": pl.col("is_parameter"), "output": is_output}
+    largest = {
+        f"{part}_{what}": pl.col(what).filter(condition).max().fill_null(0.0)
+        for part, condition in parts.items()
+        for what in ("excess", "score")
+    }
+    nodes = (
+        rows.group_by("entry", maintain_order=True)
+        .agg(
+            phase=pl.col("phase").first(),
+            entry_golden=pl.col("entry_golden").first(),
+            only_on=pl.when(is_lone.all()).then(pl.col("match").cast(pl.String).first().str.slice(5)),
+            inputs_equal=pl.col("is_equal").filter(tensors | pl.col("is_parameter")).all(),
+            arguments_differ=(pl.col("is_argument") & is_error).any(),
+            argument_gap=pl.col("argument_gap").max().fill_null(0.0),
+            outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
+            parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
+            **largest,
+        )
+        .with_row_index("position")
+    )
+    forwards = set(nodes.filter((pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null())["entry"])
+    is_golden = (pl.col("only_on") == "golden").fill_null(False)
+    late = (
+        nodes.filter(pl.col("only_on").is_not_null() & pl.col("phase").is_in(_LATE))
+        .select("entry", pl.when(is_golden).then(pl.coalesce("entry_golden", "entry")).otherwise("entry").alias("name"))
+        .rows()
+    )
+    lost = [entry for entry, name in late if names.forward_of(name) in forwards]
+    return _with_saved(nodes).with_columns(is_lost=pl.col("entry").is_in(lost))
+
+
+def _is_tensor() -> pl.Expr:
+    return pl.any_horizontal(*[(pl.col(f"kind_{side}") == RowKind.TENSOR.value).fill_null(False) for side in _SIDES])
+
+
+def _with_saved(nodes: pl.DataFrame) -> pl.DataFrame:
+    late = nodes.filter(pl.col("phase").is_in(_LATE))["entry"].to_list()
+    sources = [
+        (entry, source)
+        for entry in late
+        for source in (names.forward_of(entry), names.backward_of_parameters(entry))
+        if source is not None
+    ]
+    links = pl.DataFrame(sources, schema={"entry": pl.String, "source": pl.String}, orient="row")
+    is_forward = pl.col("phase") == Phase.FORWARD.value
+    used = {
+        what: pl.when(is_forward).then(pl.max_horizontal(f"input_{what}", f"parameter_{what}", f"output_{what}"))
+        .otherwise(f"input_{what}")
+        for what in ("excess", "score")
+    }  # fmt: skip
+    own = nodes.select(source="entry", saved_excess=used["excess"], saved_score=used["score"])
+    saved = links.join(own, on="source", how="inner").group_by("entry").agg(pl.exclude("source").max())
+    return nodes.join(saved, on="entry", how="left", maintain_order="left").with_columns(
+        pl.col("saved_excess", "saved_score").fill_null(0.0)
+    )

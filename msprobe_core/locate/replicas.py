@@ -1,0 +1,92 @@
+"""Ranks of the target that should have the same and have not, where those of the golden run have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msprobe_core.compare.reading import read_dump
+from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.locate.result import FaultKind, Shown, Suspect
+from msprobe_core.model import Phase
+
+if TYPE_CHECKING:
+    from msprobe_core.compare.shards.findings import ReplicaFinding
+
+_logger = logging.getLogger(__name__)
+
+MAX_RANKS = 16
+"""Dumps of all ranks of a step are in memory at once to be held against each other."""
+
+_OF_STATE = (FaultKind.PARAMETER, FaultKind.OPTIMIZER, FaultKind.OUTSIDE)
+
+
+def find_divergences(targets: Sequence[Path], goldens: Sequence[Path]) -> list[ReplicaFinding]:
+    """Return what ranks of the target do not have alike, though they should, and those of the golden run do.
+
+    Args:
+        targets: Dumps of the ranks of one step.
+        goldens: Likewise.
+    """
+    if not 1 < len(targets) <= MAX_RANKS:
+        return []
+    # Merging takes as long to import as a small comparison takes, and few need it.
+    from msprobe_core.compare.shards.merged import check_replicas
+
+    try:
+        found = check_replicas([read_dump(path) for path in targets])
+        if not found:
+            return []
+        usual = {finding.name for finding in check_replicas([read_dump(path) for path in goldens])}
+    except (CompareError, DumpError) as error:
+        _logger.info("replicas were not checked: %s", error)
+        return []
+    return [finding for finding in found if finding.name not in usual]
+
+
+def with_divergences(suspects: Sequence[Suspect], found: Sequence[ReplicaFinding], step: int | None) -> list[Suspect]:
+    """Return the suspects with what replicas tell: a state that is another on some ranks only has come apart there.
+
+    Args:
+        suspects: Of one step, in order.
+        found: What `find_divergences` returned.
+        step: Number of the step.
+    """
+    if not found:
+        return list(suspects)
+    by_entry: dict[str, ReplicaFinding] = {}
+    for finding in found:
+        by_entry.setdefault(finding.entry, finding)
+    told = [
+        replace(suspect, kind=FaultKind.REPLICAS, reason=f"{by_entry[suspect.entry].text}.")
+        if suspect.kind in _OF_STATE and suspect.entry in by_entry
+        else suspect
+        for suspect in suspects
+    ]
+    return told or [_suspect(found[0], step)]
+
+
+def _suspect(finding: ReplicaFinding, step: int | None) -> Suspect:
+    """Return a suspect made of a finding, where nothing else is wrong."""
+    return Suspect(
+        step=step,
+        ranks=finding.odd_ranks,
+        micro_step=None,
+        entry=finding.entry,
+        only_on=None,
+        module=None,
+        phase=Phase.FORWARD,
+        kind=FaultKind.REPLICAS,
+        score=float("inf"),
+        limit=1.0,
+        excess=float("inf"),
+        input_score=0.0,
+        reason=f"{finding.text}.",
+        evidence=[Shown(finding.name, "differs between ranks that should have it alike", None, None)],
+        parents=[],
+        stack=[],
+        position=finding.position,
+    )

@@ -1,0 +1,253 @@
+"""Find, within one rank of one step, the calls that made something wrong of what was right.
+
+A *source* is a call whose output is beyond what rounding explains while nothing that it was given is: neither its
+tensor inputs nor, of a backward, what its forward had kept. A wrong parameter makes the call that gets it a source. A
+call that encloses a source is none itself: the search descends as far as calls were recorded.
+
+Where a wrong value appears that no recorded call has made, calls that one side has alone explain it; then the innermost
+enclosing module that is a source; and if there is none, it came from outside of what was recorded.
+
+A fault may be weak where it arises and strong further on. So from a source whose inputs are not quite as they should
+be, though within what rounding allows, the search goes back along the values, and takes the call at which the error
+grew most, in units of what rounding explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.locate.nodes import INFINITE
+from msprobe_core.model import Phase, Role
+
+Node: TypeAlias = dict[str, Any]
+"""One row of what `msprobe_core.locate.nodes.nodes_of` returns."""
+
+MAX_SOURCES = 40
+"""Of one rank of one step; those that come later are hardly the first."""
+
+_WEAK = 1.5
+"""From how many times what rounding is expected to do an input is worth a look at where it comes from."""
+
+_GROWTH = 1.3
+"""By how much more the error must grow at an earlier call for that to be the source."""
+
+_SAME, _NEARLY_SAME = 1e-6, 1e-2
+"""Relative difference of two numbers given as arguments: where all tensors are equal, and where a number may have been
+computed from tensors that are not quite."""
+
+_MAX_HOPS = 200
+_MANY_ALONE = 4
+"""More calls of one module that one side has alone mean that it computes the same by other calls."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A call that is suspected.
+
+    Attributes:
+        node: The call.
+        lone: The call that one side has alone and that explains it; ``None`` if there is none.
+        made: Whether the call itself made the error, and was not given it from outside of what was recorded.
+        seen_at: The call at which the error is beyond rounding, where that is a later one.
+    """
+
+    node: Node
+    lone: Node | None = None
+    made: bool = True
+    seen_at: Node | None = None
+
+
+class Nesting:
+    """Which call encloses which, on both sides."""
+
+    def __init__(self, target: Mapping[str, str | None], golden: Mapping[str, str | None]) -> None:
+        """Take the parents of all calls, by name of the entry."""
+        self._sides = (target, golden)
+
+    def ancestors(self, entry: str, *, in_golden: bool = False) -> Iterator[str]:
+        """Yield the names of the enclosing calls, innermost first."""
+        parents = self._sides[in_golden]
+        seen = {entry}  # a file may say that a call encloses itself
+        parent = parents.get(entry)
+        while parent is not None and parent not in seen:
+            yield parent
+            seen.add(parent)
+            parent = parents.get(parent)
+
+    def of(self, node: Node) -> list[str]:
+        """Return the names of the calls that enclose a node, innermost first, on the side that has it."""
+        is_golden = node["only_on"] == "golden"
+        entry: str = node["entry_golden"] if is_golden and node["entry_golden"] else node["entry"]
+        found = list(self.ancestors(entry, in_golden=is_golden))
+        if not found and (backward := names.backward_of_parameters(entry)) is not None:
+            found = [backward, *self.ancestors(backward, in_golden=is_golden)]
+        return found
+
+
+def find_sources(rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting) -> list[Source]:
+    """Return the sources of one rank of one step, in execution order, `MAX_SOURCES` at the most.
+
+    Args:
+        rows: With scores, see `msprobe_core.locate.nodes.with_scores`.
+        nodes: Those of the rows.
+        nesting: Of both sides.
+    """
+    events = _events(nodes)
+    alone = _Alone(nodes, nesting)
+    values = _Values(rows, nodes)
+    by_entry = {node["entry"]: node for node in events}
+    explained: set[str] = set()
+    found: list[Source] = []
+    for node in events:
+        if node["entry"] in explained:
+            continue
+        source = _source_at(node, by_entry, nesting, alone, values)
+        for each in (node, source.node, source.seen_at):
+            if each is not None:
+                explained.update((each["entry"], *nesting.of(each)))
+        if all(source.node["entry"] != other.node["entry"] for other in found):
+            found.append(source)
+        if len(found) == MAX_SOURCES:
+            break
+    return found
+
+
+def is_flagged() -> pl.Expr:
+    """Whether something at a node is beyond what rounding explains."""
+    excess = pl.max_horizontal("input_excess", "parameter_excess", "output_excess")
+    is_pair = pl.col("only_on").is_null()
+    return (is_pair & ((excess > 1) | pl.col("parts_missing") | _has_other_number())) | pl.col("is_lost")
+
+
+def _has_other_number() -> pl.Expr:
+    """Whether a call was given another number, such as an epsilon, and this changed what it made."""
+    return (pl.col("argument_gap") > pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)) & pl.col(
+        "outputs_differ"
+    )
+
+
+def _events(nodes: pl.DataFrame) -> list[Node]:
+    """Return the nodes where something begins to be wrong; the first one also if it was given what is wrong."""
+    flagged = nodes.filter(is_flagged())
+    if not flagged.height:
+        return []
+    makes = (
+        (pl.max_horizontal("output_excess", "parameter_excess") > 1)
+        | pl.col("parts_missing")
+        | pl.col("is_lost")
+        | _has_other_number()
+    )
+    is_clean = (pl.col("input_excess") <= 1) & (pl.col("saved_excess") <= 1)
+    events = flagged.filter(makes & is_clean).head(4 * MAX_SOURCES).to_dicts()
+    first: Node = flagged.row(0, named=True)
+    return events if events and first["position"] >= events[0]["position"] else [first, *events]
+
+
+def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone: _Alone, values: _Values) -> Source:
+    if node["input_excess"] > 1 or node["saved_excess"] > 1:
+        # A wrong value that nothing recorded has made.
+        if (lone := alone.before(node)) is not None:
+            return Source(lone, lone, seen_at=node)
+        enclosing = (by_entry.get(entry) for entry in nesting.of(node))
+        module = next((each for each in enclosing if each is not None), None)
+        return Source(node, made=False) if module is None else Source(module, seen_at=node)
+    if names.is_module(node["entry"]) and (lone := alone.inside(node)) is not None:
+        return Source(lone, lone, seen_at=node)
+    if node["parameter_excess"] > 1 or node["arguments_differ"]:
+        module = by_entry.get(next(iter(nesting.of(node)), ""))
+        is_named = module is not None and node["parameter_excess"] > 1 and module["parameter_excess"] > 1
+        return Source(module if is_named and module is not None else node)
+    origin = values.origin_of(node)
+    if origin is not node:
+        return Source(origin, seen_at=node)
+    return Source(node)
+
+
+class _Alone:
+    """The calls that one side has alone."""
+
+    def __init__(self, nodes: pl.DataFrame, nesting: Nesting) -> None:
+        own = nodes.filter(pl.col("only_on").is_not_null() & (pl.col("phase") == Phase.FORWARD.value))
+        self._nodes = own.to_dicts()
+        self._around = [nesting.of(node) for node in self._nodes]
+        self._nesting = nesting
+        self._entries = {node["entry"] for node in self._nodes}
+
+    def inside(self, module: Node) -> Node | None:
+        """Return the first of a module, unless it has so many that it computes the same in another way."""
+        return self._first([i for i, around in enumerate(self._around) if module["entry"] in around])
+
+    def before(self, node: Node) -> Node | None:
+        """Return the nearest before a node, in a module that encloses both."""
+        enclosing = {*self._nesting.of(node)}
+        places = [
+            i
+            for i, each in enumerate(self._nodes)
+            if each["position"] < node["position"] and (not enclosing or enclosing.intersection(self._around[i][:1]))
+        ]
+        return self._first(places[-_MANY_ALONE - 1 :])
+
+    def _first(self, places: Sequence[int]) -> Node | None:
+        # A module that is alone stands for the calls in it.
+        outermost = [i for i in places if not self._entries.intersection(self._around[i])]
+        return self._nodes[outermost[0]] if 0 < len(outermost) <= _MANY_ALONE else None
+
+
+_IDENTITY = ("numel", "max", "min", "mean", "norm", "num_nan")
+
+
+class _Values:
+    """Which call made which value: a value is known again by its statistics on both sides."""
+
+    def __init__(self, rows: pl.DataFrame, nodes: pl.DataFrame) -> None:
+        self._rows = rows
+        self._nodes = nodes
+        self._made: dict[tuple[Any, ...], list[tuple[int, str]]] | None = None
+
+    def origin_of(self, node: Node) -> Node:
+        """Return the call on the way to ``node`` at which the error grew most."""
+        best, best_growth, current = node, _growth(node), node
+        for _ in range(_MAX_HOPS):
+            if not _WEAK <= current["input_score"] < INFINITE:
+                break
+            producer = self._producer_of(current)
+            if producer is None:
+                break
+            current = producer
+            if current["output_score"] >= _WEAK and _growth(current) > _GROWTH * best_growth:
+                best, best_growth = current, _growth(current)
+        return best
+
+    def _producer_of(self, node: Node) -> Node | None:
+        own = self._rows.filter((pl.col("entry") == node["entry"]) & (pl.col("role") == Role.INPUT.value))
+        worst = own.filter(~pl.col("is_parameter")).sort("score", descending=True, nulls_last=True).head(1)
+        if not worst.height:
+            return None
+        made = self._producers().get(worst.select(_identity()).row(0), [])
+        earlier = [entry for position, entry in made if position < node["position"]]
+        if not earlier:
+            return None
+        found = self._nodes.filter(pl.col("entry") == earlier[0])
+        return found.row(0, named=True)
+
+    def _producers(self) -> dict[tuple[Any, ...], list[tuple[int, str]]]:
+        if self._made is None:
+            self._made = {}
+            places = dict(self._nodes.select("entry", "position").rows())
+            made = self._rows.filter(pl.col("role") == Role.OUTPUT.value).select("entry", *_identity())
+            for entry, *identity in made.iter_rows():
+                self._made.setdefault(tuple(identity), []).append((places[entry], entry))
+        return self._made
+
+
+def _identity() -> list[pl.Expr]:
+    return [pl.col(f"{name}_{side}") for name in _IDENTITY for side in ("target", "golden")]
+
+
+def _growth(node: Node) -> float:
+    return float(node["output_score"]) / max(float(node["input_score"]), float(node["saved_score"]), 1.0)

@@ -1,0 +1,88 @@
+"""Write ``locate.json``: what a search came to, for programs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe_core.locate.result import LocateResult, Suspect
+from msprobe_core.report.whole import whole_file
+from msprobe_core.store.layout import make_directory
+
+LOCATE_FILE = "locate.json"
+VERSION = 1
+
+
+def write_location(result: LocateResult, directory: Path) -> Path:
+    """Write ``locate.json``; return its path.
+
+    Args:
+        result: What was found.
+        directory: Where to; created if it is missing.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    make_directory(directory)
+    path = directory / LOCATE_FILE
+    with whole_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content_of(result)), indent=2) + b"\n")
+    return path
+
+
+def content_of(result: LocateResult) -> dict[str, Any]:
+    """Return what the file holds, in JSON's own types."""
+    return {
+        "version": VERSION,
+        "verdict": result.verdict.value,
+        "target": str(result.target),
+        "golden": str(result.golden),
+        "noise": result.noise,
+        "examined": result.examined,
+        "calls": {"judged": result.num_nodes, "beyond_rounding": result.num_flagged},
+        "checks": [{"name": check.name, "state": check.state.value, "detail": check.detail} for check in result.checks],
+        "decisions": {
+            "different": result.num_decisions,
+            "first": [
+                {"step": each.step, "rank": each.rank, "row": each.row, "rate": each.rate} for each in result.decisions
+            ],
+        },
+        "suspects": [_suspect(number, suspect) for number, suspect in enumerate(result.suspects, 1)],
+        "notes": list(result.notes),
+    }
+
+
+def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
+    return {
+        "place": number,
+        "step": suspect.step,
+        "micro_step": suspect.micro_step,
+        "rank": min(suspect.ranks, default=None),
+        "ranks": list(suspect.ranks),
+        "entry": suspect.entry,
+        "only_on": suspect.only_on,
+        "module": suspect.module,
+        "phase": None if suspect.phase is None else suspect.phase.value,
+        "kind": suspect.kind.value,
+        "strength": suspect.strength.value,
+        "score": _number(suspect.score),
+        "limit": _number(suspect.limit),
+        "excess": _number(suspect.excess),
+        "input_score": _number(suspect.input_score),
+        "reason": suspect.reason,
+        "seen_at": suspect.seen_at,
+        "evidence": [
+            {"row": each.row, "message": each.message, "score": _number(each.score), "limit": _number(each.limit)}
+            for each in suspect.evidence
+        ],
+        "parents": list(suspect.parents),
+        "stack": list(suspect.stack),
+        "command": suspect.command,
+    }
+
+
+def _number(number: float | None) -> float | str | None:
+    return number if number is None or math.isfinite(number) else str(number)

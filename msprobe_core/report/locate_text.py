@@ -1,0 +1,119 @@
+"""What the terminal shows of a search: preconditions, the suspects with their evidence, and the verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from msprobe_core.config.ranges import format_ranges
+from msprobe_core.errors import printable
+from msprobe_core.locate.result import CheckState, LocateResult, LocateVerdict, Shown, Suspect
+from msprobe_core.store.stack_text import frames_of_user
+
+_STYLES = {CheckState.HOLDS: "green", CheckState.DIFFERS: "red", CheckState.UNKNOWN: "yellow"}
+_DETAILED = 3
+"""Suspects that are shown with their evidence; of the others there is a line each."""
+_MAX_SHOWN = 4
+_MAX_FRAMES = 3
+_MAX_NOTES = 6
+_MAX_PARENTS = 3
+_MAX_DECISIONS = 4
+
+
+def print_location(result: LocateResult, file: Path, console: Console) -> None:
+    """Print the result; the last line is the verdict.
+
+    Args:
+        result: What was found.
+        file: Where all of it is.
+        console: Where to.
+    """
+    console.print(Text(f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."))
+    width = max(len(check.name) for check in result.checks)
+    for check in result.checks:
+        line = Text(f"  {check.name:{width}}  ").append(f"{check.state.value:8}", style=_STYLES[check.state])
+        console.print(line.append(f"{check.detail}", style="default"), soft_wrap=True)
+    for decision in result.decisions[:_MAX_DECISIONS]:
+        rate = "others" if decision.rate is None else f"{decision.rate:.2%} others"
+        console.print(Text(f"    {_place(decision.step, decision.rank)}{decision.row}: {rate}"), soft_wrap=True)
+    for number, suspect in enumerate(result.suspects, 1):
+        lines = _lines(number, suspect) if number <= _DETAILED else _short_lines(number, suspect)
+        for line in lines:
+            console.print(line, soft_wrap=True)
+    for note in result.notes[:_MAX_NOTES]:
+        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+    if len(result.notes) > _MAX_NOTES:
+        console.print(Text(f"Note: … and {len(result.notes) - _MAX_NOTES} more, in the file", style="yellow"))
+    console.print(Text(f"All of it: {file}"), soft_wrap=True)
+    console.print(_verdict_line(result), soft_wrap=True)
+
+
+def _place(step: int | None, rank: int | None) -> str:
+    parts = [f"{what} {number}" for what, number in (("step", step), ("rank", rank)) if number is not None]
+    return f"{', '.join(parts)}: " if parts else ""
+
+
+def place_of(suspect: Suspect) -> str:
+    """Return step, micro step and ranks of a suspect in words; empty where there is one of each."""
+    parts = [f"step {suspect.step}"] if suspect.step is not None else []
+    parts += [f"micro step {suspect.micro_step}"] if suspect.micro_step else []
+    if suspect.ranks:
+        word = "rank" if len(suspect.ranks) == 1 else "ranks"
+        parts.append(f"{word} {', '.join(format_ranges(suspect.ranks))}")
+    return ", ".join(parts)
+
+
+def _title(number: int, suspect: Suspect) -> Text:
+    place = place_of(suspect)
+    title = Text(f"{number}. {suspect.entry}", style="bold red" if number == 1 else "bold")
+    title.append(f"  {suspect.kind.value}, {suspect.strength.value} evidence", style="default")
+    return title.append(f"  ({place})" if place else "", style="default")
+
+
+def _short_lines(number: int, suspect: Suspect) -> Iterator[Text]:
+    yield _title(number, suspect)
+
+
+def _lines(number: int, suspect: Suspect) -> Iterator[Text]:
+    yield _title(number, suspect)
+    if suspect.parents:
+        chain = " < ".join(suspect.parents[:_MAX_PARENTS])
+        yield Text(f"   inside {chain}{' < …' if len(suspect.parents) > _MAX_PARENTS else ''}")
+    yield Text(f"   {suspect.reason}")
+    if suspect.seen_at is not None:
+        yield Text(f"   It shows beyond rounding at {suspect.seen_at}.")
+    for shown in suspect.evidence[:_MAX_SHOWN]:
+        yield Text(f"   {shown.row}  {_message(shown)}")
+    if len(suspect.evidence) > _MAX_SHOWN:
+        yield Text(f"   … and {len(suspect.evidence) - _MAX_SHOWN} more")
+    frames = frames_of_user(suspect.stack)[:_MAX_FRAMES]
+    if frames:
+        yield Text("   called from")
+        for frame in frames:
+            yield Text(f"     {' '.join(frame.split())}")
+    if suspect.command:
+        yield Text(f"   Next: {suspect.command}")
+
+
+def _message(shown: Shown) -> str:
+    if shown.message:
+        return printable(shown.message)
+    if shown.score is None or not math.isfinite(shown.score):
+        return "differs"
+    return f"{shown.score:.3g} times what rounding explains; {shown.limit:.3g} is allowed"
+
+
+def _verdict_line(result: LocateResult) -> Text:
+    if result.verdict is LocateVerdict.AGREE:
+        return Text("AGREE: rounding explains every difference.", style="bold green")
+    if result.verdict is LocateVerdict.INSUFFICIENT:
+        return Text("UNDECIDED: nothing is wrong in what could be compared, and not all could.", style="bold yellow")
+    first = result.suspects[0]
+    place = place_of(first)
+    inside = f" in {first.parents[0]}" if first.parents else ""
+    where = f"{place}: " if place else ""
+    return Text(f"FAULT: {first.kind.value} at {where}{first.entry}{inside}.", style="bold red")

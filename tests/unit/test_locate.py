@@ -1,0 +1,221 @@
+"""Finding the first fault of two runs: which call, of which kind, in which order."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from dumps import tensor, write_dump
+
+from msprobe_core.cli.locate import locate as command
+from msprobe_core.locate import FaultKind, LocateVerdict, locate
+from msprobe_core.locate.result import CheckState, Strength
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((4, 8))
+WEIGHTS = [RNG.standard_normal((8, 8)) / 3 for _ in range(4)]
+
+
+class Run:
+    """A chain of layers, each a module around two calls, recorded forward and backward."""
+
+    def __init__(self, **faults):
+        self.faults = faults
+        self.data = {}
+        self.parents = {}
+
+    def call(self, entry, inputs, output, parent=None, *, kwargs=None, parameters=None):
+        record = {"input_args": inputs, "input_kwargs": kwargs or {}, "output": [tensor(output)]}
+        if parameters:
+            record["parameters"] = parameters
+        self.data[entry] = record
+        self.parents[entry] = parent
+
+    def forward(self):
+        faults, value = self.faults, np.asarray(self.faults.get("data", X))
+        begin = value
+        for i, weight in enumerate(WEIGHTS):
+            layer = f"Module.layers.{i}.Layer.forward.0"
+            weight = faults.get(f"weight{i}", weight)
+            given = value
+            made = value @ weight * faults.get(f"linear{i}", 1.0)
+            self.call(f"Functional.linear.{i}.forward", [tensor(value), tensor(weight)], made, layer)
+            made = made * faults.get(f"between{i}", 1.0)
+            slope = faults.get(f"slope{i}", 0.01)
+            value = np.where(made > 0, made, slope * made)
+            number = {"type": "float", "value": slope}
+            self.call(f"Functional.leaky_relu.{i}.forward", [tensor(made), number], value, layer)
+            if f"extra{i}" in faults:
+                scaled = value * faults[f"extra{i}"]
+                self.call(f"Torch.mul.{i}.forward", [tensor(value)], scaled, layer)
+                value = scaled
+            value = value * faults.get(f"layer{i}", 1.0)
+            self.call(layer, [tensor(given)], value, "Module.Model.forward.0", parameters={"weight": tensor(weight)})
+        self.call("Module.Model.forward.0", [tensor(begin)], value)
+        return self
+
+    def backward(self):
+        gradient = np.ones((4, 8))
+        for i in reversed(range(len(WEIGHTS))):
+            layer = f"Module.layers.{i}.Layer"
+            given = gradient
+            gradient = gradient @ WEIGHTS[i].T * self.faults.get(f"back{i}", 1.0)
+            name = f"Functional.linear.{i}.backward"
+            self.data[name] = {"input": [tensor(given)], "output": [tensor(gradient)]}
+            self.parents[name] = f"{layer}.backward.0"
+            passed = {"input": [tensor(given)], "output": [tensor(gradient)]}
+            self.data[f"{layer}.backward.0"] = passed
+            self.parents[f"{layer}.backward.0"] = None
+            if f"detached{i}" not in self.faults:
+                of_weight = X.T @ given * self.faults.get(f"grad{i}", 1.0)
+                self.data[f"{layer}.parameters_grad.0"] = {"weight": [tensor(of_weight)]}
+        return self
+
+    def write(self, place):
+        write_dump(place, self.data, parents=self.parents)
+        return place
+
+
+@pytest.fixture
+def golden(tmp_path):
+    return Run().forward().backward().write(tmp_path / "golden")
+
+
+def found(tmp_path, golden, **faults):
+    target = Run(**faults).forward().backward().write(tmp_path / "target")
+    return locate(target, golden)
+
+
+def test_equal_runs_agree(tmp_path, golden):
+    result = found(tmp_path, golden)
+    assert result.verdict is LocateVerdict.AGREE
+    assert not result.suspects
+    assert result.num_flagged == 0
+    assert result.num_nodes == len(Run().forward().backward().data)
+
+
+@pytest.mark.parametrize(
+    ("faults", "entry", "module", "kind"),
+    [
+        ({"linear1": 1.5}, "Functional.linear.1.forward", "layers.1", FaultKind.SCALE),
+        ({"linear3": 1.01}, "Functional.linear.3.forward", "layers.3", FaultKind.SCALE),
+        ({"slope2": 0.3}, "Functional.leaky_relu.2.forward", "layers.2", FaultKind.ARGUMENT),
+        ({"extra1": 1.2}, "Torch.mul.1.forward", "layers.1", FaultKind.EXTRA_CALL),
+        ({"layer2": 1.2}, "Module.layers.2.Layer.forward.0", "layers.2", FaultKind.SCALE),
+        ({"between1": 1.2}, "Module.layers.1.Layer.forward.0", "layers.1", FaultKind.COMPUTATION),
+        ({"weight2": WEIGHTS[2] * 1.3}, "Module.layers.2.Layer.forward.0", "layers.2", FaultKind.PARAMETER),
+        ({"back1": 1.1}, "Functional.linear.1.backward", "layers.1", FaultKind.GRADIENT),
+        ({"grad2": 2.0}, "Module.layers.2.Layer.parameters_grad.0", "layers.2", FaultKind.GRADIENT),
+        ({"detached2": 1}, "Module.layers.2.Layer.parameters_grad.0", "layers.2", FaultKind.GRADIENT),
+        ({"data": X + 1.0}, "Functional.linear.0.forward", "layers.0", FaultKind.OUTSIDE),
+    ],
+)
+def test_a_fault_is_named_first(tmp_path, golden, faults, entry, module, kind):
+    result = found(tmp_path, golden, **faults)
+    assert result.verdict is LocateVerdict.FAULT
+    first = result.suspects[0]
+    assert (first.entry, first.module) == (entry, module)
+    assert first.kind is kind or (kind is FaultKind.COMPUTATION and first.kind is FaultKind.SCALE)
+
+
+def test_what_follows_from_a_fault_is_not_suspected(tmp_path, golden):
+    result = found(tmp_path, golden, linear1=1.5)
+    assert [suspect.entry for suspect in result.suspects] == ["Functional.linear.1.forward"]
+    assert result.num_flagged > 5
+
+
+def test_a_factor_is_told(tmp_path, golden):
+    first = found(tmp_path, golden, linear2=1.25).suspects[0]
+    assert first.kind is FaultKind.SCALE
+    assert "1.25 times" in first.reason
+    assert first.strength is Strength.STRONG
+    assert first.parents == ["Module.layers.2.Layer.forward.0", "Module.Model.forward.0"]
+
+
+def test_a_weight_that_is_hardly_another_is_still_wrong_at_the_start(tmp_path, golden):
+    weight = WEIGHTS[2].copy()
+    weight[0, 0] += 1e-4
+    result = found(tmp_path, golden, weight2=weight)
+    assert result.suspects[0].kind is FaultKind.PARAMETER
+    assert result.suspects[0].entry == "Module.layers.2.Layer.forward.0"
+    check = next(check for check in result.checks if check.name == "initial weights")
+    assert check.state is CheckState.DIFFERS
+    assert "1 of 4 parameters" in check.detail
+
+
+def test_a_weight_that_is_another_after_a_step_was_updated_wrongly(tmp_path):
+    for side, faults in (("golden", {}), ("target", {"weight1": WEIGHTS[1] * 1.2})):
+        Run().forward().backward().write(tmp_path / side / "step0" / "rank0")
+        Run(**faults).forward().backward().write(tmp_path / side / "step1" / "rank0")
+    result = locate(tmp_path / "target", tmp_path / "golden")
+    first = result.suspects[0]
+    assert (first.step, first.kind, first.entry) == (1, FaultKind.OPTIMIZER, "Module.layers.1.Layer.forward.0")
+    assert "gradients agree" in first.reason
+
+
+def test_the_first_step_that_is_wrong_ends_the_search(tmp_path):
+    for step in range(3):
+        Run().forward().write(tmp_path / "golden" / f"step{step}" / "rank0")
+        faults = {"linear2": 1.5} if step else {}
+        Run(**faults).forward().write(tmp_path / "target" / f"step{step}" / "rank0")
+    result = locate(tmp_path / "target", tmp_path / "golden")
+    assert result.suspects[0].step == 1
+    assert result.examined == "2 of 3 steps, 1 rank; later ones were not looked at"
+
+
+def test_calls_of_one_side_alone_are_no_fault_without_consequence(tmp_path, golden):
+    target = Run(extra1=1.0).forward().backward().write(tmp_path / "target")
+    result = locate(target, golden)
+    assert result.verdict is LocateVerdict.AGREE
+    assert any("that one side has alone" in note and "Torch.mul.1.forward" in note for note in result.notes)
+
+
+def test_missing_ranks_leave_it_undecided(tmp_path):
+    for rank in range(2):
+        Run().forward().write(tmp_path / "golden" / "step0" / f"rank{rank}")
+    Run().forward().write(tmp_path / "target" / "step0" / "rank0")
+    result = locate(tmp_path / "target", tmp_path / "golden")
+    assert result.verdict is LocateVerdict.INSUFFICIENT
+    assert any("rank1" in note for note in result.notes)
+
+
+def test_ranks_that_show_the_same_are_one_suspect(tmp_path):
+    for rank in range(3):
+        Run().forward().write(tmp_path / "golden" / "step0" / f"rank{rank}")
+        faults = {"linear2": 1.5} if rank else {}
+        Run(**faults).forward().write(tmp_path / "target" / "step0" / f"rank{rank}")
+    result = locate(tmp_path / "target", tmp_path / "golden")
+    assert len(result.suspects) == 1
+    assert list(result.suspects[0].ranks) == [1, 2]
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], standalone_mode=False)
+
+
+def test_the_command_names_the_fault_and_writes_a_file(tmp_path, golden):
+    target = Run(linear2=1.25).forward().backward().write(tmp_path / "target")
+    done = run(target, golden, "-o", tmp_path / "out")
+    assert done.return_value == 1
+    lines = done.output.splitlines()
+    assert lines[-1].startswith("FAULT: scale at Functional.linear.2.forward in Module.layers.2.Layer")
+    content = json.loads((tmp_path / "out" / "locate.json").read_text())
+    assert content["verdict"] == "fault"
+    first = content["suspects"][0]
+    assert (first["entry"], first["module"], first["kind"]) == ("Functional.linear.2.forward", "layers.2", "scale")
+    assert first["evidence"][0]["row"] == "Functional.linear.2.forward.output.0"
+    assert first["phase"] == "forward"
+    assert '"list":["Module.layers.2.Layer"]' in first["command"]
+
+
+def test_the_command_says_that_runs_agree(tmp_path, golden):
+    target = Run().forward().backward().write(tmp_path / "target")
+    done = run(target, golden, "-o", tmp_path / "out")
+    assert done.return_value == 0
+    assert done.output.splitlines()[-1] == "AGREE: rounding explains every difference."
+    assert json.loads((tmp_path / "out" / "locate.json").read_text())["suspects"] == []
