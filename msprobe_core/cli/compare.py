@@ -221,11 +221,12 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
         ),
         post_processing=None if asked.config is None else load_post_processing(Path(asked.config)),
         layouts=layouts,
-        noise=_noise(asked.noise, Path(request.bench_path)),
+        noise=noise_given(asked.noise, Path(request.bench_path)),
     )
 
 
-def _noise(asked: str, golden: Path) -> NoiseModel | None:
+def noise_given(asked: str, golden: Path) -> NoiseModel | None:
+    """Return what the option ``--noise`` asks for; ``None`` for the conventional limits."""
     from msprobe_core.compare.noise import NoiseModel, load_noise, measured_noise
 
     if asked == "off":

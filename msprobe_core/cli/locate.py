@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msprobe_core.cli.compare import limits_given, numbers_given
+from msprobe_core.cli.compare import limits_given, noise_given, numbers_given
 from msprobe_core.cli.show import show
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     default=Path("output"),
     show_default=True,
     help="Directory for locate.json.",
+)
+@click.option(
+    "--noise",
+    type=click.Choice(["auto", "measured", "closed", "off"]),
+    default="auto",
+    show_default=True,
+    help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
 )
 @click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs.")
 @click.option("-dm", "--data_mapping", metavar="YAML", help="Row names that belong together.")
@@ -92,6 +99,7 @@ class _Asked:
     target: Path
     golden: Path
     output_path: Path
+    noise: str
     fuzzy_match: bool
     data_mapping: str | None
     cell_mapping: str | None
@@ -139,6 +147,7 @@ def _compare_options(asked: _Asked) -> CompareOptions:
             layer_mapping=asked.layer_mapping,
         ),
         layouts=layouts,
+        noise=noise_given(asked.noise, asked.golden),
     )
 
 

@@ -206,8 +206,11 @@ def _result(
 
 
 def _noise_of(options: CompareOptions) -> str:
-    noise = getattr(options, "noise", None)
-    return "the conventional limits" if noise is None else str(noise.description)
+    if options.noise is None:
+        return "the conventional limits"
+    if options.noise.profile is None:
+        return "the closed form of rounding (no noise was measured: `msprobe calibrate` does)"
+    return f"the noise measured in {options.noise.profile}"
 
 
 def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> str:
