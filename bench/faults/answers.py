@@ -76,7 +76,7 @@ def ask_locate(target: Path, golden: Path, out: Path) -> Answer:
         Suspect(one["step"], one["rank"], one["entry"], one["kind"], one["reason"], one.get("only_on"))
         for one in found["suspects"]
     ]
-    return Answer(found["verdict"], suspects, found.get("num_nodes", 0), found.get("num_flagged", 0), seconds)
+    return Answer(found["verdict"], suspects, found["calls"]["judged"], found["calls"]["beyond_rounding"], seconds)
 
 
 def ask_compare(target: Path, golden: Path, out: Path) -> Answer:

@@ -17,6 +17,7 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import given_parameters
 from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.verdict import Verdict, differs
+from msprobe_core.locate.local import local_excess
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -83,6 +84,7 @@ def with_scores(
             .otherwise(pl.min_horizontal("ratio", 1.0)),
         )
         .drop("ratio")
+        .with_columns(local_excess=local_excess(rows))
     )  # fmt: skip
 
 
@@ -93,8 +95,9 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     ``input``, ``parameter`` and ``output`` the largest ``{part}_excess`` and ``{part}_score``; ``saved_excess`` and
     ``saved_score``, of a backward what its forward was given and made, of gradients of parameters what the module's
     backward was given besides; ``inputs_equal``, ``arguments_differ``, ``outputs_differ``; ``argument_gap``, see there;
-    ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks of a forward that both
-    have.
+    ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.locate.local`, which counts
+    as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks
+    of a forward that both have.
     """
     is_input = (pl.col("role") == Role.INPUT.value) & ~pl.col("is_parameter")
     tensors = is_input & ~pl.col("is_argument")
@@ -116,6 +119,7 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             inputs_equal=pl.col("is_equal").filter(tensors | pl.col("is_parameter")).all(),
             arguments_differ=(pl.col("is_argument") & is_error).any(),
             argument_gap=pl.col("argument_gap").max().fill_null(0.0),
+            local_excess=pl.col("local_excess").max(),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
             **largest,
@@ -130,7 +134,15 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         .rows()
     )
     lost = [entry for entry, name in late if names.forward_of(name) in forwards]
-    return _with_saved(nodes).with_columns(is_lost=pl.col("entry").is_in(lost))
+    is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
+    return (
+        _with_saved(nodes)
+        .with_columns(
+            is_lost=pl.col("entry").is_in(lost),
+            local_excess=pl.when(is_untouched).then("local_excess").otherwise(0.0),
+        )
+        .with_columns(output_excess=pl.max_horizontal("output_excess", "local_excess"))
+    )
 
 
 def _is_tensor() -> pl.Expr:

@@ -1,0 +1,36 @@
+"""What one call's own rounding explains, where everything it was given is equal to the bit.
+
+Nothing is passed on to such a call, so what noise has gathered on the way to it in other runs does not count. It rounds
+its result, and what it adds up in between: see `msprobe_core.compare.noise.rounding` for the least that this does to
+each measure.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from msprobe_core.compare.noise.measures import MEASURES, with_measures
+from msprobe_core.compare.noise.rounding import least, with_sizes
+from msprobe_core.model import Role
+
+ALLOWED = 30.0
+"""How many times the least of one rounding a healthy call may be off.
+
+Sums of some thousand products are off by up to a few times the least, and so is a softmax. Measured: the averaged
+measures of calls whose rounding is shared by all elements of a row, as in a normalisation, by up to 12 times.
+"""
+
+
+def local_excess(rows: pl.DataFrame) -> pl.Series:
+    """Return, of each row that a call made, its error in units of what is allowed of that call alone; 0 of others.
+
+    Args:
+        rows: Judged.
+    """
+    numbered = rows.with_row_index("row")
+    is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+    made = numbered.filter(is_made & (pl.col("judged_error") > 0) & pl.col("precision").is_not_null())
+    measured = with_sizes(with_measures(made))
+    scores = [pl.col(measure.column) / least(measure, pl.col("roundoff")) for measure in MEASURES]
+    found = measured.select("row", excess=(pl.max_horizontal(scores) / ALLOWED).fill_nan(None).fill_null(0.0))
+    return numbered.select("row").join(found, on="row", how="left", maintain_order="left")["excess"].fill_null(0.0)
