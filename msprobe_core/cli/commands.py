@@ -13,6 +13,7 @@ from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
+from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.hookspecs import hookimpl
 
@@ -28,5 +29,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         estimate,
         locate,
         merge_result,
+        nan_analyze,
+        overflow_check,
         plugins,
     ]

@@ -1,0 +1,53 @@
+"""``msprobe overflow_check``: search a run for the first call that turned finite values into NaN or Inf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msprobe_core.cli.show import show
+
+
+@click.command("overflow_check")
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.option("-i", "--input_path", type=click.Path(path_type=Path), help="The same as DIRECTORY.")
+@click.option(
+    "-o",
+    "--output_path",
+    type=click.Path(path_type=Path),
+    default=Path("output"),
+    show_default=True,
+    help="Directory for the results.",
+)
+def overflow_check(*, directory: Path | None, input_path: Path | None, output_path: Path) -> int:
+    """Find the first calls, on all ranks, that turn finite values into NaN or Inf, and say what is to blame.
+
+    DIRECTORY is that of a run, of a step with its ranks, or of a rank.
+
+    Exit status: 0 if there is no harmful NaN or Inf, 1 if there is, 2 if nobody can tell.
+    """
+    if (directory is None) == (input_path is None):
+        raise click.UsageError("give one directory: msprobe overflow_check DIRECTORY (or -i DIRECTORY)")
+    path = directory or input_path
+    assert path is not None
+    # polars is not needed to say --help.
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.overflow import search
+    from msprobe_core.overflow.files import write_result
+    from msprobe_core.overflow.terminal import print_result
+
+    result = search(path)
+    files = write_result(result, output_path)
+    show(lambda console: print_result(result, files, console), f"it is in {files[-1]}")
+    return EXIT_AGREES if result.first is None else EXIT_DIFFERENT
+
+
+nan_analyze = click.Command(
+    "nan_analyze",
+    params=overflow_check.params,
+    callback=overflow_check.callback,
+    help=overflow_check.help,
+    short_help="The former name of overflow_check.",
+    hidden=True,
+)

@@ -1,0 +1,79 @@
+"""Write what was found: as other tools read it, and all of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe_core.overflow.records import records_of
+from msprobe_core.overflow.result import OverflowResult, StepResult
+from msprobe_core.overflow.search import findings_by_rank
+from msprobe_core.store import layout
+
+RESULT_FILE = "overflow.json"
+VERSION = 1
+
+_MAX_RANKS = 64
+"""So many ranks' records are written; many ranks fail alike."""
+
+
+def write_result(result: OverflowResult, directory: Path) -> list[Path]:
+    """Write ``anomaly_analyze_{time_ns}.json``, if anything was found, and ``overflow.json``; return their paths.
+
+    Raises:
+        StoreError: they cannot be written.
+    """
+    layout.make_directory(directory)
+    written: list[Path] = []
+    if result.first is not None:
+        path = directory / f"anomaly_analyze_{time.time_ns()}.json"
+        _write(path, dict(_anomalies(result.first)))
+        written.append(path)
+    path = directory / RESULT_FILE
+    _write(path, {"version": VERSION, "verdict": "clean" if result.first is None else "found"} | _plain(result))
+    return [*written, path]
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with layout.create_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content), indent=2))
+
+
+def _plain(result: OverflowResult) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.to_builtins(result, enc_hook=str, str_keys=True)
+    for step in content["steps"]:
+        del step["dumps"]
+    return _strict(content)
+
+
+def _strict(value: Any) -> Any:
+    """Return a value without what JSON has no number for."""
+    if isinstance(value, float) and not value - value == 0:  # noqa: SIM201
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _anomalies(step: StepResult) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the first nodes of each rank, in the form of ``mindstudio-probe``."""
+    for rank, findings in list(findings_by_rank(step).items())[:_MAX_RANKS]:
+        records = records_of(step.dumps[rank], [finding.entry for finding in findings])
+        yield (
+            f"rank_{rank}",
+            [
+                {
+                    "op_name": finding.entry,
+                    "data_info": records.get(finding.entry, {}),
+                    "construct_info": list(finding.parents),
+                    "stack_info": list(finding.stack),
+                }
+                for finding in findings
+            ],
+        )

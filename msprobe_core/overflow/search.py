@@ -1,0 +1,208 @@
+"""Search steps and ranks: read, follow, order, and describe what was first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msprobe_core.compare.reading import check_exists, is_dump, read_dump
+from msprobe_core.errors import DumpError, MsprobeError
+from msprobe_core.order.calls import RankCalls, calls_of
+from msprobe_core.order.causality import Order
+from msprobe_core.overflow.describe import Describer, Step
+from msprobe_core.overflow.result import Finding, Harmless, OverflowResult, RankNote, StepResult
+from msprobe_core.overflow.spread import Harm, Origin, Spread
+from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
+from msprobe_core.store.layout import find_steps, find_units
+
+MAX_FURTHER = 20
+MAX_HARMLESS = 10
+_MAX_NEAR = 3
+
+
+def search(path: Path) -> OverflowResult:
+    """Return where NaN and Inf come from.
+
+    Args:
+        path: A run's directory, a step's, a rank's, or a dump.
+
+    Raises:
+        CompareError: there is nothing at ``path``, or nothing that is known here.
+        DumpError: no dump could be read, or none says whether its values are finite.
+    """
+    check_exists(path)
+    if is_dump(path):
+        return OverflowResult(path=path, steps=[_search_step(_step_of_rank(path))])
+    steps = find_steps(path)
+    found: list[StepResult] = []
+    for number, directory in (steps or {None: path}).items():
+        run = path if steps else None
+        found.append(_search_step(_step_of(number, directory, run)))
+    return OverflowResult(path=path, steps=found)
+
+
+def _step_of_rank(path: Path) -> Step:
+    """Return a step with one dump, of which nothing but its directory's name may say whose it is."""
+    directory = path if path.is_dir() else path.parent
+    try:
+        units = find_units(directory.parent)
+    except DumpError:
+        units = []
+    rank = next((unit.rank for unit in units if unit.directory == directory), None)
+    return Step(None, directory, {rank or 0: path}, is_job=rank is not None, run=None)
+
+
+def _step_of(number: int | None, directory: Path, run: Path | None) -> Step:
+    units = find_units(directory)
+    is_job = units[0].rank is not None
+    ranks = {unit.rank if unit.rank is not None else i: unit.directory for i, unit in enumerate(units)}
+    return Step(number, directory, ranks, is_job=is_job, run=run)
+
+
+@dataclass
+class _Read:
+    """What is kept of the dumps of a step."""
+
+    values: dict[int, RankValues] = field(default_factory=dict[int, RankValues])
+    calls: dict[int, RankCalls] = field(default_factory=dict[int, RankCalls])
+    notes: list[str] = field(default_factory=list[str])
+
+
+def _search_step(step: Step) -> StepResult:
+    read = _read(step)
+    spread, order = _follow(step, read)
+    describer = Describer(step, read.values)
+    by_harm: dict[Harm, list[Origin]] = {harm: [] for harm in Harm}
+    for origin in spread.origins:
+        by_harm[origin.harm].append(origin)
+    suspects = by_harm[Harm.SERIOUS] or by_harm[Harm.UNKNOWN]
+    first = _earliest(suspects, order)
+    # A call may be the first on many ranks: what all of them say is said once.
+    chosen = set(map(id, first))
+    others = [*suspects, *(by_harm[Harm.UNKNOWN] if by_harm[Harm.SERIOUS] else ())]
+    further = sorted((origin for origin in others if id(origin) not in chosen), key=lambda o: _place(o, order))
+    harmless = by_harm[Harm.NONE]
+    near = sorted(
+        (RankNote(rank=step.shown(rank), value=value) for rank, own in read.values.items() for value in own.near_end),
+        key=lambda note: -note.value.share,
+    )
+    return StepResult(
+        step=step.number,
+        directory=step.directory,
+        num_ranks=len(read.values),
+        num_entries=sum(own.num_entries for own in read.values.values()),
+        num_bad=sum(own.num_bad for own in read.values.values()),
+        first=_described(first, describer, order),
+        further=_described(further[:MAX_FURTHER], describer, order),
+        num_further=len(further),
+        harmless=[_harmless(origin, describer) for origin in harmless[:MAX_HARMLESS]],
+        num_harmless=len(harmless),
+        near_end=near[:_MAX_NEAR],
+        notes=[*read.notes, *(order.notes if order is not None else ()), *describer.notes],
+        dumps=step.ranks,
+    )
+
+
+def _read(step: Step) -> _Read:
+    """Read the dumps one after the other, and keep of each what the search needs.
+
+    Raises:
+        DumpError: none could be read, or none says whether its values are finite.
+    """
+    read = _Read()
+    errors: list[str] = []
+    for rank, directory in step.ranks.items():
+        try:
+            dump = read_dump(directory)
+            values = values_of(dump)
+        except MsprobeError as error:
+            errors.append(str(error))
+            continue
+        read.notes.extend(dump.notes)
+        if not values.num_entries:
+            errors.append(f"{dump.path}: holds no values (task {dump.header.task}); record statistics")
+            continue
+        if values.num_tensors and not values.num_judged:
+            errors.append(
+                f"{dump.path}: does not say which values are finite (summary_mode {dump.header.summary_mode}); record "
+                "statistics"
+            )
+            continue
+        read.values[rank] = values
+        if len(step.ranks) > 1:
+            read.calls[rank] = calls_of(dump, rank)
+        if values.num_bad > len(values.entries):
+            read.notes.append(
+                f"rank {rank}: calls with NaN or Inf: {values.num_bad:,}; the first {MAX_BAD_ENTRIES:,} were followed"
+            )
+    if not read.values:
+        raise DumpError("; ".join(errors) or f"{step.directory}: holds no dump")
+    read.notes.extend(errors)
+    return read
+
+
+def _follow(step: Step, read: _Read) -> tuple[Spread, Order | None]:
+    spread = Spread(read.values)
+    has_bad = any(values.entries for values in read.values.values())
+    order = Order(list(read.calls), read.calls.values()) if has_bad and step.is_job and len(read.calls) > 1 else None
+    bad = [(rank, call) for rank, values in read.values.items() for call in values.entries]
+    if order is None:
+        for rank, call in bad:
+            spread.follow(rank, call, [])
+        return spread, None
+    for rank, call in sorted(bad, key=lambda item: (order.depth(item[0], item[1].entry), item[0], item[1].position)):
+        spread.follow(rank, call, order.senders(rank, call.entry))
+    return spread, order
+
+
+def _place(origin: Origin, order: Order | None) -> tuple[int, int, int, int]:
+    """Return what origins are sorted by: exchanges before them, then depth."""
+    if order is None:
+        return 0, origin.position, origin.rank, 0
+    return order.layer(*origin.node), order.depth(*origin.node), origin.rank, origin.position
+
+
+def _earliest(origins: Sequence[Origin], order: Order | None) -> list[Origin]:
+    """Return the first origins: at most one of each rank, and none that another can have come to bear on."""
+    firsts: dict[int, Origin] = {}
+    for origin in origins:
+        best = firsts.get(origin.rank)
+        if best is None or origin.position < best.position:
+            firsts[origin.rank] = origin
+    if order is None:
+        return sorted(firsts.values(), key=lambda origin: _place(origin, order))
+    earliest = set(order.earliest(origin.node for origin in firsts.values()))
+    return sorted((o for o in firsts.values() if o.node in earliest), key=lambda origin: _place(origin, order))
+
+
+def _described(origins: Sequence[Origin], describer: Describer, order: Order | None) -> list[Finding]:
+    """Describe origins; those of other ranks that have the same name, kind and number of exchanges share one."""
+    found: dict[tuple[object, ...], list[Origin]] = {}
+    for origin in origins:
+        layer = _place(origin, order)[0]
+        found.setdefault((origin.entry, origin.kind, origin.value, layer), []).append(origin)
+    return [
+        describer.describe(same[0], int(str(key[3])), [origin.rank for origin in same[1:]])
+        for key, same in found.items()
+    ]
+
+
+def _harmless(origin: Origin, describer: Describer) -> Harmless:
+    return Harmless(
+        rank=describer.step.shown(origin.rank),
+        entry=origin.entry,
+        kind=describer.kind_of(origin),
+        reason=describer.harm_of(origin),
+    )
+
+
+def findings_by_rank(step: StepResult) -> Mapping[int, list[Finding]]:
+    """Return the first places by rank, those with the fewest exchanges before them."""
+    layer = min((finding.layer for finding in step.first), default=0)
+    found: dict[int, list[Finding]] = {}
+    for finding in step.first:
+        if finding.layer == layer:
+            for rank in (finding.rank or 0, *finding.same_on):
+                found.setdefault(rank, []).append(finding)
+    return dict(sorted(found.items()))

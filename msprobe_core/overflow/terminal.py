@@ -1,0 +1,116 @@
+"""Say on a terminal what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from msprobe_core.errors import printable
+from msprobe_core.overflow.result import Evidence, Finding, OverflowResult, StepResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_MAX_SHOWN = 5
+_MAX_VALUES = 6
+_MAX_FRAMES = 3
+_MAX_RANKS = 12
+
+
+def print_result(result: OverflowResult, files: Sequence[object], console: Console) -> None:
+    """Print what was found, what it led to, and what to do."""
+    for line in lines_of(result):
+        console.print(line, soft_wrap=True)
+    for file in files:
+        console.print(Text(f"Written: {file}"), soft_wrap=True)
+
+
+def lines_of(result: OverflowResult) -> Iterator[Text]:
+    """Yield the report."""
+    num_ranks = max(step.num_ranks for step in result.steps)
+    num_entries = sum(step.num_entries for step in result.steps)
+    steps = f"{len(result.steps)} steps, " if len(result.steps) > 1 else ""
+    ranks = f"{num_ranks:,} ranks, " if num_ranks > 1 else ""
+    yield Text(f"Searched {steps}{ranks}{num_entries:,} calls.")
+    first = result.first
+    for step in result.steps:
+        for note in step.notes:
+            yield Text(f"Note: {note}", style="yellow")
+    if first is None:
+        yield from _clean(result)
+        return
+    where = "" if first.step is None else f"step {first.step}, "
+    yield Text(f"FOUND: {where}{_title(first.first[0])}", style="bold red")
+    for number, finding in enumerate(first.first[:_MAX_SHOWN]):
+        if number:
+            yield Text(f"Independent of it: {_title(finding)}", style="bold red")
+        yield from _finding(finding)
+    if len(first.first) > _MAX_SHOWN:
+        yield Text(f"… and {len(first.first) - _MAX_SHOWN:,} more that are independent, in overflow.json")
+    if first.num_further:
+        shown = ", ".join(_title(finding) for finding in first.further[:_MAX_SHOWN])
+        yield Text(f"Later, and perhaps because of it ({first.num_further:,}): {shown}")
+    yield from _harmless(first)
+    later = [step for step in result.steps if step is not first and not step.is_clean]
+    if later:
+        yield Text("Also not clean: " + ", ".join(f"step {step.step}" for step in later))
+
+
+def _clean(result: OverflowResult) -> Iterator[Text]:
+    yield Text("CLEAN: no call makes NaN or Inf that does harm.", style="bold green")
+    for step in result.steps[:_MAX_SHOWN]:
+        yield from _harmless(step)
+
+
+def _harmless(step: StepResult) -> Iterator[Text]:
+    for number, note in enumerate(step.harmless[:_MAX_SHOWN]):
+        title = f"Inf or NaN without harm ({step.num_harmless:,}): " if not number else "  "
+        yield Text(f"{title}{_at(note.entry, note.rank)}: {note.reason}")
+    for number, near in enumerate(step.near_end):
+        title = "Near the end of its range: " if not number else "  "
+        value = near.value
+        yield Text(
+            f"{title}{_at(value.name, near.rank)}: {value.extreme:.5g} in {value.dtype}, "
+            f"{value.share:.0%} of its largest value"
+        )
+
+
+def _title(finding: Finding) -> str:
+    ranks = [rank for rank in (finding.rank, *finding.same_on) if rank is not None]
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS])) + (", …" if len(ranks) > _MAX_RANKS else "")
+    where = "" if not ranks else f"rank {shown}: " if len(ranks) == 1 else f"ranks {shown}: "
+    what = finding.value if finding.kind.value == "weight" else finding.entry
+    return f"{where}{what} ({finding.kind.value})"
+
+
+def _at(name: str, rank: int | None) -> str:
+    return name if rank is None else f"rank {rank}: {name}"
+
+
+def _finding(finding: Finding) -> Iterator[Text]:
+    if finding.parents:
+        yield Text(f"  inside {' < '.join(finding.parents)}")
+    yield Text(f"  {finding.reason}")
+    for value in finding.evidence[:_MAX_VALUES]:
+        yield Text(f"    {_value(value)}")
+    if len(finding.evidence) > _MAX_VALUES:
+        yield Text(f"    … and {len(finding.evidence) - _MAX_VALUES} more values")
+    yield Text(f"  What became of it: {finding.harm}.")
+    frames = list(finding.stack[:_MAX_FRAMES])
+    if frames:
+        yield Text("  called from")
+        for frame in frames:
+            yield Text(f"    {printable(' '.join(frame.split()))}")
+    yield Text(f"  {finding.advice}:")
+    yield Text(f"    {finding.command}")
+
+
+def _value(value: Evidence) -> str:
+    parts = [part for part in (value.dtype.rpartition(".")[2], value.shape) if part]
+    if value.num_nan or value.num_inf:
+        parts.append(f"{value.num_nan or 0:,} NaN, {value.num_inf or 0:,} Inf")
+    if value.max is not None and value.min is not None:
+        parts.append(f"from {value.min:.6g} to {value.max:.6g}")
+    return f"{value.name}  {'  '.join(parts)}"
