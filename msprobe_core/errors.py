@@ -39,6 +39,10 @@ class CompareError(MsprobeError, ValueError):
     """Two dumps cannot be compared: choose others."""
 
 
+class ReplayError(MsprobeError, RuntimeError):
+    """A recorded call cannot be made again: record more of it, or name the model it is of."""
+
+
 class EstimateError(MsprobeError, RuntimeError):
     """A training program cannot be measured: correct the program, or how it is called."""
 

@@ -23,7 +23,10 @@ from msprobe_core.model import (
     KernelOptions,
     Level,
     Perturbation,
+    ReplayCall,
+    Replayed,
     RunHeader,
+    Site,
     TaskLost,
     TensorContent,
     TensorMeta,
@@ -529,6 +532,31 @@ class KernelDumper(Protocol):
             ConfigError: it cannot dump that.
             SessionError: it is too late for it.
             StoreError: a file that it needs cannot be written.
+        """
+        ...
+
+
+@runtime_checkable
+class ReplayingFramework(Protocol):
+    """What a `Framework` may offer besides, for ``msprobe confirm``: makes one recorded call again, by itself.
+
+    Dumps may come from anybody. Only functions that stand in a table of the plugin's own are ever called: numerical
+    ones, which touch no file, no network and no process; a name from a dump is never looked up in the framework.
+    """
+
+    def why_not_replayed(self, site: Site) -> str | None:
+        """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
+        ...
+
+    def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
+        """Make the call on the host, and return what it gives; the global random state is left as it was.
+
+        Args:
+            call: What to call, and with what.
+            model: The model that a module's call is of; ``None`` for an API. It is left as it was.
+
+        Raises:
+            ReplayError: the call is not in the table, is too large, does not fit the model, or failed.
         """
         ...
 

@@ -405,3 +405,59 @@ class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     mode: PerturbMode = PerturbMode.EVERYWHERE
     dtype: RoundingUnit | None = None
+
+
+class ReplayTensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A tensor that goes into a replayed call, or comes out of it.
+
+    Attributes:
+        values: A NumPy array that holds the values exactly: bfloat16 and float8 in float32.
+        dtype: What the framework's tensor has, without the framework's name, for example ``bfloat16``.
+        takes_gradient: Whether the gradient with respect to it is wanted.
+        identity: Those that have the same number were one tensor in the program; ``None`` stands alone.
+    """
+
+    values: Any
+    dtype: str
+    takes_gradient: bool = False
+    identity: int | None = None
+
+
+ReplayValue: TypeAlias = "ReplayTensor | Argument | list[ReplayValue] | dict[str, ReplayValue] | None"
+
+
+class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded call that is to be made again.
+
+    Attributes:
+        site: Which API or module; of the forward or, where gradients are wanted, the backward.
+        args: Positional arguments of the forward.
+        kwargs: Keyword arguments.
+        parameters: Of a module: recorded parameters of it and of what is inside it, by their path from it.
+        gradients: Gradients with respect to the outputs, by path; empty for a forward.
+        is_widened: Whether this is the replay in float64: tensors are float64 already, and every floating dtype that
+            the call or anything inside it asks for is float64 too.
+        has_lists: Whether nested sequences are lists; they are tuples otherwise. Dumps do not tell the two apart.
+        max_elements: A call whose results have more elements is refused.
+    """
+
+    site: Site
+    args: list[ReplayValue]
+    kwargs: dict[str, ReplayValue]
+    parameters: dict[str, ReplayTensor] = {}
+    gradients: dict[str, ReplayTensor] = {}
+    is_widened: bool = False
+    has_lists: bool = False
+    max_elements: int = 1 << 28
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay gave.
+
+    Attributes:
+        values: By path: the outputs of a forward; of a backward, the gradients with respect to the arguments.
+        is_random: Whether it drew random numbers.
+    """
+
+    values: dict[str, ReplayTensor]
+    is_random: bool = False

@@ -84,7 +84,7 @@ class ValueBuilder:
         # The framework comes before the containers: torch.Size is a tuple, but one value.
         if kind not in _PLAIN and (argument := self._describe_argument(value)) is not None:
             return None if self._tensors_only else argument
-        children = _children(value)
+        children = children_of(value)
         inside = (*inside, id(value))
         if isinstance(children, Mapping):
             return {name: self._build(item, f"{path}.{name}", leaf, inside) for name, item in _named_items(children)}
@@ -108,7 +108,7 @@ _PLAIN = frozenset({tuple, list, dict})
 _SCALARS = frozenset({bool, int, float, str})
 
 
-def _children(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
+def children_of(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
     """Return what a container holds; ``None`` if ``value`` is none."""
     if isinstance(value, Mapping):
         return cast("Mapping[Any, Any]", value)

@@ -8,6 +8,7 @@ import click
 
 from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.compare import compare
+from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
@@ -24,6 +25,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
     return [
         calibrate,
         compare,
+        confirm,
         control,
         convert,
         estimate,

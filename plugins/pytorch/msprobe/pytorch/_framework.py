@@ -40,7 +40,7 @@ from msprobe_core.hookspecs import (
     Removable,
     TrainingState,
 )
-from msprobe_core.model import Argument, Perturbation, TensorContent, TensorMeta
+from msprobe_core.model import Argument, Perturbation, ReplayCall, Replayed, Site, TensorContent, TensorMeta
 from msprobe_core.store.layout import create_file
 
 _logger = logging.getLogger(__name__)
@@ -201,6 +201,18 @@ class PyTorchFramework:
         """Write a copy with ``torch.save``."""
         with create_file(path) as file:
             torch.save(snapshot, file)
+
+    def why_not_replayed(self, site: Site) -> str | None:
+        """Return why calls of this API are not replayed; see `msprobe_core.hookspecs.ReplayingFramework`."""
+        from msprobe.pytorch._replay import why_not_replayed  # of no use to a training
+
+        return why_not_replayed(site)
+
+    def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
+        """Make a recorded call again on the CPU."""
+        from msprobe.pytorch._replay import replay
+
+        return replay(call, model)
 
     def wait_for_devices(self) -> None:
         """Wait for every device of the process's own; see `msprobe_core.hookspecs.DeviceGauge`."""

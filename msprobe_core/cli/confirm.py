@@ -1,0 +1,76 @@
+"""``msprobe confirm``: who is wrong at one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msprobe_core.cli.show import show
+from msprobe_core.errors import CompareError
+
+
+@click.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("golden", type=click.Path(path_type=Path))
+@click.argument("entry")
+@click.option("--golden_entry", metavar="ENTRY", help="What the golden run calls it, where that is another name.")
+@click.option(
+    "--model",
+    metavar="FILE.py:FUNCTION",
+    help="Your function that returns the model, to replay modules with; it is run. Or package.module:function.",
+)
+@click.option("-o", "--output_path", type=click.Path(path_type=Path), help="Directory for confirm.json.")
+def confirm(
+    *, target: Path, golden: Path, entry: str, golden_entry: str | None, model: str | None, output_path: Path | None
+) -> int:
+    """Say who is wrong at the call ENTRY: TARGET, GOLDEN, or neither.
+
+    Both are dumps of one rank of one step with whole tensors. Each side's call is made again with the inputs that this
+    side recorded, in its own precision and in float64, and its recorded results are held against that.
+
+    Exit status: 0 if both are right, 1 if somebody is wrong, 2 if that cannot be told.
+    """
+    # numpy and polars are not needed to say --help.
+    from msprobe_core.compare.reading import read_dump
+    from msprobe_core.confirm import Verdict, load_model
+    from msprobe_core.confirm import confirm as confirm_call
+    from msprobe_core.report.confirm import print_confirmation, write_confirmation
+
+    found = confirm_call(
+        read_dump(_one_rank(target)),
+        read_dump(_one_rank(golden)),
+        entry,
+        golden_entry=golden_entry,
+        model=None if model is None else load_model(model),
+    )
+    path = None if output_path is None else write_confirmation(found, output_path)
+    show(lambda console: print_confirmation(found, path, console), "give -o to write it to a file")
+    return {
+        Verdict.NEITHER: _RIGHT, Verdict.ILL_CONDITIONED: _RIGHT, Verdict.CANNOT_TELL: _UNKNOWN,
+    }.get(found.verdict, _WRONG)  # fmt: skip
+
+
+_RIGHT, _WRONG, _UNKNOWN = 0, 1, 2
+
+
+def _one_rank(path: Path) -> Path:
+    """Return the one dump in a run or a step.
+
+    Raises:
+        CompareError: it has several.
+    """
+    from msprobe_core.compare.reading import check_exists, is_dump
+    from msprobe_core.store.layout import find_steps, find_units
+
+    check_exists(path)
+    if is_dump(path):
+        return path
+    steps = find_steps(path)
+    if len(steps) > 1:
+        raise CompareError(f"{path}: has {len(steps)} steps; give the directory of one rank of one of them")
+    step = next(iter(steps.values()), path)
+    units = find_units(step)
+    if len(units) > 1:
+        raise CompareError(f"{step}: has {len(units)} ranks; give the directory of one of them")
+    return units[0].directory

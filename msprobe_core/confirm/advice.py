@@ -1,0 +1,41 @@
+"""What to record, or to run, so that more can be told."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import msgspec
+
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Level, Site, SiteKind, Task
+
+_PLACE = re.compile(r"step(\d+)/(?:rank(\d+)|proc\d+)/[^/]*$")
+
+
+def config_for(dump: Dump, site: Site) -> str:
+    """Return the configuration that records one call whole: its step and rank, and nothing else.
+
+    Args:
+        dump: Tells the step and the rank, by the directory that it lies in.
+        site: The call.
+    """
+    stem = ".".join(part for part in (site.prefix, site.path, site.type_name) if part)
+    config: dict[str, Any] = {"task": Task.TENSOR.value, "dump_path": "./confirm_dump"}
+    if place := _PLACE.search(dump.path.as_posix()):
+        config["step"] = [int(place[1])]
+        if place[2] is not None:
+            config["rank"] = [int(place[2])]
+    # At mix a module that is kept brings what is called inside it, which is what tells where in it the fault is.
+    config["level"] = (Level.MIX if site.kind is SiteKind.MODULE else Level.L1).value
+    config[Task.TENSOR.value] = {"list": [f"{stem}."]}
+    if site.kind is SiteKind.API:
+        config["risk_level"] = "ALL"
+        config[Task.TENSOR.value] = {"list": [f"{stem}.{site.index}."]}
+    return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
+
+
+def command_for(target: Dump, golden: Dump, entry: str, *options: str) -> str:
+    """Return the command that confirms another call of the same two dumps."""
+    return shlex.join(["msprobe", "confirm", str(target.path), str(golden.path), entry, *options])

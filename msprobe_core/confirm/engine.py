@@ -1,0 +1,308 @@
+"""Confirm a suspected call: replay what each side recorded of it, and say who is wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msprobe_core import names
+from msprobe_core.confirm.advice import command_for, config_for
+from msprobe_core.confirm.judge import judge_side
+from msprobe_core.confirm.recorded import RecordedCall, has_entry, read_call
+from msprobe_core.confirm.replays import Replays, replay_all
+from msprobe_core.confirm.verdict import (
+    Cause,
+    Confirmation,
+    Pair,
+    Side,
+    Verdict,
+    decide,
+    differing_arguments,
+    largest_difference,
+)
+from msprobe_core.errors import CompareError, EntryNameError, PluginError, ReplayError
+from msprobe_core.hookspecs import Dump, ReplayingFramework
+from msprobe_core.model import Phase, Site, SiteKind
+from msprobe_core.plugins import registry
+
+MAX_ELEMENTS = 1 << 28
+"""Elements of all tensors of one call: in float64, with its replays, some ten times 2 GiB."""
+
+MAX_CALLS = 500
+"""Calls inside of a module that are confirmed one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dumps:
+    target: Dump
+    golden: Dump
+    framework: ReplayingFramework
+    model: object | None
+    max_elements: int
+
+
+def confirm(
+    target: Dump,
+    golden: Dump,
+    entry: str,
+    *,
+    golden_entry: str | None = None,
+    model: object | None = None,
+    max_elements: int = MAX_ELEMENTS,
+) -> Confirmation:
+    """Say who is wrong at a call: the target, the golden run, neither, or rounding that the call amplifies.
+
+    Each side's call is made again on this machine with the inputs that this side recorded, in its own precision and
+    in float64, and what the side recorded of its results is held against the latter. So what has gone wrong before the
+    call does not count, on either side.
+
+    Args:
+        target: The run under test, with whole tensors (task tensor).
+        golden: The trusted run, likewise.
+        entry: A forward or backward call, as the target's dump names it.
+        golden_entry: What the golden run's dump calls it; ``None`` if the same.
+        model: The model that the calls are of, to replay modules with; its own code is run. Without it a module is
+            confirmed by the calls recorded inside it.
+        max_elements: Calls with more elements are not replayed.
+
+    Raises:
+        CompareError: neither dump has such a call, or they are of two frameworks.
+        EntryNameError: ``entry`` is not the name of a call.
+        DumpError: a file of a dump is damaged.
+        PluginError: the framework of the dumps cannot replay calls here.
+    """
+    site = names.parse_entry(entry)
+    if site.phase is Phase.PARAMETERS_GRAD:
+        return confirm(
+            target, golden, names.backward_of_parameters(entry) or entry, model=model, max_elements=max_elements
+        )
+    if not has_entry(target, entry) and not has_entry(golden, golden_entry or entry):
+        raise CompareError(
+            f"neither dump has the call {entry!r}; give it as dump.json has it, for example "
+            "'Functional.linear.0.forward' or 'Module.layers.3.mlp.MLP.forward.0'"
+        )
+    dumps = _Dumps(
+        target=target, golden=golden, framework=_framework_of(target, golden), model=model, max_elements=max_elements
+    )
+    found = _confirm(dumps, entry, golden_entry or entry, site)
+    return found if found.verdict is not Verdict.CANNOT_TELL else _with_advice(dumps, found)
+
+
+def _framework_of(target: Dump, golden: Dump) -> ReplayingFramework:
+    name = target.header.framework
+    if name != golden.header.framework:
+        raise CompareError(
+            f"the dumps are of two frameworks, {name} and {golden.header.framework}; a call is confirmed within one"
+        )
+    offer = registry().frameworks().get(name)
+    if offer is None:
+        raise PluginError(f"the dumps are of {name!r}, and no plugin here stands for it; see `msprobe plugins`")
+    try:
+        framework = offer.load()
+    except ImportError as error:
+        raise PluginError(f"{name} cannot be imported here ({error}), and calls are replayed with it") from error
+    if not isinstance(framework, ReplayingFramework):
+        raise PluginError(f"the plugin for {name} does not replay calls")
+    return framework
+
+
+def _confirm(dumps: _Dumps, entry: str, golden_entry: str, site: Site) -> Confirmation:
+    if site.kind is SiteKind.API:
+        found = _confirm_call(dumps, entry, golden_entry, site, None)
+        return _in_its_module(dumps, found) if found.cause is Cause.ARGUMENTS and dumps.model is not None else found
+    if dumps.model is not None:
+        found = _confirm_call(dumps, entry, golden_entry, site, dumps.model)
+        if found.verdict in (Verdict.NEITHER, Verdict.ILL_CONDITIONED):
+            return found
+        inside = _confirm_inside(dumps, entry)
+        if found.verdict is Verdict.CANNOT_TELL:
+            return inside or found
+        # Where in the module it is, if the calls inside it tell.
+        if inside is not None and inside.verdict is found.verdict:
+            return replace(inside, notes=(*inside.notes, f"replayed with the model: {found.reason}"))
+        return found
+    inside = _confirm_inside(dumps, entry)
+    if inside is not None:
+        return inside
+    return Confirmation(
+        verdict=Verdict.CANNOT_TELL, cause=Cause.UNKNOWN, entry=entry, asked=entry,
+        reason="a module is replayed with the model that it is part of (--model), or by the calls inside it, and "
+        "none is recorded: record it at level mix",
+        is_incomplete=True,
+    )  # fmt: skip
+
+
+def _confirm_call(dumps: _Dumps, entry: str, golden_entry: str, site: Site, model: object | None) -> Confirmation:
+    reason = dumps.framework.why_not_replayed(site) if site.kind is SiteKind.API else None
+    if reason is not None:
+        return Confirmation(
+            verdict=Verdict.CANNOT_TELL, cause=Cause.UNKNOWN, entry=entry, asked=entry,
+            reason=f"{site.prefix}.{site.path} is not replayed: {reason}",
+        )  # fmt: skip
+    sides = [
+        _held(dump, name, dumps.framework, model, dumps.max_elements)
+        for dump, name in ((dumps.target, entry), (dumps.golden, golden_entry))
+    ]
+    (target, side, replays), (golden, other, others) = sides
+    is_paired = target is not None and golden is not None
+    pair = Pair(
+        target=side,
+        golden=other,
+        arguments=differing_arguments(target, golden) if target and golden else (),
+        outputs=largest_difference(target.outputs, golden.outputs) if target and golden else None,
+        inputs=largest_difference(target.tensors, golden.tensors) if target and golden else None,
+        roundoff=max((each.roundoff for each in (replays, others) if each is not None), default=0.0),
+    )
+    verdict, cause, told = decide(pair)
+    notes = [note for note in dict.fromkeys((side.note, other.note)) if note]
+    if is_paired and pair.arguments and cause is not Cause.ARGUMENTS:
+        notes.append(f"the two were asked otherwise too: {pair.arguments[0]}")
+    return Confirmation(
+        verdict=verdict, cause=cause, entry=entry, asked=entry, reason=told, target=side, golden=other,
+        output_difference=pair.outputs, input_difference=pair.inputs, notes=notes,
+        is_incomplete=side.is_incomplete or other.is_incomplete,
+    )  # fmt: skip
+
+
+def _held(
+    dump: Dump, entry: str, framework: ReplayingFramework, model: object | None, max_elements: int
+) -> tuple[RecordedCall | None, Side, Replays | None]:
+    call = read_call(dump, entry, max_elements)
+    if call.missing is not None:
+        return None, Side(problem=call.missing, is_incomplete=True), None
+    try:
+        replays = replay_all(call, framework, model, max_elements)
+    except ReplayError as error:
+        return call, Side(problem=str(error)), None
+    return call, Side(outputs=judge_side(call.outputs, replays), note=replays.note), replays
+
+
+# --- modules by what is called inside them ------------------------------------------------------------------------
+
+
+def _confirm_inside(dumps: _Dumps, entry: str) -> Confirmation | None:
+    """Confirm the calls inside of a module in the order in which they ran; the first wrong one is the answer.
+
+    Returns ``None`` if no call inside of it is recorded.
+    """
+    mine, others = _calls_inside(dumps.target, entry), _calls_inside(dumps.golden, entry)
+    calls = list(dict.fromkeys((*others, *mine)))
+    if not calls:
+        return None
+    found: list[Confirmation] = []
+    for call in calls[:MAX_CALLS]:
+        each = _confirm_call(dumps, call, call, names.parse_entry(call), None)
+        found.append(each)
+        if each.verdict in _SOMEBODY:
+            break
+    looked_at = [(each.entry, each.verdict) for each in found]
+    only = [f"{call} is made by the {side} only" for call, side in _unpaired(mine, others)]
+    decisive = _decisive(found)
+    if decisive is None:
+        return _nothing_wrong(entry, found, only, looked_at, num_left=len(calls) - len(found))
+    return replace(decisive, asked=entry, looked_at=looked_at, notes=(*decisive.notes, *only[:3]))
+
+
+_SOMEBODY = frozenset({Verdict.TARGET, Verdict.GOLDEN, Verdict.BOTH})
+
+
+def _decisive(found: Sequence[Confirmation]) -> Confirmation | None:
+    """Return the call that answers for the module: the first wrong, else asked otherwise, else ill-conditioned."""
+    wrong = (each for each in found if each.verdict in _SOMEBODY)
+    asked_otherwise = (each for each in found if each.cause is Cause.ARGUMENTS)
+    ill_conditioned = (each for each in found if each.verdict is Verdict.ILL_CONDITIONED)
+    return next(itertools.chain(wrong, asked_otherwise, ill_conditioned), None)
+
+
+def _nothing_wrong(
+    entry: str,
+    found: Sequence[Confirmation],
+    only: Sequence[str],
+    looked_at: Sequence[tuple[str, Verdict]],
+    num_left: int,
+) -> Confirmation:
+    right = [each for each in found if each.verdict is Verdict.NEITHER]
+    unknown = [each for each in found if each.verdict is Verdict.CANNOT_TELL]
+    told = f"{len(right)} of the {len(found) + num_left} calls recorded inside it were computed right on both sides"
+    if only:
+        verdict, cause = Verdict.CANNOT_TELL, Cause.ARGUMENTS
+        told += f"; the two do not make the same calls: {only[0]}"
+    elif unknown or num_left:
+        verdict, cause = Verdict.CANNOT_TELL, Cause.UNKNOWN
+        told += f"; {unknown[0].entry}: {unknown[0].reason}" if unknown else f"; {num_left} were not looked at"
+    else:
+        verdict = Verdict.NEITHER
+        cause = Cause.INPUTS if any(each.cause is Cause.INPUTS for each in found) else Cause.NONE
+        told += "; the difference came in" if cause is Cause.INPUTS else ""
+    return Confirmation(
+        verdict=verdict, cause=cause, entry=entry, asked=entry, reason=told, looked_at=looked_at, notes=only[1:4],
+        is_incomplete=any(each.is_incomplete for each in unknown),
+    )  # fmt: skip
+
+
+def _calls_inside(dump: Dump, entry: str) -> list[str]:
+    """Return the API calls inside of a module's call, in the order in which they were complete."""
+    parents = dump.parents
+    found: list[str] = []
+    for name in dump.frame["entry"].unique(maintain_order=True).to_list():
+        if names.is_module(name) or names.is_backward(name) != names.is_backward(entry):
+            continue
+        parent = parents.get(name)
+        for _ in range(_MAX_DEPTH):
+            if parent is None or parent == entry:
+                break
+            parent = parents.get(parent)
+        if parent == entry and _is_call(name):
+            found.append(name)
+    return found
+
+
+_MAX_DEPTH = 256
+
+
+def _is_call(name: str) -> bool:
+    try:
+        return names.parse_entry(name).phase in (Phase.FORWARD, Phase.BACKWARD)
+    except EntryNameError:
+        return False
+
+
+def _unpaired(mine: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+    return [(call, "target") for call in mine if call not in set(others)] + [
+        (call, "golden run") for call in others if call not in set(mine)
+    ]
+
+
+def _in_its_module(dumps: _Dumps, found: Confirmation) -> Confirmation:
+    """Return the verdict of the module around a call that was asked otherwise: the model says what is meant."""
+    parent = dumps.target.parents.get(found.entry) or dumps.golden.parents.get(found.entry)
+    if parent is None or not names.is_module(parent):
+        return found
+    around = _confirm_call(dumps, parent, parent, names.parse_entry(parent), dumps.model)
+    if around.verdict not in _SOMEBODY:
+        return replace(found, notes=(*found.notes, f"{parent}, replayed with the model: {around.reason}"))
+    return replace(
+        around, asked=found.asked, cause=Cause.ARGUMENTS, notes=(*around.notes, f"{found.entry}: {found.reason}")
+    )
+
+
+# --- what to do next --------------------------------------------------------------------------------------------
+
+
+def _with_advice(dumps: _Dumps, found: Confirmation) -> Confirmation:
+    """Add what to record or to run, where that may tell."""
+    site = names.parse_entry(found.asked)
+    if found.is_incomplete:
+        return replace(
+            found,
+            next_config=config_for(dumps.target, site),
+            next_command=f"{command_for(dumps.target, dumps.golden, found.asked)} after both runs are recorded with "
+            "the configuration below",
+        )
+    if found.cause is Cause.ARGUMENTS and dumps.model is None:
+        asked = dumps.target.parents.get(found.entry) or found.asked
+        return replace(
+            found, next_command=command_for(dumps.target, dumps.golden, asked, "--model", "FILE.py:FUNCTION")
+        )
+    return found

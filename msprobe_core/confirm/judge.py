@@ -1,0 +1,270 @@
+"""Whether what was recorded of a call is what its inputs give: by the replay in float64, within what rounding explains.
+
+What is allowed, for the Euclidean norm of the error of one output:
+
+* ``rounding``: three times the error of a replay in the call's own precision, and at least of a result that is exact
+  but for its own rounding; and what sums in float32 may add in another order. The latter is the probabilistic bound of
+  Higham and Mary (*A New Approach to Probabilistic Rounding Error Analysis*, SIAM J. Sci. Comput. 41(5), 2019, Theorem
+  2.4): a sum of n terms has a backward error of about ``sqrt(n) u`` rather than ``n u``; what a backward error does to
+  the result, the replays with disturbed inputs have measured.
+* ``condition``: what a backward error of one unit round-off of the inputs does to the result: the largest change among
+  the replays with disturbed inputs. An error up to here is what rounding the inputs would have made too. Source:
+  Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 1.6; measured by random disturbance as
+  Parker's Monte Carlo arithmetic does (D. S. Parker, UCLA CSD-970002, 1997; Verificarlo: Denis et al., ARITH 2016).
+
+Beside the norm each element is judged by itself, so that few wrong ones among many are not lost in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.confirm.replays import UNIT_ROUNDOFF, Replays
+from msprobe_core.model import ReplayTensor
+
+FACTOR = 3.0
+"""By how much an error may exceed that of the replay; the deviation of an average over elements is far below that."""
+
+_ROUNDING = 0.4
+"""Root mean square of the relative error that rounding to nearest makes, in units of u: 1/sqrt(3) of u at the lower end
+of a binade, and a third less on average over one."""
+
+_ELEMENT_FACTOR = 4.0
+"""By how much one element may exceed its own allowance: the largest of 10^7 normal errors is 5.3 deviations."""
+
+ILL_CONDITIONED = 8.0
+"""From which amplification of relative errors a call is called ill-conditioned."""
+
+_SUBNORMAL = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-1074}
+_MAXIMUM = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+
+Array = NDArray[Any]
+
+
+class Held(str, Enum):
+    """How what was recorded compares with what the inputs give."""
+
+    RIGHT = "right"
+    CONDITION = "condition"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputJudgement:
+    """One output of one side, held against the replay in float64 of that side's own inputs.
+
+    Attributes:
+        path: Which output.
+        dtype: As recorded.
+        held: The verdict.
+        error: Euclidean norm of the error, relative to that of the oracle; of integers the part that differs.
+        own_error: The same of the replay in the call's own precision; ``None`` where there is none.
+        rounding: What rounding explains, likewise relative.
+        last_digit: What rounding the result itself explains; part of ``rounding``.
+        condition: What rounding the inputs explains, likewise.
+        element: Largest error of an element in units of what is allowed for it; 4 is the limit.
+        amplification: By how much the call multiplies relative errors of its inputs; ``None`` without floating inputs.
+        reason: In words.
+    """
+
+    path: str
+    dtype: str
+    held: Held
+    error: float
+    own_error: float | None
+    rounding: float
+    last_digit: float
+    condition: float
+    element: float
+    amplification: float | None
+    reason: str
+
+
+def judge_side(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list[OutputJudgement]:
+    """Hold recorded outputs against replays of the call from the same inputs.
+
+    Returns: one for each output, in their order.
+    """
+    return [_judge(path, value, replays) for path, value in outputs.items()]
+
+
+def _judge(path: str, recorded: ReplayTensor, replays: Replays) -> OutputJudgement:
+    oracle = replays.oracle[path].values
+    own = None if replays.own is None or path not in replays.own else replays.own[path].values
+    disturbed = [each[path].values for each in replays.disturbed if path in each]
+    if recorded.values.dtype.kind not in "fc" or oracle.dtype.kind not in "fc":
+        return _judge_exactly(path, recorded, oracle, own, disturbed)
+    return _judge_numbers(path, recorded, oracle, own, disturbed, replays)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------
+
+
+def _judge_numbers(
+    path: str, recorded: ReplayTensor, oracle: Array, own: Array | None, disturbed: list[Array], replays: Replays
+) -> OutputJudgement:
+    wide = "complex128" if oracle.dtype.kind == "c" else "float64"
+    values, oracle = recorded.values.astype(wide), oracle.astype(wide)
+    bad = _num_not_finite(values, oracle, own, recorded.dtype)
+    finite = np.isfinite(values) & np.isfinite(oracle)
+    for each in (*disturbed, *(() if own is None else (own,))):
+        finite &= np.isfinite(each)
+    values, oracle = values[finite], oracle[finite]
+    scale = _norm(oracle)
+    allowance = _Allowance.of(
+        oracle, None if own is None else own[finite].astype(wide), [each[finite] for each in disturbed],
+        recorded.dtype, replays,
+    )  # fmt: skip
+    error = np.abs(values - oracle)
+    norm = _norm(error)
+    element = float(np.max(error / allowance.elements, initial=0.0))
+    amplification = None
+    if replays.roundoff and scale:
+        amplification = allowance.condition / (replays.roundoff * scale)
+    held, reason = _held(norm, element, bad, allowance, amplification or 0.0)
+    unit = scale or 1.0
+    return OutputJudgement(
+        path=path, dtype=recorded.dtype, held=held, error=norm / unit,
+        own_error=None if allowance.own is None else allowance.own / unit, rounding=allowance.rounding / unit,
+        last_digit=allowance.last_digit / unit,
+        condition=allowance.condition / unit, element=element, amplification=amplification, reason=reason,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Allowance:
+    """What errors are allowed, absolute: of the norm, and of each element."""
+
+    own: float | None
+    rounding: float
+    last_digit: float
+    condition: float
+    elements: Array
+
+    @classmethod
+    def of(cls, oracle: Array, own: Array | None, disturbed: list[Array], dtype: str, replays: Replays) -> _Allowance:
+        roundoff = UNIT_ROUNDOFF.get(dtype, 2.0**-24)
+        tiny = _SUBNORMAL.get(dtype, 2.0**-9)
+        changes = [np.abs(each - oracle) for each in disturbed]
+        condition = max((_norm(change) for change in changes), default=0.0)
+        of_own = None if own is None else np.abs(own - oracle)
+        last_digit = rounding = FACTOR * max(
+            0.0 if of_own is None else _norm(of_own), _ROUNDING * roundoff * _norm(oracle)
+        )
+        if replays.roundoff:
+            of_sums = min(roundoff, UNIT_ROUNDOFF["float32"]) / replays.roundoff * condition
+            rounding += FACTOR * np.sqrt(replays.num_summed) * of_sums
+        rounding += tiny * np.sqrt(oracle.size)
+        spread = rounding / np.sqrt(max(oracle.size, 1))
+        elements = roundoff * np.abs(oracle) + spread + tiny
+        for change in changes:
+            elements = np.maximum(elements, spread + tiny + change)
+        if of_own is not None:
+            elements = elements + of_own
+        return cls(
+            own=None if of_own is None else _norm(of_own), rounding=float(rounding), last_digit=last_digit,
+            condition=condition, elements=elements,
+        )  # fmt: skip
+
+
+def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplification: float) -> tuple[Held, str]:
+    if bad:
+        return Held.WRONG, f"{bad:,} elements are NaN or Inf, or are not, where the inputs give otherwise"
+    if norm <= allowance.rounding and element > _ELEMENT_FACTOR:
+        return Held.WRONG, f"one element is off by {element / _ELEMENT_FACTOR:.3g} times what is allowed for it"
+    if norm <= allowance.rounding:
+        return Held.RIGHT, "within what rounding explains"
+    limit = max(allowance.rounding, allowance.condition)
+    if norm > limit:
+        return Held.WRONG, f"off by {norm / limit:.3g} times what rounding explains"
+    if amplification >= ILL_CONDITIONED:
+        return (
+            Held.CONDITION,
+            f"within what rounding the inputs explains, which the call amplifies {amplification:.3g}x",
+        )
+    return Held.RIGHT, "within what rounding the inputs explains"
+
+
+def _num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
+    """Return how many elements are NaN or Inf where the inputs do not give that; overflow of the dtype is right."""
+    expected: Any = np.array(oracle)
+    largest = _MAXIMUM.get(dtype)
+    if largest is not None and expected.dtype.kind == "f":
+        over = np.abs(expected) > largest * (1 + UNIT_ROUNDOFF[dtype])
+        expected[over] = np.sign(expected[over]) * np.inf
+    different = _unlike(values, expected)
+    if own is not None:  # what overflows on the way overflows here too
+        different &= _unlike(values, own)
+    return int(np.count_nonzero(different))
+
+
+def _unlike(values: Array, expected: Array) -> Array:
+    is_either = ~(np.isfinite(values) & np.isfinite(expected))
+    with np.errstate(invalid="ignore"):
+        same = (values == expected) | (np.isnan(values) & np.isnan(expected))
+    return is_either & ~same
+
+
+def _norm(values: Array) -> float:
+    largest = float(np.max(np.abs(values), initial=0.0))
+    if largest == 0.0 or not np.isfinite(largest):
+        return largest
+    return largest * float(np.linalg.norm(np.ravel(values) / largest))
+
+
+# --- integers and booleans --------------------------------------------------------------------------------------
+
+
+def _judge_exactly(
+    path: str, recorded: ReplayTensor, oracle: Array, own: Array | None, disturbed: list[Array]
+) -> OutputJudgement:
+    values = recorded.values
+    differs = values != oracle
+    if own is not None:
+        differs &= values != own
+    num_flips = max((int(np.count_nonzero(each != oracle)) for each in disturbed), default=0)
+    num, size = int(np.count_nonzero(differs)), max(values.size, 1)
+    if not num:
+        held, reason = Held.RIGHT, "the same"
+    elif num <= _FLIPS * num_flips:
+        held, reason = Held.CONDITION, f"{num:,} elements differ, and rounding the inputs changes as many"
+    else:
+        held, reason = (
+            Held.WRONG,
+            f"{num:,} of {values.size:,} elements differ; rounding the inputs changes {num_flips:,}",
+        )
+    return OutputJudgement(
+        path=path, dtype=recorded.dtype, held=held, error=num / size,
+        own_error=None if own is None else float(np.count_nonzero(own != oracle)) / size, rounding=0.0, last_digit=0.0,
+        condition=num_flips / size, element=0.0, amplification=None, reason=reason,
+    )  # fmt: skip
+
+
+_FLIPS = 4
+"""Disturbed inputs change some of the decisions that are a tie but for rounding, not always the same."""
+
+
+# --- between the sides ------------------------------------------------------------------------------------------
+
+
+def relative_difference(target: ReplayTensor, golden: ReplayTensor) -> float | None:
+    """Return the norm of the difference relative to that of ``golden``; ``None`` if the shapes differ.
+
+    Elements that are NaN or Inf on both sides alike are left out; NaN or Inf on one side only makes it infinite.
+    """
+    if target.values.shape != golden.values.shape:
+        return None
+    wide = "complex128" if "c" in (target.values.dtype.kind, golden.values.dtype.kind) else "float64"
+    values, others = target.values.astype(wide), golden.values.astype(wide)
+    if np.any(_unlike(values, others)):
+        return float("inf")
+    finite = np.isfinite(values)
+    scale = _norm(others[finite])
+    difference = _norm(values[finite] - others[finite])
+    return difference / scale if scale else float("inf") if difference else 0.0

@@ -1,0 +1,56 @@
+"""The user's own model, named on the command line."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from msprobe_core.errors import ConfigError
+
+
+def load_model(reference: str) -> object:
+    """Return what the function that ``reference`` names returns.
+
+    Args:
+        reference: ``FILE.py:FUNCTION`` or ``package.module:function``. It is run: it is the user's own program, and
+            comes from the command line, never out of a dump.
+
+    Raises:
+        ConfigError: it cannot be found, or running it failed.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name.isidentifier():
+        raise ConfigError(f"--model {reference!r}: give FILE.py:FUNCTION or package.module:function")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        raise ConfigError(
+            f"--model {reference}: {place} cannot be imported ({type(error).__name__}: {error})"
+        ) from error
+    function: Any = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(f"--model {reference}: {place} has no function {name!r}")
+    try:
+        return function()
+    except Exception as error:
+        raise ConfigError(f"--model {reference}: {name}() failed ({type(error).__name__}: {error})") from error
+
+
+def _from_file(path: Path) -> object:
+    if not path.is_file():
+        raise ConfigError(f"{path} is no file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # As when the file is run: what lies beside it can be imported, and classes find their module.
+    sys.path.insert(0, str(path.parent.absolute()))
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent.absolute()))
+    return module

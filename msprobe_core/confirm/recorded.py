@@ -1,0 +1,272 @@
+"""What a dump holds of one call: the arguments as trees, and the values that it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from msprobe_core import names
+from msprobe_core.errors import DumpError, EntryNameError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue, Role, Site, SiteKind
+from msprobe_core.store.frame import RowKind
+
+_READ_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCall:
+    """One call of one dump, read.
+
+    Attributes:
+        entry: Its name in the dump, of the forward or of the backward.
+        site: The same, taken apart.
+        args: Positional arguments of the forward.
+        kwargs: Keyword arguments.
+        parameters: Of a module, those of it and of what is inside it, by their path from it.
+        gradients: Of a backward, the gradients with respect to the outputs, by path.
+        outputs: What it gave, by path; of a backward, the gradients with respect to the arguments.
+        scalars: Its arguments that are no tensors, by path, as text; with dtype and shape of those that are.
+        missing: Why it cannot be replayed, in words, the first reason; ``None`` if it is there as a whole.
+    """
+
+    entry: str
+    site: Site
+    args: list[ReplayValue] = field(default_factory=list["ReplayValue"])
+    kwargs: dict[str, ReplayValue] = field(default_factory=dict[str, "ReplayValue"])
+    parameters: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
+    gradients: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
+    outputs: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
+    scalars: dict[str, str] = field(default_factory=dict[str, str])
+    missing: str | None = None
+
+    @property
+    def tensors(self) -> dict[str, ReplayTensor]:
+        """Everything that goes in and has elements: arguments, parameters, gradients that came in."""
+        found = dict(_tensors(self.args, ""))
+        found |= dict(_tensors(self.kwargs, ""))
+        found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
+        return found | {f"gradient.{path}": value for path, value in self.gradients.items()}
+
+
+class _IncompleteError(Exception):
+    """The call is not in the dump as a whole; the text is a sentence's end."""
+
+
+def has_entry(dump: Dump, entry: str) -> bool:
+    """Whether the dump has a record of this call."""
+    return bool(dump.frame.select((pl.col("entry") == entry).any()).item())
+
+
+def read_call(dump: Dump, entry: str, max_elements: int) -> RecordedCall:
+    """Return what the dump holds of a call.
+
+    Args:
+        dump: Any.
+        entry: Of a forward or a backward.
+        max_elements: A call with more elements in all of its tensors is not read.
+
+    Raises:
+        EntryNameError: ``entry`` is not the name of a call.
+        DumpError: a file of a tensor is damaged.
+    """
+    site = names.parse_entry(entry)
+    if site.phase not in (Phase.FORWARD, Phase.BACKWARD):
+        raise EntryNameError(f"{entry!r} is not a call; give the entry of a forward or of a backward")
+    try:
+        return _Reader(dump, entry, site, max_elements).read()
+    except _IncompleteError as error:
+        return RecordedCall(entry=entry, site=site, missing=str(error))
+
+
+class _Reader:
+    def __init__(self, dump: Dump, entry: str, site: Site, max_elements: int) -> None:
+        self._dump = dump
+        self._entry = entry
+        self._site = site
+        self._left = max_elements
+        self._max_elements = max_elements
+        self._read: dict[str, NDArray[Any]] = {}
+
+    def read(self) -> RecordedCall:
+        site, is_backward = self._site, self._site.phase is Phase.BACKWARD
+        forward = names.forward_of(self._entry) or self._entry
+        own = self._rows(self._entry)
+        rows = self._rows(forward) if is_backward else own
+        if not own:
+            raise _IncompleteError(f"it has no record of {self._entry}")
+        if not rows:
+            raise _IncompleteError(f"it has no record of {forward}, whose inputs the backward needs")
+        given = _by_path(rows, Role.INPUT, forward)
+        outputs = self._tensors_of(_by_path(own, Role.OUTPUT, self._entry))
+        tree: dict[str, Any] = {}
+        slots: list[tuple[dict[str, Any], str, str]] = []
+        for path, row in given.items():
+            slots.append((*_place(tree, path), path))
+            slots[-1][0][slots[-1][1]] = self._value(row, path)
+        if is_backward:
+            self._mark_gradients(slots, outputs)
+        positional = {key: value for key, value in tree.items() if key.isdecimal()}
+        return RecordedCall(
+            entry=self._entry,
+            site=site,
+            args=_as_list(positional),
+            kwargs={key: _nested(value) for key, value in tree.items() if key not in positional},
+            parameters=self._parameters(forward) if site.kind is SiteKind.MODULE else {},
+            gradients=self._tensors_of(_by_path(own, Role.INPUT, self._entry)) if is_backward else {},
+            outputs=outputs,
+            scalars={path: _described(row) for path, row in given.items()},
+        )
+
+    def _rows(self, entry: str) -> list[dict[str, Any]]:
+        return self._dump.frame.filter(pl.col("entry") == entry).select(_NEEDED).to_dicts()
+
+    def _tensors_of(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, ReplayTensor]:
+        values = {path: self._value(row, path) for path, row in rows.items()}
+        return {path: value for path, value in values.items() if isinstance(value, ReplayTensor)}
+
+    def _value(self, row: Mapping[str, Any], path: str) -> ReplayValue:
+        if row["failure"] is not None:
+            raise _IncompleteError(f"{path} of {row['entry']} could not be recorded: {row['failure']}")
+        if row["kind"] == RowKind.NONE.value:
+            return None
+        if row["kind"] == RowKind.SCALAR.value:
+            return Argument(str(row["type"]), row["text"])
+        return self._tensor(row, path)
+
+    def _tensor(self, row: Mapping[str, Any], path: str) -> ReplayTensor:
+        if row["distribution"] is not None:
+            raise _IncompleteError(f"{path} of {row['entry']} is one rank's part of a distributed tensor")
+        if (file_name := row["file_name"]) is None:
+            raise _IncompleteError(f"{path} of {row['entry']} is recorded as statistics only, not as a whole tensor")
+        values = self._read.get(file_name)
+        if values is None:
+            values = self._read[file_name] = self._load(file_name, row)
+        dtype = str(row["dtype"]).rpartition(".")[2]
+        return ReplayTensor(values=values, dtype=dtype)
+
+    def _load(self, file_name: str, row: Mapping[str, Any]) -> NDArray[Any]:
+        source = self._dump.open_tensor(file_name)
+        if str(list(source.shape)) != row["shape"]:
+            raise DumpError(f"{file_name}: has the shape {list(source.shape)}, and its record says {row['shape']}")
+        self._left -= int(np.prod(source.shape, dtype=np.float64))
+        if self._left < 0:
+            raise _IncompleteError(f"its tensors have more than {self._max_elements:,} elements in all")
+        pieces = list(source.chunks(_READ_ELEMENTS))
+        whole: Any = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        if whole.dtype.kind not in "biufc":
+            raise DumpError(f"{file_name}: holds no numbers")
+        return whole.reshape(source.shape)
+
+    def _mark_gradients(
+        self, slots: list[tuple[dict[str, Any], str, str]], outputs: Mapping[str, ReplayTensor]
+    ) -> None:
+        """Mark the arguments whose gradient is recorded, and those that were one tensor in the program.
+
+        A tensor that is given to one call twice has its whole gradient in both places, so two arguments with the same
+        values and the same gradient were one.
+        """
+        kinds: dict[tuple[Any, ...], int] = {}
+        for container, key, path in slots:
+            value, gradient = container[key], outputs.get(path)
+            if isinstance(value, ReplayTensor) and gradient is not None:
+                content = value.values.tobytes(), gradient.values.tobytes(), value.dtype
+                number = kinds.setdefault(content, len(kinds))
+                container[key] = msgspec.structs.replace(value, takes_gradient=True, identity=number)
+
+    def _parameters(self, forward: str) -> dict[str, ReplayTensor]:
+        """Return what is recorded of the parameters of a module and of those inside it; the rest is the model's."""
+        stem = self._site.path
+        frame = self._dump.frame.filter((pl.col("role") == Role.PARAMETERS.value) & pl.col("file_name").is_not_null())
+        found: dict[str, ReplayTensor] = {}
+        for row in frame.select(_NEEDED).to_dicts():
+            try:
+                site = names.parse_entry(row["entry"])
+            except EntryNameError:
+                continue
+            if site.path == stem or not stem or site.path.startswith(f"{stem}."):
+                inner = site.path[len(stem) :].strip(".")
+                name = row["key"].removeprefix(names.row_name(row["entry"], Role.PARAMETERS, ""))
+                path = f"{inner}.{name}" if inner else name
+                if path not in found or row["entry"] == forward:
+                    found[path] = self._tensor(row, path)
+        return found
+
+
+_NEEDED = (
+    "key", "entry", "role", "kind", "type", "dtype", "shape", "text", "distribution", "failure", "file_name",
+)  # fmt: skip
+
+
+def _by_path(rows: list[dict[str, Any]], role: Role, entry: str) -> dict[str, dict[str, Any]]:
+    stem = names.row_name(entry, role, "")
+    return {
+        row["key"].removeprefix(stem): row for row in rows if row["role"] == role.value and row["key"].startswith(stem)
+    }
+
+
+def _described(row: Mapping[str, Any]) -> str:
+    if row["kind"] == RowKind.TENSOR.value:
+        return f"{row['dtype']} {row['shape']}"
+    return "None" if row["kind"] == RowKind.NONE.value else str(row["text"])
+
+
+# --- trees ------------------------------------------------------------------------------------------------------
+
+
+def _place(tree: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
+    *stems, last = path.split(".")
+    for stem in stems:
+        below = tree.setdefault(stem, {})
+        if not isinstance(below, dict):
+            raise _IncompleteError(f"its argument {path} stands inside of something else")
+        tree = cast("dict[str, Any]", below)
+    return tree, last
+
+
+def _nested(value: Any) -> ReplayValue:
+    """Return a tree in which what has the places 0, 1, 2, … is a list."""
+    if not isinstance(value, dict):
+        return value
+    items = cast("dict[str, Any]", value)
+    if items and all(key.isdecimal() for key in items):
+        return _as_list(items)
+    return {key: _nested(item) for key, item in items.items()}
+
+
+def _as_list(items: Mapping[str, Any]) -> list[ReplayValue]:
+    """Return the values by their places; one without values, such as an empty list, has left a gap."""
+    places = {int(key): _nested(value) for key, value in items.items()}
+    length = max(places, default=-1) + 1
+    if length > _MAX_LENGTH:
+        raise _IncompleteError(f"one of its arguments has the place {length - 1:,}")
+    return [places.get(i, []) for i in range(length)]
+
+
+_MAX_LENGTH = 1 << 16
+
+
+def _tensors(value: Any, path: str) -> Iterator[tuple[str, ReplayTensor]]:
+    if isinstance(value, ReplayTensor):
+        yield path, value
+    elif isinstance(value, list | dict):
+        several = cast("Any", value)
+        for key, item in several.items() if isinstance(value, dict) else enumerate(several):
+            yield from _tensors(item, f"{path}.{key}" if path else str(key))
+
+
+def map_tensors(value: ReplayValue, function: Any) -> Any:
+    """Return the tree with each tensor replaced by what ``function`` makes of it."""
+    if isinstance(value, ReplayTensor):
+        return function(value)
+    if isinstance(value, list):
+        return [map_tensors(item, function) for item in value]
+    if isinstance(value, dict):
+        return {key: map_tensors(item, function) for key, item in value.items()}
+    return value

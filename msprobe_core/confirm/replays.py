@@ -1,0 +1,212 @@
+"""One call, made again several times: in its own precision, in float64, and in float64 with its inputs disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from msprobe_core.confirm.recorded import RecordedCall, map_tensors
+from msprobe_core.errors import ReplayError
+from msprobe_core.hookspecs import ReplayingFramework
+from msprobe_core.model import ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
+
+NUM_DISTURBED = 4
+"""How many replays with disturbed inputs the condition is measured by; the signs of each are independent."""
+
+_SEED = 20260101
+
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "complex128": 2.0**-53,
+    "complex64": 2.0**-24, "complex32": 2.0**-11, "float8_e4m3fn": 2.0**-4, "float8_e4m3fnuz": 2.0**-4,
+    "float8_e5m2": 2.0**-3, "float8_e5m2fnuz": 2.0**-3,
+}  # fmt: skip
+"""Half the distance from 1 to the next number, by dtype. Sources: IEEE 754-2019, table 3.5; OCP OFP8, table 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replays:
+    """What the replays of one side's call gave, by path of the output.
+
+    Attributes:
+        oracle: In float64 from the recorded inputs: what the call should have given.
+        own: In the call's own precision from the same inputs: what rounding does to it here; ``None`` where this
+            machine cannot compute in that precision.
+        disturbed: In float64, with each input element scaled by 1 + u or 1 - u, by a coin.
+        roundoff: The u that the inputs were disturbed by: that of their own dtype, or of the results' where it is
+            larger, as under autocast. 0 without floating inputs.
+        num_summed: How many terms a sum in the call can have at most, estimated from its sizes.
+        note: What there is to say about them.
+    """
+
+    oracle: dict[str, ReplayTensor]
+    own: dict[str, ReplayTensor] | None
+    disturbed: list[dict[str, ReplayTensor]]
+    roundoff: float
+    num_summed: int
+    note: str | None = None
+
+
+def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int) -> Replays:
+    """Make a call again.
+
+    Raises:
+        ReplayError: it cannot be made again, gives other shapes than were recorded, or draws random numbers.
+    """
+    base = ReplayCall(
+        site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
+        max_elements=max_elements,
+    )  # fmt: skip
+    oracle, base = _widest(base, call, framework, model)
+    own, note = _own(base, call, framework, model)
+    least = 0.0
+    if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
+        # As autocast does: the inputs are rounded to the precision of the results before anything is computed.
+        least = max(_roundoff(value.dtype) for value in call.outputs.values())
+        own, note = None, "its results have another dtype than a call with these inputs gives: taken for autocast"
+    generator = np.random.default_rng(_SEED)
+
+    def disturb(value: ReplayTensor) -> ReplayTensor:
+        return _disturbed(_wide(value), value.dtype, least, generator)
+
+    disturbed = [framework.replay(_mapped(base, disturb), model) for _ in range(NUM_DISTURBED)]
+    inputs = [value for value in call.tensors.values() if _is_floating(value)]
+    return Replays(
+        oracle=oracle.values,
+        own=own,
+        disturbed=[each.values for each in disturbed],
+        roundoff=max([least, *(_roundoff(value.dtype) for value in inputs)]) if inputs else 0.0,
+        num_summed=1 if _is_elementwise(call, base, oracle.values, framework, model) else _num_summed(call),
+        note=note,
+    )
+
+
+def _widest(
+    base: ReplayCall, call: RecordedCall, framework: ReplayingFramework, model: object | None
+) -> tuple[Replayed, ReplayCall]:
+    """Return the replay in float64, and the call as it has worked: sequences may have been tuples or lists."""
+    failure: ReplayError | None = None
+    for attempt in _attempts(base):
+        try:
+            found = framework.replay(_mapped(attempt, _wide), model)
+        except ReplayError as error:
+            failure = failure or error
+            continue
+        if found.is_random:
+            raise ReplayError("it draws random numbers, which no replay draws again")
+        if problem := _misfit(found, call):
+            failure = failure or ReplayError(problem)
+            continue
+        return found, attempt
+    assert failure is not None
+    raise failure
+
+
+def _attempts(base: ReplayCall) -> list[ReplayCall]:
+    """Return the call in the ways that it may have been made: dumps do not tell them apart."""
+    attempts = [base, msgspec.structs.replace(base, has_lists=True)]
+    if base.site.kind is SiteKind.API:
+        # An empty list behind all other arguments leaves no trace: ``torch.zeros(())``.
+        attempts.append(msgspec.structs.replace(base, args=[*base.args, []]))
+    return attempts
+
+
+def _is_elementwise(
+    call: RecordedCall,
+    base: ReplayCall,
+    oracle: Mapping[str, ReplayTensor],
+    framework: ReplayingFramework,
+    model: object | None,
+) -> bool:
+    """Whether an element of the result depends on one element of each argument of its size: nothing is summed then.
+
+    Found out by changing one element of each.
+    """
+    sizes = {value.values.size for value in call.outputs.values()}
+    largest = max((value.values.size for value in call.tensors.values()), default=0)
+    if len(sizes) != 1 or largest < 2 or largest > min(sizes):
+        return False
+
+    def change(value: ReplayTensor) -> ReplayTensor:
+        wide = _wide(value)
+        if not _is_floating(value) or value.values.size != largest:
+            return wide
+        values: Any = np.array(wide.values)
+        values.flat[largest // 2] *= 1.0 + 2.0**-20
+        return msgspec.structs.replace(wide, values=values)
+
+    changed = framework.replay(_mapped(base, change), model).values
+    return all(np.count_nonzero(value.values != oracle[path].values) <= 1 for path, value in changed.items())
+
+
+def _misfit(found: Replayed, call: RecordedCall) -> str | None:
+    for path, value in call.outputs.items():
+        given = found.values.get(path)
+        if given is None:
+            return f"a replay has no output {path}, which was recorded"
+        if given.values.shape != value.values.shape:
+            return (
+                f"a replay gives output {path} with the shape {list(given.values.shape)}, and "
+                f"{list(value.values.shape)} was recorded"
+            )
+    return None if call.outputs else "no output was recorded"
+
+
+def _own(
+    base: ReplayCall, call: RecordedCall, framework: ReplayingFramework, model: object | None
+) -> tuple[dict[str, ReplayTensor] | None, str | None]:
+    try:
+        found = framework.replay(base, model)
+    except ReplayError as error:
+        return None, f"not replayed in its own precision: {error}"
+    return (None, _misfit(found, call)) if _misfit(found, call) else (found.values, None)
+
+
+def _mapped(call: ReplayCall, function: Any) -> ReplayCall:
+    args: list[ReplayValue] = [map_tensors(value, function) for value in call.args]
+    return msgspec.structs.replace(
+        call,
+        args=args,
+        kwargs={name: map_tensors(value, function) for name, value in call.kwargs.items()},
+        parameters={name: function(value) for name, value in call.parameters.items()},
+        gradients={path: function(value) for path, value in call.gradients.items()},
+        is_widened=True,
+    )
+
+
+def _is_floating(value: ReplayTensor) -> bool:
+    return value.values.dtype.kind in "fc"
+
+
+def _wide(value: ReplayTensor) -> ReplayTensor:
+    if not _is_floating(value):
+        return value
+    dtype = "complex128" if value.values.dtype.kind == "c" else "float64"
+    return msgspec.structs.replace(value, values=value.values.astype(dtype), dtype=dtype)
+
+
+def _disturbed(wide: ReplayTensor, dtype: str, least: float, generator: np.random.Generator) -> ReplayTensor:
+    """Return float64 values scaled by 1 + u or 1 - u of the dtype that they had."""
+    if not _is_floating(wide):
+        return wide
+    roundoff = max(_roundoff(dtype), least)
+    source: Any = generator  # whose methods have no full types
+    signs = np.where(source.random(wide.values.shape) < 0.5, -1.0, 1.0)
+    with np.errstate(all="ignore"):
+        return msgspec.structs.replace(wide, values=wide.values * (1.0 + roundoff * signs))
+
+
+def _roundoff(dtype: str) -> float:
+    return UNIT_ROUNDOFF.get(dtype, 0.0)
+
+
+def _num_summed(call: RecordedCall) -> int:
+    """Return how many terms a sum in the call can have: along a dimension, or of all elements behind one result."""
+    smallest = min((value.values.size for value in call.outputs.values()), default=1) or 1
+    longest = 1
+    for value in call.tensors.values():
+        longest = max(longest, *value.values.shape, value.values.size // smallest, 1)
+    return longest

@@ -1,0 +1,104 @@
+"""A confirmation as text for a terminal, and as ``confirm.json`` for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from msprobe_core.confirm import Confirmation, Side, Verdict
+from msprobe_core.report.whole import whole_file
+from msprobe_core.store.layout import make_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CONFIRM_FILE = "confirm.json"
+VERSION = 1
+
+HEADLINES = {
+    Verdict.TARGET: "the target is wrong",
+    Verdict.GOLDEN: "the golden run is wrong",
+    Verdict.BOTH: "both are wrong",
+    Verdict.NEITHER: "neither is wrong: both computed right what came in",
+    Verdict.ILL_CONDITIONED: "neither is wrong: the call is ill-conditioned, and amplifies rounding",
+    Verdict.CANNOT_TELL: "cannot tell",
+}
+
+
+def write_confirmation(found: Confirmation, directory: Path) -> Path:
+    """Write ``confirm.json``; return its path.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    make_directory(directory)
+    path = directory / CONFIRM_FILE
+    content = {"version": VERSION, **cast("dict[str, Any]", _plain(asdict(found)))}
+    with whole_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with NaN and Inf as text, as dumps have them: JSON has no such numbers."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def print_confirmation(found: Confirmation, path: Path | None, console: Console) -> None:
+    """Print who is wrong, why, and the figures."""
+    from rich.text import Text
+
+    for line in confirmation_lines(found):
+        console.print(Text(line), soft_wrap=True)
+    if path is not None:
+        console.print(Text(f"written: {path}"), soft_wrap=True)
+
+
+def confirmation_lines(found: Confirmation) -> Iterator[str]:
+    """Yield the lines of the text."""
+    yield f"{found.asked}: {HEADLINES[found.verdict]}"
+    if found.entry != found.asked:
+        yield f"  at {found.entry}"
+    yield f"  {found.reason}"
+    for name, side in (("target", found.target), ("golden", found.golden)):
+        if side is not None:
+            yield from _side_lines(name, side)
+    for name, difference in (("what came in", found.input_difference), ("what came out", found.output_difference)):
+        if difference is not None:
+            yield f"  target against golden, {name}: relative difference {difference:.2g}"
+    if found.looked_at:
+        yield f"  calls inside that were replayed, in order: {len(found.looked_at)}"
+        yield from (f"    {verdict.value:<16}{entry}" for entry, verdict in found.looked_at)
+    yield from (f"  note: {note}" for note in found.notes)
+    if found.next_command is not None:
+        yield f"  next: {found.next_command}"
+    if found.next_config is not None:
+        yield "  configuration that records what is missing:"
+        yield from (f"    {line}" for line in found.next_config.splitlines())
+
+
+def _side_lines(name: str, side: Side) -> Iterator[str]:
+    if side.problem is not None:
+        yield f"  {name}: not replayed: {side.problem}"
+    elif side.outputs:
+        yield f"  {name}, as recorded, against a float64 replay of the inputs that the {name} recorded:"
+    for output in side.outputs:
+        own = "" if output.own_error is None else f", a replay in {output.dtype} is off by {output.own_error:.2g}"
+        yield (
+            f"    output {output.path} ({output.dtype}): {output.held.value}, error {output.error:.2g}, rounding "
+            f"explains {output.rounding:.2g}, rounding the inputs {output.condition:.2g}{own}"
+        )

@@ -1,0 +1,313 @@
+"""Make one recorded call again, by itself, on the CPU."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from msprobe.pytorch._replay_table import RANDOM, find_function
+from msprobe_core.capture.values import children_of
+from msprobe_core.errors import ReplayError
+from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, ReplayValue, Site, SiteKind
+
+Function = Callable[..., Any]
+
+
+def why_not_replayed(site: Site) -> str | None:
+    """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
+    if site.path in RANDOM:
+        return "it draws random numbers"
+    if site.prefix == "Distributed":
+        return "it communicates, and what the other ranks sent is not in this rank's dump"
+    if find_function(site.prefix, site.path) is None:
+        return "it is not among the numerical functions of PyTorch that are called for a dump"
+    return None
+
+
+def replay(call: ReplayCall, model: object | None) -> Replayed:
+    """See `msprobe_core.hookspecs.ReplayingFramework`."""
+    try:
+        with _by_itself(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _replay(call, model)
+    except ReplayError:
+        raise
+    except Exception as error:  # whatever PyTorch, or the user's model, makes of arguments out of a file
+        reason = " ".join(str(error).split())[:300]
+        raise ReplayError(f"it cannot be called again ({type(error).__name__}: {reason})") from error
+
+
+def _replay(call: ReplayCall, model: object | None) -> Replayed:
+    function = _function_of(call, model)
+    tensors: dict[int, Tensor] = {}
+    leaves: dict[str, Tensor] = {}
+
+    def make(value: ReplayTensor, path: str) -> Tensor:
+        leaf = None if value.identity is None else tensors.get(value.identity)
+        if leaf is None:
+            leaf = _tensor_of(value)
+            if value.identity is not None:
+                tensors[value.identity] = leaf
+        if value.takes_gradient:
+            leaves[path] = leaf.requires_grad_()
+        # Not the leaf itself: the call may write to it.
+        return leaf.clone() if value.takes_gradient else leaf
+
+    if call.site.kind is SiteKind.API:
+        _check_size(function, call)
+    args, kwargs = _arguments(call, make)
+    before = torch.get_rng_state()
+    with torch.set_grad_enabled(call.site.phase is Phase.BACKWARD), _Widened() if call.is_widened else _nothing():
+        output = function(*args, **kwargs)
+        if output is None and args:  # it has written to its first argument, as ``x[i] = y`` does
+            output = args[0]
+        values = _gradients(call, output, leaves) if call.site.phase is Phase.BACKWARD else dict(_tensors_in(output))
+    is_random = not torch.equal(before, torch.get_rng_state())
+    return Replayed(values={path: _recorded(value) for path, value in values.items()}, is_random=is_random)
+
+
+@contextmanager
+def _nothing() -> Generator[None, None, None]:
+    yield
+
+
+@contextmanager
+def _by_itself() -> Generator[None, None, None]:
+    """Keep the program's random state, autocast and default dtype out of the call, and the call out of them."""
+    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    try:
+        with torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        torch.set_rng_state(state)
+        torch.set_default_dtype(dtype)
+
+
+class _Widened(TorchFunctionMode):
+    """Makes float64 of every floating dtype that anything inside asks for, so that nothing rounds on the way."""
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _CASTS and args and isinstance(args[0], Tensor):
+            return args[0].to(_wide(_CASTS[name]))
+        return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})
+
+
+_CASTS = {
+    "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "cfloat": torch.complex64,
+    "chalf": torch.complex32,
+}  # fmt: skip
+
+
+def _widened(value: Any) -> Any:
+    return _wide(value) if isinstance(value, torch.dtype) else value
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+# --- what is called ---------------------------------------------------------------------------------------------
+
+
+def _function_of(call: ReplayCall, model: object | None) -> Function:
+    site = call.site
+    if site.kind is SiteKind.API:
+        function = find_function(site.prefix, site.path)
+        if (reason := why_not_replayed(site)) is not None or function is None:
+            raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
+        return function
+    if not isinstance(model, nn.Module):
+        raise ReplayError("a module is replayed with the model that it is part of; name it with --model")
+    return _module_of(call, model)
+
+
+def _module_of(call: ReplayCall, model: nn.Module) -> nn.Module:
+    """Return a copy of the module that was called, with its recorded parameters."""
+    site = call.site
+    found = _submodule(model, site.path)
+    if found is None:
+        raise ReplayError(
+            f"the model has no module {site.path!r}; name the function that makes the model recorded here"
+        )
+    if type(found).__name__ != site.type_name:
+        raise ReplayError(
+            f"the module {site.path!r} of the model is a {type(found).__name__}, and a {site.type_name} was recorded"
+        )
+    module = copy.deepcopy(found).cpu()
+    own = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in call.parameters.items():
+        parameter = own.get(name)
+        if parameter is None or tuple(parameter.shape) != value.values.shape:
+            raise ReplayError(f"the recorded parameter {name!r} of {site.path!r} does not fit the model")
+        parameter.data = _tensor_of(value)
+    module.requires_grad_(False)
+    return module.double() if call.is_widened else module
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module | None:
+    modules = dict(model.named_modules())
+    # Of models given as a list, the path begins with the position.
+    first, _, rest = path.partition(".")
+    return modules.get(rest) if path not in modules and first.isdecimal() else modules.get(path)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+def _arguments(
+    call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor], device: str = "cpu"
+) -> tuple[list[Any], dict[str, Any]]:
+    def build(value: ReplayValue, path: str) -> Any:
+        if isinstance(value, ReplayTensor):
+            return make(value, path)
+        if isinstance(value, Argument):
+            return _argument(value, device)
+        if isinstance(value, dict):
+            return {key: build(item, f"{path}.{key}") for key, item in value.items()}
+        if isinstance(value, list):
+            items = [build(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return items if call.has_lists else tuple(items)
+        return None
+
+    args = [build(value, str(i)) for i, value in enumerate(call.args)]
+    return args, {name: build(value, name) for name, value in call.kwargs.items()}
+
+
+def _argument(value: Argument, device: str) -> Any:
+    """Return what an argument that is no tensor was.
+
+    Raises:
+        ReplayError: it was something that a dump does not hold.
+    """
+    text = str(value.value)
+    if value.type in _SCALARS:
+        return _SCALARS[value.type](value.value)
+    if value.type == "slice":
+        return slice(*_literal(text))
+    if value.type == "ellipsis":
+        return ...
+    if value.type == "torch.Size":
+        return torch.Size(_literal(text))
+    if value.type == "torch.device":
+        return torch.device(device)  # wherever the program ran
+    if value.type in ("torch.dtype", "torch.layout"):
+        return _constant(text.removeprefix("torch."), value.type)
+    if value.type == "torch.memory_format":
+        return _constant(next(iter(_literal(text).values())).removeprefix("torch."), value.type)
+    raise ReplayError(f"one of its arguments is a {value.type}, which a dump does not hold whole")
+
+
+_SCALARS: Mapping[str, Callable[[Any], Any]] = {
+    "int": int, "float": float, "str": str, "bool": lambda text: text in (True, "True"),
+    **dict.fromkeys(("float64", "float32", "float16"), float),
+    **dict.fromkeys(("int64", "int32", "int16", "int8", "uint8"), int),
+}  # fmt: skip
+
+
+def _literal(text: str) -> Any:
+    if len(text) > _MAX_LITERAL:
+        raise ReplayError("one of its arguments is longer than any size or slice")
+    return ast.literal_eval(text)
+
+
+_MAX_LITERAL = 4096
+
+
+def _constant(name: str, kind: str) -> Any:
+    found = getattr(torch, name, None) if name.isidentifier() else None
+    if f"torch.{type(found).__name__}" != kind:
+        raise ReplayError(f"one of its arguments is the {kind} {name!r}, which this PyTorch does not have")
+    return found
+
+
+def _tensor_of(value: ReplayTensor) -> Tensor:
+    array = np.ascontiguousarray(value.values)
+    plain = torch.from_numpy(array.copy() if array.size else array).reshape(value.values.shape)
+    dtype = getattr(torch, value.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ReplayError(f"it has a tensor of the dtype {value.dtype}, which this PyTorch does not have")
+    return plain.to(dtype)
+
+
+def _recorded(tensor: Tensor) -> ReplayTensor:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    values = tensor.detach().resolve_conj().resolve_neg()
+    if values.is_sparse or values.is_quantized:
+        raise ReplayError(f"it gives a tensor of the layout {values.layout}, which is not compared here")
+    if values.dtype in (torch.bfloat16, torch.float16) or (values.dtype.itemsize == 1 and values.is_floating_point()):
+        values = values.float()
+    elif values.dtype is torch.complex32:
+        values = values.to(torch.complex64)
+    return ReplayTensor(values=values.contiguous().numpy(), dtype=dtype)
+
+
+def _check_size(function: Function, call: ReplayCall) -> None:
+    """Raise if the call's results would be too large, asked of tensors without elements of their own.
+
+    Raises:
+        ReplayError: they would.
+    """
+    args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device="meta"), "meta")
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int) and abs(value) > call.max_elements:
+            raise ReplayError(f"one of its arguments is {value}, which is more than any size here")
+    try:
+        with torch.device("meta"):
+            output = function(*args, **kwargs)
+    except Exception:  # noqa: BLE001  # what depends on values, or has no such form: it is bounded by its inputs
+        return
+    if (size := sum(value.numel() for _, value in _tensors_in(output))) > call.max_elements:
+        raise ReplayError(
+            f"its results would have {size:,} elements, more than the {call.max_elements:,} replayed here"
+        )
+
+
+# --- results ----------------------------------------------------------------------------------------------------
+
+
+def _tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a result by the paths that dumps give them."""
+    several = cast("Sequence[Any]", value) if type(value) in (tuple, list) else (value,)
+    for i, item in enumerate(several):
+        yield from _inside(item, str(i))
+
+
+def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if (children := children_of(value)) is not None:
+        items = children.items() if isinstance(children, Mapping) else enumerate(children)
+        for key, item in items:
+            yield from _inside(item, f"{path}.{key}")
+
+
+def _gradients(call: ReplayCall, output: Any, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients with respect to the arguments that take one."""
+    ends: list[Tensor] = []
+    incoming: list[Tensor] = []
+    for path, tensor in _tensors_in(output):
+        given = call.gradients.get(path)
+        if given is not None and tensor.requires_grad:
+            if tuple(tensor.shape) != given.values.shape:
+                raise ReplayError(f"its output {path} has the shape {list(tensor.shape)}, and the gradient another")
+            ends.append(tensor)
+            incoming.append(_tensor_of(given).to(tensor.dtype))
+    if not ends or not leaves:
+        raise ReplayError("no gradient flows through it from what was recorded")
+    found = torch.autograd.grad(ends, list(leaves.values()), incoming, allow_unused=True)
+    return {path: value for path, value in zip(leaves, found, strict=True) if value is not None}
