@@ -300,7 +300,7 @@ def test_plugins(run):
         "processors: hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: calibrate, compare, control, convert, estimate, kernel-dump, ",
+        "commands: calibrate, compare, confirm, control, convert, estimate, kernel-dump, ",
         "merge_result, nan_analyze, overflow_check, plugins",
     ):
         assert line in out
