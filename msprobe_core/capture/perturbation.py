@@ -99,11 +99,17 @@ class ModuleNoise:
         """
         self._kinds = kinds
         self._handles: list[Handle] = []
+        self._latest: list[Any] = []
         found = list(modules)
+        parents = {ancestor for path, _, _ in found for ancestor in _ancestors(path)}
+        self._places = [(module, _Places(path in roots, everywhere, path not in parents)) for path, _, module in found]
+        self.install()
+
+    def install(self) -> None:
+        """Set all hooks, or none if one of them cannot be set."""
         try:
-            parents = {ancestor for path, _, _ in found for ancestor in _ancestors(path)}
-            for path, _, module in found:
-                self._hook(module, _Places(path in roots, everywhere, path not in parents))
+            for module, places in self._places:
+                self._hook(module, places)
         except BaseException:
             self.detach()
             raise
@@ -121,20 +127,35 @@ class ModuleNoise:
             if not places.outputs and not is_embedding:
                 return None
             with kinds.quiet():
-                changed = _map(output, kinds.is_floating, kinds.perturbed)
-                if places.outputs:
-                    for tensor in _leaves(changed):
-                        if kinds.is_floating(tensor):
-                            kinds.perturb_gradient(tensor)
-            return changed
+                return self._changed(output, has_gradients=places.outputs)
 
         if places.inputs:
             self._handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
         if places.outputs or places.outputs_of_integers:
             self._handles.append(module.register_forward_hook(Hook(after), with_kwargs=True))
 
+    def _changed(self, output: Any, *, has_gradients: bool) -> Any:
+        """Return the result of a call, changed where the call inside, whose result it may be, has not done so."""
+        kinds, earlier = self._kinds, self._latest
+        latest: list[Any] = []
+
+        def change(tensor: Any) -> Any:
+            if any(tensor is one for one in earlier):
+                latest.append(tensor)
+                return tensor
+            changed = kinds.perturbed(tensor)
+            latest.append(changed)
+            if has_gradients:
+                kinds.perturb_gradient(changed)
+            return changed
+
+        changed = _map(output, kinds.is_floating, change)
+        self._latest = latest
+        return changed
+
     def detach(self) -> None:
         """Take all hooks out."""
+        self._latest = []
         while self._handles:
             self._handles.pop().remove()
 

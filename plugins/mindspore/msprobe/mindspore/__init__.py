@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe.mindspore.saving import save, save_grad, step
+    from msprobe_core.capture.repetition import calibration
     from msprobe_core.report import compare, compare_distributed
 
 __all__ = [
     "MsprobeStep",
     "PrecisionDebugger",
     "__version__",
+    "calibration",
     "compare",
     "compare_distributed",
     "save",
@@ -36,6 +38,7 @@ refuse_shadowing()
 _PLACES = {
     "MsprobeStep": "msprobe.mindspore._callbacks",
     "PrecisionDebugger": "msprobe.mindspore.debugger",
+    "calibration": "msprobe_core.capture.repetition",
     "compare": "msprobe_core.report",
     "compare_distributed": "msprobe_core.report",
     "save": "msprobe.mindspore.saving",

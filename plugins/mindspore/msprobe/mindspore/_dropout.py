@@ -43,6 +43,11 @@ def remove_dropout() -> Callable[[], None]:
     return put_back
 
 
+def is_removed() -> bool:
+    """Whether no dropout drops anything now."""
+    return vars(ops.Dropout).get("__call__") is _hand_on_with_mask
+
+
 def _keeping(construct: Callable[..., None]) -> Callable[..., None]:
     def construct_to_keep(self: Any, keep_prob: float = 0.5, *others: Any, **named: Any) -> None:  # noqa: ARG001
         construct(self, 1.0, *others, **named)

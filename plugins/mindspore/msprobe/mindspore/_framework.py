@@ -21,9 +21,11 @@ from msprobe.mindspore._device import WITH_ARITHMETIC, is_host
 from msprobe.mindspore._functions import ApiStandIns
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitStandIns, is_tracing
+from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitiveStandIns
 from msprobe.mindspore._quiet import ErrorOfTraining, Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
+from msprobe.mindspore._state import NetState
 from msprobe.mindspore.graph.attachment import GraphTaps, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
@@ -41,8 +43,9 @@ from msprobe_core.hookspecs import (
     NamedModel,
     Reducer,
     Removable,
+    TrainingState,
 )
-from msprobe_core.model import Argument, KernelOptions, TensorContent, TensorMeta
+from msprobe_core.model import Argument, KernelOptions, Perturbation, TensorContent, TensorMeta
 
 _logger = logging.getLogger(__name__)
 
@@ -168,6 +171,23 @@ class MindSporeFramework:
                 "leave them away, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
             )
         return WatchHooks(PREFIX, cells_of(models), watcher)
+
+    def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
+        """Hook Cells.
+
+        Raises:
+            SessionError: there are no calls of Cells in Python.
+        """
+        if graph_mode():
+            raise SessionError(
+                "'perturb' changes what calls of Cells give in Python, and in GRAPH_MODE there are none; run with "
+                "ms.set_context(mode=ms.PYNATIVE_MODE)"
+            )
+        return perturb(models, perturbation, seed)
+
+    def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
+        """Copy the state of a training in the dynamic graph."""
+        return NetState(models, others)
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``save`` has written to ``path``, in place of ``like``."""

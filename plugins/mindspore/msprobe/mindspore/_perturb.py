@@ -1,0 +1,118 @@
+"""Changes of the last digit, as MindSpore makes them: see `msprobe_core.capture.perturbation`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from msprobe.mindspore._cells import cells_of
+from msprobe.mindspore._compiling import Compiling
+from msprobe.mindspore._gradients import takes_gradient
+from msprobe.mindspore._inside import inside
+from msprobe.mindspore._quiet import Quiet
+from msprobe_core.capture.perturbation import ModuleNoise, relative_changes
+from msprobe_core.hookspecs import NamedModel
+from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
+
+_ROUNDOFFS = {
+    ms.float64: RoundingUnit.FLOAT64.roundoff,
+    ms.float32: RoundingUnit.FLOAT32.roundoff,
+    ms.float16: RoundingUnit.FLOAT16.roundoff,
+    ms.bfloat16: RoundingUnit.BFLOAT16.roundoff,
+}
+
+
+class Noise:
+    """Changes tensors, on the host; see `msprobe_core.capture.perturbation.TensorKinds`."""
+
+    def __init__(self, perturbation: Perturbation, seed: int) -> None:
+        """Begin.
+
+        Args:
+            perturbation: By how much.
+            seed: Of the random numbers.
+        """
+        self._coarser = None if perturbation.dtype is None else perturbation.dtype.roundoff
+        self._random = np.random.default_rng(seed)
+
+    def is_floating(self, value: Any) -> bool:
+        """Whether a value is a dense tensor of floating-point numbers."""
+        return isinstance(value, Tensor) and value.dtype in _ROUNDOFFS and value.size > 0
+
+    def is_integer(self, value: Any) -> bool:
+        """Whether a value is a tensor of integers."""
+        return isinstance(value, Tensor) and value.dtype not in _ROUNDOFFS
+
+    def perturbed(self, tensor: Any) -> Any:
+        """Return a tensor with other last digits, through which gradients pass as they are."""
+        changed = self._changed(tensor)
+        if not takes_gradient(tensor):
+            return changed
+        # The difference of two neighbours is exact, and so is the sum.
+        return tensor + ops.stop_gradient(changed - tensor)
+
+    def perturb_gradient(self, tensor: Any) -> None:
+        """Have the gradient with respect to a tensor changed when it comes."""
+        if takes_gradient(tensor):
+            tensor.register_hook(self._changed)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Return a block whose calls are not recorded."""
+        return _unseen()
+
+    def _changed(self, tensor: Any) -> Any:
+        changed = tensor
+        with Quiet():
+            is_bfloat16 = tensor.dtype == ms.bfloat16  # which NumPy has not, and float32 holds
+            values = (tensor.astype(ms.float32) if is_bfloat16 else tensor).asnumpy()
+            relative = relative_changes(self._random.random(values.shape), _ROUNDOFFS[tensor.dtype], self._coarser)
+            with np.errstate(all="ignore"):
+                sums = values + values * relative.astype(values.dtype)
+            changed = Tensor(np.where(np.isfinite(sums), sums, values), tensor.dtype)
+        return changed  # noqa: RET504  # type checkers think that the block swallows exceptions
+
+
+class CellNoise:
+    """Hooks in the Cells of nets; what is compiled meanwhile finds none of them."""
+
+    def __init__(self, noise: ModuleNoise) -> None:
+        """Begin.
+
+        Args:
+            noise: The hooks.
+        """
+        self._noise = noise
+        self._compiling = Compiling(noise.detach, noise.install)
+        self._compiling.install()
+
+    def detach(self) -> None:
+        """Take all hooks out."""
+        self._compiling.remove()
+        self._noise.detach()
+
+    def release(self) -> None:
+        """Nothing is left."""
+
+    def settle(self) -> None:
+        """Nothing waits."""
+
+
+def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> CellNoise:
+    """See `msprobe_core.hookspecs.PerturbingFramework.perturb`."""
+    noise, roots = Noise(perturbation, seed), [model.name for model in models]
+    everywhere = perturbation.mode is PerturbMode.EVERYWHERE
+    return CellNoise(ModuleNoise(cells_of(models), roots, noise, everywhere=everywhere))
+
+
+@contextmanager
+def _unseen() -> Generator[None, None, None]:
+    was_inside, inside.value = inside.value, True
+    try:
+        yield
+    finally:
+        inside.value = was_inside
