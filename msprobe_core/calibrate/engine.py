@@ -16,14 +16,12 @@ import polars as pl
 from msprobe_core.calibrate.repeats import CalibrationTask, DumpCalibration, calibrate_dump
 from msprobe_core.compare.noise.profile import PROFILE_FILE
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, MsprobeError, StoreError
 from msprobe_core.report.run import RunOptions, executor_for
 from msprobe_core.store.layout import create_file, find_steps, make_directory
 
 _logger = logging.getLogger(__name__)
-
-CALIBRATION_DIRECTORY = "calibration"
-"""Where in the golden run's directory its perturbed repetitions are, ``run1``, ``run2`` and so on."""
 
 _PARTS_DIRECTORY = ".noise_profile"
 _RUN = re.compile(r"run(0|[1-9]\d*)", re.ASCII)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.show import show
+from msprobe_core.model import PerturbMode, RoundingUnit
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +29,22 @@ _MAX_MISSING = 10
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The profile; by default noise_profile.parquet in GOLDEN."
 )
+@click.option(
+    "--run", "command", metavar="'COMMAND …'", help="Record the repetitions first, by running the golden program again."
+)
+@click.option("-k", "number", type=click.IntRange(1), default=3, show_default=True, help="How often --run runs it.")
+@click.option(
+    "--mode",
+    type=click.Choice([mode.value for mode in PerturbMode]),
+    default=PerturbMode.EVERYWHERE.value,
+    show_default=True,
+    help="Where --run changes last digits: of all that operations make, or of what comes in.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice([unit.value for unit in RoundingUnit]),
+    help="Whose rounding --run takes, where that is coarser than a tensor's own.",
+)
 @click.option("--perturbation", metavar="TEXT", default="", help="How the repetitions differ, to be shown in reports.")
 @click.option(
     "--executor", metavar="NAME", help="Where ranks are compared: inline, processes, ray; by default as fits."
@@ -39,6 +57,10 @@ def calibrate(
     golden: Path,
     repeats: tuple[Path, ...],
     output: Path | None,
+    command: str | None,
+    number: int,
+    mode: str,
+    dtype: str | None,
     perturbation: str,
     executor: str | None,
     workers: int | None,
@@ -47,7 +69,8 @@ def calibrate(
 
     GOLDEN is the directory of a run, which holds its steps. Each REPEAT is another recording of the same program, with
     differences in the last digit, or in nothing but the order in which it adds; by default those that lie in
-    GOLDEN/calibration/run1, run2 and so on. Three are enough.
+    GOLDEN/calibration/run1, run2 and so on. Three are enough. With --run the golden program is run again, with other
+    last digits, and records them there.
 
     What was measured is written beside the golden run, where `msprobe compare --noise auto` finds it.
 
@@ -55,10 +78,18 @@ def calibrate(
     """
     # Not needed to say --help.
     from msprobe_core.calibrate import calibrate as measure
+    from msprobe_core.calibrate.running import run_repetitions
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.errors import CompareError
     from msprobe_core.model import ExecutorOptions
     from msprobe_core.report.run import RunOptions
 
+    if command is not None:
+        if repeats:
+            raise CompareError("--run records repetitions, and some are named; leave one of the two away")
+        unit = None if dtype is None else RoundingUnit(dtype)
+        repeats = tuple(run_repetitions(golden, shlex.split(command), number, mode=PerturbMode(mode), dtype=unit))
+        perturbation = perturbation or f"last digits changed, {mode}" + (f", as of {dtype}" if dtype else "")
     run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers))
     with _progress_bar() as progress:
         result = measure(golden, repeats, output=output, perturbation=perturbation, run=run, progress=progress)

@@ -1,6 +1,9 @@
 """Repetitions of a golden step with other last digits: real training, which goes on as if there had been none."""
 
 import random
+import shlex
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,10 +11,14 @@ import polars as pl
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from jobs import compare_calibrated_with_bare, run_job
 from msprobe.pytorch import PrecisionDebugger, calibration
+from msprobe.pytorch._perturb import Noise
 
+from msprobe_core.cli import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.model import Perturbation, RoundingUnit
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -27,7 +34,9 @@ class Training:
     random: tuple
 
 
-def train(directory, *, repeats=0, dtype=None, micro_batches=1, steps=3, calibrated=1, on_run=lambda run: None):
+def train(
+    directory, *, repeats=0, dtype=None, micro_batches=1, steps=3, calibrated=1, level="L0", on_run=lambda run: None
+):
     """Train a tiny Llama with dropout and random numbers of all kinds; record, or calibrate, one step."""
     torch.manual_seed(3)
     np.random.seed(3)
@@ -36,7 +45,7 @@ def train(directory, *, repeats=0, dtype=None, micro_batches=1, steps=3, calibra
     model = architecture.build(attention_dropout=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (n + 1))
-    debugger = PrecisionDebugger(dump_path=directory, level="mix", step=[calibrated])
+    debugger = PrecisionDebugger(dump_path=directory, level=level, step=[calibrated])
     losses = []
 
     def one_step(batches):
@@ -93,11 +102,17 @@ def unit(root, step=1):
 
 @pytest.mark.parametrize(
     ("dtype", "micro_batches", "calibrated"),
-    [(torch.float32, 1, 1), (torch.bfloat16, 1, 1), (torch.float32, 2, 0)],
-    ids=["float32", "autocast", "accumulation in the first step"],
+    [(torch.bfloat16, 1, 1), (torch.float32, 2, 0)],
+    ids=["autocast", "accumulation in the first step"],
 )
 def test_the_training_goes_on_as_if_there_had_been_no_repetitions(tmp_path, dtype, micro_batches, calibrated):
-    settings = {"dtype": dtype, "micro_batches": micro_batches, "calibrated": calibrated}
+    settings = {
+        "dtype": dtype,
+        "micro_batches": micro_batches,
+        "calibrated": calibrated,
+        "level": "mix",
+        "steps": calibrated + 2,
+    }
     bare = train(tmp_path / "bare", **settings)
     assert_equal(bare, train(tmp_path / "run", repeats=2, **settings))
     # The step itself is recorded as ever, and so is each repetition, but for last digits.
@@ -108,10 +123,12 @@ def test_the_training_goes_on_as_if_there_had_been_no_repetitions(tmp_path, dtyp
     assert not (tmp_path / "run/calibration/run3").exists()
 
 
-def differences(target, golden):
+def differences(target, golden, *, are_within_limits=True):
     """Return how many rows differ at all, of two dumps that have the same rows."""
     compared = compare_dumps(target, golden).units[0]
-    assert {name for name, number in compared.counts.items() if number} <= {"pass"}
+    # Gradients that would be 0 without rounding differ by a lot.
+    allowed = {"pass"} if are_within_limits else {"pass", "warning", "error"}
+    assert {name for name, number in compared.counts.items() if number} <= allowed
     return compared.rows.filter((pl.col("max_diff") != 0) | (pl.col("norm_diff") != 0)).height
 
 
@@ -167,3 +184,104 @@ def test_arguments_are_checked(tmp_path):
     debugger.start(model)
     with pytest.raises(SessionError, match="between stop\\(\\) and start"), calibration(debugger, model):
         pass
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+@pytest.mark.filterwarnings("ignore")
+def test_jobs_of_several_processes(tmp_path):
+    kinds = ["ddp", "fsdp2", "tp"]
+    assert run_job(compare_calibrated_with_bare, 2, tmp_path, kinds) == [dict.fromkeys(kinds, True)] * 2
+    for kind in kinds:
+        golden = tmp_path / kind / "step1/rank0"
+        assert differences(tmp_path / kind / "calibration/run1/step1/rank0", golden, are_within_limits=False) > 20
+
+
+def test_last_digits_are_flipped_in_a_sixth_of_the_elements_of_any_dtype():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        noise = Noise(Perturbation(), 7)
+        values = torch.randn(6000).to(dtype)
+        changed = noise.changed(values)
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        distance = changed.view(bits).long() - values.view(bits).long()
+        assert set(distance.tolist()) == {-1, 0, 1}  # the next number
+        assert 0.14 < (distance != 0).double().mean() < 0.19
+        assert abs(distance.sign().double().mean()) < 0.02
+        assert torch.equal(changed, Noise(Perturbation(), 7).changed(values))
+
+
+def test_what_has_no_last_digit_stays():
+    values = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan"), torch.finfo(torch.float32).max] * 200)
+    changed = Noise(Perturbation(), 1).changed(values)
+    assert torch.equal(changed.isfinite(), values.isfinite())
+    assert torch.equal(changed[values == 0], values[values == 0])
+
+
+def test_the_rounding_of_a_coarser_format():
+    values = torch.randn(6000)
+    errors = (Noise(Perturbation(dtype=RoundingUnit.BFLOAT16), 1).changed(values) - values).div(values).abs()
+    assert 0.9 * 2**-8 < errors.max() <= 1.001 * 2**-8
+    assert abs(errors.square().mean().sqrt() / 2**-8 - 3**-0.5) < 0.02
+
+
+def test_inputs_only(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 8))
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="mix", step=[0])
+    ids = torch.arange(50)
+    seen = {}
+    with calibration(debugger, model, repeats=1, mode="inputs") as runs:
+        for run in runs:
+            model.zero_grad()
+            hidden = model[0](ids)
+            seen[run.number] = hidden.detach().clone(), model[1](hidden).detach().clone()
+            model[1](hidden).sum().backward()
+    changed = seen[0][0] != seen[1][0]
+    assert 0.08 < changed.double().mean() < 0.25
+    # The layer behind computes what it always does.
+    assert torch.equal(seen[1][1], model[1](seen[1][0]))
+
+
+def test_a_step_with_an_optimizer_that_was_not_given_runs_once(tmp_path, caplog):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L0")
+    with calibration(debugger, model) as runs:
+        numbers = []
+        for run in runs:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            numbers.append(run.number)
+    assert numbers == [0]
+    assert "the optimizer SGD steps, but was not given" in caplog.text
+
+
+PROGRAM = """
+import sys, torch
+from msprobe.pytorch import PrecisionDebugger
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L0")
+with debugger.start(model):
+    model(torch.randn(64, 8)).square().mean().backward()
+debugger.close()
+"""
+
+
+def run_command(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    return ended.value.code
+
+
+def test_a_whole_program_as_a_repetition(tmp_path, capsys):
+    program, golden = tmp_path / "program.py", tmp_path / "golden"
+    program.write_text(PROGRAM)
+    command = [sys.executable, str(program), str(golden)]
+    subprocess.run(command, check=True)
+    elsewhere = shlex.join([*command[:2], str(tmp_path / "moved")])
+    assert run_command("calibrate", golden, "--run", elsewhere, "-k", "2") == 0
+    assert not (tmp_path / "moved").exists()
+    assert (golden / "noise_profile.parquet").exists()
+    for number in (1, 2):
+        assert differences(unit(golden / f"calibration/run{number}", 0), unit(golden, 0)) > 5
+    assert run_command("calibrate", golden, "--run", shlex.join([sys.executable, "-c", "pass"])) == 2
+    assert "recorded nothing" in capsys.readouterr().err

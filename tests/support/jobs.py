@@ -79,15 +79,17 @@ def make_model(kind: str, world: int) -> nn.Module:
     return model
 
 
-def train(kind: str, rank: int, world: int, debugger: Any) -> str:
-    """Train for some steps, with two micro-batches each, and return every loss, gradient and weight as text."""
+def train(kind: str, rank: int, world: int, debugger: Any, repeats: int = 0) -> str:
+    """Train for some steps, with two micro-batches each, and return every loss, gradient and weight as text.
+
+    With ``repeats`` each step is calibrated.
+    """
     model = make_model(kind, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=kind != "tp")
     seen: list[Any] = []
-    for step in range(STEPS):
-        torch.manual_seed(10 + step + (0 if kind == "tp" else rank))
-        if debugger is not None:
-            debugger.start(model)
+
+    def one_step() -> list[Any]:
+        seen: list[Any] = []
         for _ in range(2):
             tokens = torch.randint(0, VOCABULARY, (2, 4))
             loss = nn.functional.cross_entropy(model(tokens), tokens.flatten())
@@ -96,6 +98,23 @@ def train(kind: str, rank: int, world: int, debugger: Any) -> str:
         seen += [_bits(parameter.grad) for parameter in model.parameters()]
         optimizer.step()
         optimizer.zero_grad()
+        return seen
+
+    for step in range(STEPS):
+        torch.manual_seed(10 + step + (0 if kind == "tp" else rank))
+        if repeats:
+            from msprobe.pytorch import calibration
+
+            with calibration(debugger, model, optimizer, repeats) as runs:
+                for run in runs:
+                    found = one_step()
+                    if run.is_golden:
+                        seen += found
+            debugger.step()
+            continue
+        if debugger is not None:
+            debugger.start(model)
+        seen += one_step()
         if debugger is not None:
             debugger.stop()
             debugger.step()
@@ -118,6 +137,19 @@ def compare_with_bare(rank: int, world: int, directory: Path, kind: str) -> dict
     for level in LEVELS:
         debugger = PrecisionDebugger(dump_path=directory / level, level=level)
         same[level] = train(kind, rank, world, debugger) == bare
+        debugger.close()
+    return same
+
+
+def compare_calibrated_with_bare(rank: int, world: int, directory: Path, kinds: list[str]) -> dict[str, bool]:
+    """Say whether calibrated training is bit for bit what it is without; only the first rank is recorded."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    same: dict[str, bool] = {}
+    for kind in kinds:
+        bare = train(kind, rank, world, None)
+        debugger = PrecisionDebugger(dump_path=directory / kind, level="mix", step=[1], rank=[0])
+        same[kind] = train(kind, rank, world, debugger, repeats=1) == bare
         debugger.close()
     return same
 

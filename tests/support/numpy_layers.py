@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from msprobe_core.capture.checksum import word_text, xor_text
+from msprobe_core.capture.perturbation import relative_changes
+from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.hookspecs import AttachOptions, CallWatcher, NamedModel
-from msprobe_core.model import Argument, Digest, Stats, TensorContent, TensorMeta
+from msprobe_core.model import Argument, Digest, Perturbation, Stats, TensorContent, TensorMeta
 from msprobe_core.names import module_stem
 from msprobe_core.store.layout import create_file
 
@@ -244,6 +246,64 @@ class ArrayFramework:
     def save(self, snapshot: np.ndarray, path: Path) -> None:
         with create_file(path) as file:
             np.save(file, snapshot)
+
+
+class PerturbedFramework(ArrayFramework):
+    """The plugin, offering perturbation too."""
+
+    def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> ArrayNoise:
+        return ArrayNoise(models, perturbation, seed)
+
+    def training_state(self, models: Sequence[Layer], others: Sequence[Any]) -> ArrayState:
+        return ArrayState(models)
+
+
+class ArrayNoise:
+    """Changes what every layer gives, forward."""
+
+    def __init__(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> None:
+        self._wrapped: list[tuple[Layer, dict[str, Any]]] = []
+        random = np.random.default_rng(seed)
+        coarser = None if perturbation.dtype is None else perturbation.dtype.roundoff
+        for model in models:
+            for _, layer in model.model.named_layers(model.name):
+                self._wrapped.append((layer, _replaced(layer)))
+                layer.forward = self._noisy(layer.forward, random, coarser)  # type: ignore[method-assign]
+
+    def _noisy(self, forward: Any, random: np.random.Generator, coarser: float | None) -> Any:
+        def noisy(*args: Any, **kwargs: Any) -> Any:
+            values = forward(*args, **kwargs).values
+            changes = relative_changes(random.random(values.shape), 2.0**-53, coarser)
+            return Array(values + values * changes, requires_grad=True)
+
+        return noisy
+
+    def detach(self) -> None:
+        for layer, earlier in reversed(self._wrapped):
+            _put_back(layer, earlier)
+
+    def release(self) -> None:
+        return
+
+    def settle(self) -> None:
+        return
+
+
+class ArrayState:
+    """Copies parameters and random states."""
+
+    def __init__(self, models: Sequence[Layer]) -> None:
+        parameters = [p for model in models for _, layer in model.named_layers() for p in layer.parameters.values()]
+        self._kept = [(parameter, parameter.values.copy()) for parameter in parameters]
+        self._random = RandomStates()
+
+    def restore(self) -> None:
+        for parameter, values in self._kept:
+            parameter.write(values)
+        self._random.restore()
+
+    def complaint(self) -> str | None:
+        return None
 
 
 class ArrayAttachment:
