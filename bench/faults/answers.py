@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +23,7 @@ class Suspect:
 
     Attributes:
         step: Number of the step; ``None`` if it does not say.
-        rank: Number of the rank; ``None`` in one process.
+        ranks: Numbers of the ranks; empty in one process.
         entry: Name of the call as in the dump.
         kind: What it is, in the debugger's words.
         reason: Why, in the debugger's words.
@@ -30,7 +31,7 @@ class Suspect:
     """
 
     step: int | None
-    rank: int | None
+    ranks: Sequence[int]
     entry: str
     kind: str = ""
     reason: str = ""
@@ -56,7 +57,11 @@ class Answer:
     seconds: float = 0.0
 
 
-@lru_cache(1)
+Ask = Callable[[Path, Path, Path], Answer]
+"""Asks a debugger about the target and the golden run in two directories, by way of a third."""
+
+
+@lru_cache
 def has_command(name: str) -> bool:
     """Return whether ours has a command."""
     return subprocess.run([MSPROBE, name, "--help"], capture_output=True, check=False).returncode == 0
@@ -70,13 +75,14 @@ def ask_locate(target: Path, golden: Path, out: Path) -> Answer:
     seconds = time.perf_counter() - begin
     path = out / "locate.json"
     if not path.exists():
-        return Answer("failed", [Suspect(None, None, "", reason=(done.stderr or done.stdout)[-300:])], seconds=seconds)
+        return Answer("failed", [Suspect(None, (), "", reason=(done.stderr or done.stdout)[-300:])], seconds=seconds)
     found = json.loads(path.read_text())
     suspects = [
-        Suspect(one["step"], one["rank"], one["entry"], one["kind"], one["reason"], one.get("only_on"))
+        Suspect(one["step"], one["ranks"], one["entry"], one["kind"], one["reason"], one.get("only_on"))
         for one in found["suspects"]
     ]
-    return Answer(found["verdict"], suspects, found["calls"]["judged"], found["calls"]["beyond_rounding"], seconds)
+    calls = found["calls"]
+    return Answer(found["verdict"], suspects, calls["judged"], calls["beyond_rounding"], seconds)
 
 
 def ask_compare(target: Path, golden: Path, out: Path) -> Answer:
@@ -87,7 +93,7 @@ def ask_compare(target: Path, golden: Path, out: Path) -> Answer:
     seconds = time.perf_counter() - begin
     path = out / "summary.json"
     if not path.exists():
-        return Answer("failed", [Suspect(None, None, "", reason=(done.stderr or done.stdout)[-300:])], seconds=seconds)
+        return Answer("failed", [Suspect(None, (), "", reason=(done.stderr or done.stdout)[-300:])], seconds=seconds)
     summary = json.loads(path.read_text())
     suspects: list[tuple[Any, Suspect]] = []
     for unit in summary["units"]:
@@ -96,7 +102,9 @@ def ask_compare(target: Path, golden: Path, out: Path) -> Answer:
             if (fault := unit[name]) is not None:
                 reason = fault["findings"][0]["message"] if fault["findings"] else ""
                 key = (step or 0, place, fault.get("num_communications", 0), fault.get("position", 0))
-                suspects.append((key, Suspect(step, rank, fault["entry"], "", reason, fault["only_on"])))
+                suspects.append(
+                    (key, Suspect(step, () if rank is None else (rank,), fault["entry"], "", reason, fault["only_on"]))
+                )
     suspects.sort(key=lambda item: item[0])
     nodes = [unit["nodes"] for unit in summary["units"]]
     return Answer(
@@ -121,12 +129,55 @@ def ask_ours(target: Path, golden: Path, out: Path) -> Answer:
     return ask_locate(target, golden, out) if has_command("locate") else ask_compare(target, golden, out)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """Asks ``compare -da`` of mindstudio-probe, step by step until one has a difference.
+
+    Attributes:
+        command: Its command, in an environment of its own. It reads our dumps, in directories of the names it gives.
+    """
+
+    command: Path
+
+    def __call__(self, target: Path, golden: Path, out: Path) -> Answer:
+        begin = time.perf_counter()
+        suspects: list[Suspect] = []
+        num_nodes = num_flagged = 0
+        for number, step in enumerate(sorted(path.name for path in golden.glob("step*"))):
+            sides = [_under_their_names(run / step, out / name / step) for run, name in ((target, "t"), (golden, "g"))]
+            results = out / step
+            command = [str(self.command), "compare", "-tp", sides[0], "-gp", sides[1], "-da", "-o", str(results)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+            if done.returncode:
+                return Answer("failed", [Suspect(None, (), "", reason=done.stderr[-300:])])
+            for path in results.glob("compare_result_*.json"):
+                same = [one["is_same"] for one in json.loads(path.read_text()).values()]
+                num_nodes += len(same)
+                num_flagged += same.count(False)
+            for path in results.glob("diff_analyze_*.json"):
+                for rank, nodes in json.loads(path.read_text()).items():
+                    ranks = (int(rank.removeprefix("rank_")),) if len(list((golden / step).iterdir())) > 1 else ()
+                    suspects += [Suspect(number, ranks, node["op_name"]) for node in nodes]
+            if suspects:
+                break
+        verdict = "fault" if suspects else "agree"
+        return Answer(verdict, suspects, num_nodes, num_flagged, time.perf_counter() - begin)
+
+
+def _under_their_names(step: Path, copy: Path) -> str:
+    """Copy a step's dumps; the only process, which has no rank, gets the name it has with them."""
+    units = sorted(path for path in step.iterdir() if path.is_dir())
+    for unit in units:
+        shutil.copytree(unit, copy / (unit.name if unit.name.startswith("rank") else "rank"))
+    return str(copy)
+
+
 class Nesting:
     """Which module encloses which call, as the dumps of a pair say."""
 
     def __init__(self, target: Path, golden: Path) -> None:
         self._runs = {"target": target, "golden": golden}
-        self._read: dict[tuple[str, int | None, int | None], Mapping[str, str | None]] = {}
+        self._read: dict[tuple[str, int | None, Sequence[int]], Mapping[str, str | None]] = {}
 
     def chain(self, suspect: Suspect) -> Iterator[str]:
         """Yield the entry, and the names of what encloses it, innermost first."""
@@ -140,10 +191,10 @@ class Nesting:
             entry = parents.get(entry)
 
     def _parents(self, side: str, suspect: Suspect) -> Mapping[str, str | None]:
-        key = (side, suspect.step, suspect.rank)
+        key = (side, suspect.step, tuple(suspect.ranks))
         if key not in self._read:
             step = "*" if suspect.step is None else f"step{suspect.step}"
-            rank = "*" if suspect.rank is None else f"rank{suspect.rank}"
+            rank = f"rank{suspect.ranks[0]}" if suspect.ranks else "*"
             parents: dict[str, str | None] = {}
             for path in sorted(self._runs[side].glob(f"{step}/{rank}/construct.json")):
                 parents |= json.loads(path.read_text())

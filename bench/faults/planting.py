@@ -93,3 +93,15 @@ def with_other_attention(module: Any, change: Callable[[dict[str, Any]], dict[st
     AttentionInterface.register(name, attend)
     module.config = copy.copy(module.config)
     module.config._attn_implementation_internal = name
+
+
+def last_digits(dtype: torch.dtype, seed: int) -> Change:
+    """Return what changes each element by a unit of its last place at the most."""
+    unit = torch.finfo(dtype).eps
+    generator = torch.Generator().manual_seed(seed)
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        signs = BARE.sub(BARE.mul(torch.randint(0, 2, value.shape, generator=generator), 2.0), 1.0)
+        return BARE.to(BARE.mul(BARE.double(value), BARE.add(BARE.mul(signs, unit), 1.0)), value.dtype)
+
+    return change

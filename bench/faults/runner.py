@@ -2,12 +2,15 @@
 
     python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16] [--split tune|report]
                            [--pair other|same|both] [--mode statistics|sketch|tensor] [--healthy|--no-healthy]
-                           [--work DIR] [--out DIR] [--jobs 2]
+                           [--work DIR] [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
 
 Each fault is planted into a training of two steps of a real architecture with random weights, which is recorded and
 compared with the recording of the same training without it, the golden run. The golden run is calibrated by three
 repetitions with other last digits of the embeddings. ``--pair other``: the target runs on other kernels, as on another
 device, so that every value differs by rounding; ``same``: on the same, so that the fault alone makes a difference.
+
+Besides these there are trainings over several processes (data, tensor and pipeline parallel), and a Llama in MindSpore
+against itself and against its twin in PyTorch, where there is an environment with MindSpore.
 
 Prints Markdown tables, each fault that was not named first, and writes ``results.json`` and ``table.md``.
 """
@@ -29,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.faults.answers import Ask, Reference, ask_ours
 from bench.faults.scoring import Case, HealthyCase
 from bench.faults.table import render
 
@@ -36,21 +40,27 @@ QUICK_ARCHITECTURES = ("llama", "moe")
 QUICK_EVERY = 5
 
 
+QUICK_PROGRAMS = ("tp",)
+
+
 @dataclass(frozen=True)
 class Task:
     """What a worker does: all faults and healthy pairs that share a golden run would wait for it, so it comes first.
 
     Attributes:
-        kind: ``golden``, ``fault``, ``healthy``.
-        setup: Arguments of the setup.
+        kind: ``golden``, ``fault``, ``healthy``; ``ranks`` records all of several processes, ``ranks fault`` and
+            ``ranks healthy`` ask about one of them.
+        setup: Arguments of the setup; of several processes the directory, the program and the dtype.
         name: Of the fault or of the healthy pair.
         pair: Of the fault.
+        payload: What to record or to ask about of several processes.
     """
 
     kind: str
     setup: tuple[Any, ...]
     name: str = ""
     pair: str = ""
+    payload: Any = None
 
 
 def _start_worker() -> None:
@@ -61,7 +71,15 @@ def _start_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _work(task: Task, keeps: bool) -> tuple[list[Case], list[HealthyCase]]:
+def _work(task: Task, asks: dict[str, Ask], keeps: bool) -> tuple[list[Case], list[HealthyCase]]:
+    if task.kind.startswith("ranks"):
+        return _work_on_ranks(task, asks)
+    if task.kind.startswith("pair"):
+        return _work_on_pair(task, asks)
+    return _work_in_process(task, asks, keeps)
+
+
+def _work_in_process(task: Task, asks: dict[str, Ask], keeps: bool) -> tuple[list[Case], list[HealthyCase]]:
     from bench.faults import single
 
     setup = single.Setup(*task.setup)
@@ -70,13 +88,37 @@ def _work(task: Task, keeps: bool) -> tuple[list[Case], list[HealthyCase]]:
     if task.kind == "golden":
         single.make_golden(setup)
     elif task.kind == "healthy":
-        healthy = single.run_healthy(setup, task.name, single.OURS)
+        healthy = single.run_healthy(setup, task.name, asks)
     else:
-        cases = single.run_fault(setup, single.MODEL_FAULTS.faults[task.name], task.pair, single.OURS)
+        cases = single.run_fault(setup, single.MODEL_FAULTS.faults[task.name], task.pair, asks)
     if not keeps and task.kind != "golden":
         for path in (setup.work / "target").glob(f"{setup.golden.name}-*{single.file_name(task.name)}"):
             shutil.rmtree(path, ignore_errors=True)
     return cases, healthy
+
+
+def _work_on_ranks(task: Task, asks: dict[str, Ask]) -> tuple[list[Case], list[HealthyCase]]:
+    from bench.faults import ranks
+
+    if task.kind == "ranks":
+        ranks.record(task.payload, task.setup[0] / "scratch")
+        return [], []
+    golden, job = task.payload
+    if task.kind == "ranks fault":
+        return ranks.ask_about_fault(golden, job, task.pair, asks), []
+    return [], ranks.ask_about_healthy(golden, job, task.name, asks)
+
+
+def _work_on_pair(task: Task, asks: dict[str, Ask]) -> tuple[list[Case], list[HealthyCase]]:
+    from bench.faults import frameworks
+
+    work, program, mode = task.setup
+    if task.kind == "pair":
+        frameworks.record_all(work, mode, **task.payload)
+        return [], []
+    if task.kind == "pair fault":
+        return frameworks.ask_about_fault(work, program, task.name, mode, asks), []
+    return [], frameworks.ask_about_healthy(work, program, task.name, mode, asks)
 
 
 def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
@@ -93,9 +135,7 @@ def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], lis
             continue
         for dtype in arguments.dtype:
             own = [fault for fault in single.faults_of(name) if not arguments.fault or arguments.fault in fault.name]
-            for i, fault in enumerate(own):
-                if arguments.quick and i % QUICK_EVERY:
-                    continue
+            for fault in _sampled(own, arguments, name):
                 setup = (work, name, dtype, arguments.mode, fault.recipe)
                 golden[setup] = Task("golden", setup)
                 others += [Task("fault", setup, fault.name, pair) for pair in pairs]
@@ -108,6 +148,56 @@ def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], lis
     return list(golden.values()), others
 
 
+def _sampled(faults: Sequence[Any], arguments: argparse.Namespace, program: str) -> list[Any]:
+    """Return each Nth fault; of another program others."""
+    every = QUICK_EVERY if arguments.quick else arguments.sample
+    return [fault for i, fault in enumerate(faults) if (i + sum(map(ord, program))) % every == 0]
+
+
+def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
+    """Return what records trainings over several processes, and what asks about them."""
+    from bench.faults import ranks
+
+    plans: list[ranks.Plan] = []
+    others: list[Task] = []
+    pairs = ("other", "same") if arguments.pair == "both" else (arguments.pair,)
+    for program in ranks.PROGRAMS:
+        is_asked = program in arguments.arch if arguments.arch else not arguments.quick or program in QUICK_PROGRAMS
+        if not is_asked or arguments.split not in (None, ranks.SPLIT):
+            continue
+        for dtype in arguments.dtype:
+            names = [name for name in ranks.faults_of(program) if not arguments.fault or arguments.fault in name]
+            names = _sampled(names, arguments, program)
+            own = ranks.plan(work, program, dtype, arguments.mode, names, pairs, healthy=arguments.healthy)
+            setup = (work, program, dtype)
+            plans.append(own)
+            others += [Task("ranks fault", setup, job.fault, pair, (own.golden, job)) for job, pair in own.faults]
+            others += [Task("ranks healthy", setup, name, "", (own.golden, job)) for job, name in own.healthy]
+    return ([Task("ranks", (work, "programs", "of ranks"), payload=plans)] if plans else []), others
+
+
+def pair_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
+    """Return what records the pair of frameworks, and what asks about it."""
+    from bench.faults import frameworks
+
+    if "fp32" not in arguments.dtype or arguments.split not in (None, frameworks.SPLIT):
+        return [], []
+    programs = [
+        one for one in frameworks.PROGRAMS if (one in arguments.arch if arguments.arch else not arguments.quick)
+    ]
+    if not programs:
+        return [], []
+    names = [name for name in frameworks.faults_of() if not arguments.fault or arguments.fault in name]
+    names = _sampled(names, arguments, "")
+    payload = {"programs": programs, "faults": names, "healthy": arguments.healthy}
+    others = [Task("pair fault", (work, one, arguments.mode), name) for one in programs for name in names]
+    if arguments.healthy:
+        others += [
+            Task("pair healthy", (work, one, arguments.mode), name) for one in programs for name in frameworks.HEALTHY
+        ]
+    return [Task("pair", (work, "", arguments.mode), payload=payload)], others
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.splitlines()[0])
@@ -116,7 +206,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         return text.split(",")
 
     parser.add_argument("--quick", action="store_true", help="a subset, for two minutes")
-    parser.add_argument("--arch", type=split, help="architectures; all by default")
+    parser.add_argument("--arch", type=split, help="architectures, and programs over ranks; all by default")
     parser.add_argument("--fault", help="faults whose name contains this")
     parser.add_argument("--dtype", type=split, default=["fp32", "bf16"])
     parser.add_argument("--split", choices=("tune", "report"))
@@ -126,26 +216,33 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="keeps golden runs there; a temporary directory by default")
     parser.add_argument("--out", type=Path, default=Path("faults_output"), help="for results.json and table.md")
     parser.add_argument("--keep", action="store_true", help="keep targets and answers too")
+    parser.add_argument("--reference", type=Path, metavar="PATH", help="the command of mindstudio-probe, to ask it too")
+    parser.add_argument("--sample", type=int, default=1, metavar="N", help="each Nth fault, others of each program")
     parser.add_argument("--jobs", type=int, default=2)
     return parser.parse_args(argv)
 
 
-def _run(pool: ProcessPoolExecutor, tasks: Sequence[Task], keeps: bool, done: Callable[[Any], None]) -> None:
-    futures = {pool.submit(_work, task, keeps): task for task in tasks}
+def _run(
+    pool: ProcessPoolExecutor, tasks: Sequence[Task], asks: dict[str, Ask], keeps: bool, done: Callable[[Any], None]
+) -> None:
+    futures = {pool.submit(_work, task, asks, keeps): task for task in tasks}
     for i, future in enumerate(as_completed(futures), 1):
         task = futures[future]
         try:
             done(future.result())
         except Exception as error:
             raise SystemExit(f"{task.kind} {task.name} of {task.setup[1:]} failed: {error!r}") from error
-        print(f"\r{i} of {len(tasks)}: {task.setup[1]} {task.setup[2]} {task.name:<60.60}", end="", file=sys.stderr)
-    print(file=sys.stderr)
+        if not i % 20 or i == len(tasks):
+            print(f"{i} of {len(tasks)}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run, print and write."""
     arguments = parse(argv)
     begin = time.perf_counter()
+    asks: dict[str, Ask] = {"msprobe": ask_ours}
+    if arguments.reference:
+        asks["mindstudio-probe"] = Reference(arguments.reference)
     cases: list[Case] = []
     healthy: list[HealthyCase] = []
 
@@ -155,11 +252,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         work = (arguments.work or Path(scratch)).resolve()
-        golden, others = tasks_of(arguments, work)
+        suites = [part(arguments, work) for part in (tasks_of, rank_tasks_of, pair_tasks_of)]
+        golden, others = ([task for suite in suites for task in suite[i]] for i in (0, 1))
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=_start_worker) as pool:
-            _run(pool, golden, arguments.keep, done)
-            _run(pool, others, arguments.keep, done)
+            _run(pool, golden, asks, arguments.keep, done)
+            _run(pool, others, asks, arguments.keep, done)
     cases.sort(key=lambda case: (case.tool, case.family, case.dtype, case.pair, case.phase, case.fault))
     healthy.sort(key=lambda case: (case.tool, case.family, case.dtype, case.name))
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def is_right(suspect: Suspect, truth: Truth, nesting: Nesting) -> bool:
     """Return whether a suspect is where the fault is, as `Truth` defines it."""
     if truth.steps and suspect.step is not None and suspect.step not in truth.steps:
         return False
-    if truth.ranks and suspect.rank is not None and suspect.rank not in truth.ranks:
+    if truth.ranks and not set(suspect.ranks) <= set(truth.ranks):
         return False
     if truth.directions and direction_of(suspect.entry) not in truth.directions:
         return False

@@ -5,20 +5,19 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from bench.faults.answers import MSPROBE, Answer, Nesting, ask_ours, has_command
+from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
 from bench.faults.in_training import MODEL_FAULTS
-from bench.faults.planting import BARE, inside
+from bench.faults.planting import inside, last_digits
 from bench.faults.scoring import Case, HealthyCase, score
 from bench.faults.training import ARCHITECTURES, DTYPES, Training
 from bench.faults.truth import Fault
 
 NUM_REPEATS = 3
-Ask = Callable[[Path, Path, Path], Answer]
 
 
 @dataclass(frozen=True)
@@ -49,16 +48,9 @@ class Setup:
 
 def perturbed(training: Training, seed: int) -> Training:
     """Return the training with each element of the embeddings changed by a unit of its last place at the most."""
-    unit = torch.finfo(DTYPES[training.dtype]).eps
-    generator = torch.Generator().manual_seed(seed)
-
-    def change(value: torch.Tensor) -> torch.Tensor:
-        signs = BARE.sub(BARE.mul(torch.randint(0, 2, value.shape, generator=generator), 2.0), 1.0)
-        return BARE.to(BARE.mul(BARE.double(value), BARE.add(BARE.mul(signs, unit), 1.0)), value.dtype)
-
     embeddings = [module for module in training.model.modules() if isinstance(module, torch.nn.Embedding)]
-    for module in embeddings or [training.part("embedding")]:
-        inside(module, change)
+    for i, module in enumerate(embeddings or [training.part("embedding")]):
+        inside(module, last_digits(DTYPES[training.dtype], seed + i))
     return training
 
 
@@ -69,7 +61,7 @@ def make_golden(setup: Setup) -> str:
         shutil.rmtree(setup.golden, ignore_errors=True)
         setup.training().record(setup.golden, setup.mode)
         for i in range(NUM_REPEATS):
-            perturbed(setup.training(), 100 + i).record(setup.golden / "calibration" / f"run{i}", setup.mode)
+            perturbed(setup.training(), 100 * (i + 1)).record(setup.golden / "calibration" / f"run{i}", setup.mode)
         if has_command("calibrate"):
             subprocess.run([MSPROBE, "calibrate", str(setup.golden)], check=True, capture_output=True)
         mark.write_text(setup.training().fingerprint())
@@ -108,13 +100,8 @@ def run_fault(setup: Setup, fault: Fault, pair: str, asks: dict[str, Ask]) -> li
     for tool, ask in asks.items():
         answer = ask(place / "run", setup.golden, place / tool)
         nesting = Nesting(place / "run", setup.golden)
-        blank = case(tool)
-        cases.append(Case(**{**_fields(blank), "score": score(answer, fault, truth, nesting), "answer": answer}))
+        cases.append(replace(case(tool), score=score(answer, fault, truth, nesting), answer=answer))
     return cases
-
-
-def _fields(case: Case) -> dict[str, object]:
-    return {name: getattr(case, name) for name in case.__dataclass_fields__}
 
 
 def file_name(name: str) -> str:
@@ -192,6 +179,3 @@ def run_healthy(setup: Setup, name: str, asks: dict[str, Ask]) -> list[HealthyCa
         HealthyCase(tool, setup.name, setup.dtype, split, name, ask(place / "run", setup.golden, place / tool))
         for tool, ask in asks.items()
     ]
-
-
-OURS: dict[str, Ask] = {"msprobe": ask_ours}

@@ -59,7 +59,7 @@ class Truth:
         groups: ``optimizer``, ``clip_grad``.
         directions: ``forward``, ``backward`` (gradients of parameters count as that); empty if any is right.
         steps: In which it is; empty if any is right.
-        ranks: On which it is; empty if any is right.
+        ranks: On which it is, and no suspect on others besides is right; empty if any is right.
     """
 
     modules: Sequence[str] = ()

@@ -155,12 +155,16 @@ DOWN = Truth(modules=("layers.1.down",), directions=("forward",), steps=(0,), ra
     ],
 )
 def test_a_suspect_is_right_at_the_site_or_directly_inside(nesting, truth, entry, step, rank, expected):
-    assert is_right(Suspect(step, rank, entry), truth, nesting) is expected
+    assert is_right(Suspect(step, () if rank is None else (rank,), entry), truth, nesting) is expected
+
+
+def test_a_suspect_on_ranks_that_are_right_is_wrong(nesting):
+    assert not is_right(Suspect(0, (0, 1), LINEAR), DOWN, nesting)
 
 
 def test_scores(nesting):
     fault = Fault("scaled", Phase.FORWARD, (Kind.SCALE,), None)
-    right, wrong = Suspect(0, 0, LINEAR, "scale"), Suspect(0, 0, BLOCK, "computation")
+    right, wrong = Suspect(0, (0,), LINEAR, "scale"), Suspect(0, (0,), BLOCK, "computation")
 
     def scored(verdict, *suspects):
         own = score(Answer(verdict, suspects), fault, DOWN, nesting)
@@ -173,4 +177,4 @@ def test_scores(nesting):
     assert scored("fault", wrong) == (True, False, False, False)
     assert scored("fault", *[wrong] * 5, right) == (True, False, False, False)
     assert scored("insufficient") == (True, False, False, False)
-    assert scored("fault", Suspect(0, 0, LINEAR, "computation")) == (True, True, True, False)
+    assert scored("fault", Suspect(0, (0,), LINEAR, "computation")) == (True, True, True, False)

@@ -1,0 +1,590 @@
+"""Trainings over several processes: data, tensor and pipeline parallel, and faults in what ranks tell each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from bench.faults.kernels import OtherKernels
+from bench.faults.planting import BARE, change_parameter, inside, last_digits, same
+from bench.faults.training import DTYPES, MODES, STEPS
+from bench.faults.truth import Kind, Phase, Registry, Truth
+
+WORLDS = {"ddp": 2, "dp": 2, "tp": 2, "tp-dp": 4, "pp": 4}
+"""Programs, and over how many ranks they run."""
+SPLIT = "report"
+NUM_TOKENS, WIDTH, HEADS, LENGTH, BATCH, NUM_BLOCKS, NUM_MICRO_BATCHES = 64, 32, 4, 8, 4, 4, 2
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad = grads[0].clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any, op: Any) -> torch.Tensor:
+        del ctx
+        x = x.clone()
+        dist.all_reduce(x, op=op, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        del ctx
+        return grads[0], None, None
+
+
+class ColumnParallelLinear(nn.Module):
+    """A linear layer whose outputs are cut over the ranks of a group."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, group: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.whole = nn.Linear(num_inputs, num_outputs)
+        self.weight, self.bias = _share(self.whole.weight, 0, group), _share(self.whole.bias, 0, group)
+        del self.whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group is not None:
+            x = _Copy.apply(x, self.group)  # pyright: ignore[reportAssignmentType]
+        return F.linear(x, self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose inputs are cut over the ranks of a group, which add up their results."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, group: Any) -> None:
+        super().__init__()
+        self.group = group
+        self.reduces, self.op = True, dist.ReduceOp.SUM
+        whole = nn.Linear(num_inputs, num_outputs)
+        self.weight, self.bias = _share(whole.weight, 1, group), nn.Parameter(whole.bias.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.linear(x, self.weight)
+        if self.group is not None and self.reduces:
+            x = _Reduce.apply(x, self.group, self.op)  # pyright: ignore[reportAssignmentType]
+        return x + self.bias
+
+
+def _share(whole: torch.Tensor, dim: int, group: Any) -> nn.Parameter:
+    if group is None:
+        return nn.Parameter(whole.detach().clone())
+    part = whole.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]
+    return nn.Parameter(part.detach().clone())
+
+
+class Attention(nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.query = ColumnParallelLinear(WIDTH, WIDTH, group)
+        self.key = ColumnParallelLinear(WIDTH, WIDTH, group)
+        self.value = ColumnParallelLinear(WIDTH, WIDTH, group)
+        self.out = RowParallelLinear(WIDTH, WIDTH, group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = [
+            one(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for one in (self.query, self.key, self.value)
+        ]
+        return self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.up = ColumnParallelLinear(WIDTH, 2 * WIDTH, group)
+        self.down = RowParallelLinear(2 * WIDTH, WIDTH, group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention(group)
+        self.norm2, self.mlp = nn.LayerNorm(WIDTH), Mlp(group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Net(nn.Module):
+    """A small transformer, or one of ``num_stages`` stages of it."""
+
+    def __init__(self, group: Any = None, stage: int = 0, num_stages: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        embed, blocks = nn.Embedding(NUM_TOKENS, WIDTH), [Block(group) for _ in range(NUM_BLOCKS)]
+        head = nn.Linear(WIDTH, NUM_TOKENS)
+        self.embed = embed if stage == 0 else nn.Identity()
+        share = NUM_BLOCKS // num_stages
+        self.blocks = nn.ModuleDict({str(i): block for i, block in enumerate(blocks) if i // share == stage})
+        self.head = head if stage == num_stages - 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(x)
+
+
+class ParallelTraining:
+    """One rank's part of a training.
+
+    Attributes:
+        reduce: Averages the gradients over the ranks that have other data.
+        change_tokens: Is given a step's tokens of all replicas [replicas, batch, length] and returns this rank's.
+        received: What a stage was given, the latest last.
+    """
+
+    def __init__(self, program: str, dtype: str, groups: dict[str, Any]) -> None:
+        self.program, self.dtype, self.groups = program, dtype, groups
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        tensor = groups["tensor"] if program in ("tp", "tp-dp") else None
+        self.num_replicas = {"ddp": 2, "dp": 2, "tp-dp": 2}.get(program, 1)
+        self.replica = self.rank // 2 if program == "tp-dp" else self.rank if self.num_replicas > 1 else 0
+        stages = (self.rank, self.world) if program == "pp" else (0, 1)
+        self.net = Net(tensor, *stages).to(DTYPES[dtype])
+        self.model: nn.Module = nn.parallel.DistributedDataParallel(self.net) if program == "ddp" else self.net
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2, foreach=False)
+        self.reduce: Callable[[], object] = self.average
+        self.data_group = groups["data"]
+        self.choose: Callable[[torch.Tensor, int], torch.Tensor] = lambda tokens, _: tokens[self.replica]
+        self.received: list[torch.Tensor] = []
+        self.use_received: Callable[[int], torch.Tensor] = lambda i: self.received[i]
+        self.sent_gradient: Callable[[torch.Tensor], torch.Tensor] = lambda gradient: gradient
+        self.undo: list[Callable[[], None]] = []
+
+    def module(self, path: str) -> Any:
+        return self.net.get_submodule(path)
+
+    def average(self) -> None:
+        """Average the gradients, one after the other."""
+        if self.program not in ("dp", "tp-dp"):
+            return
+        for parameter in self.net.parameters():
+            self.reduce_one(parameter)
+
+    def reduce_one(self, parameter: nn.Parameter, *, divides: bool = True, **options: Any) -> None:
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad, **{"group": self.data_group, **options})
+        if divides:
+            parameter.grad.div_(self.num_replicas)
+
+    def tokens(self, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(50 + step)
+        every = torch.randint(0, NUM_TOKENS, (self.num_replicas, BATCH, LENGTH), generator=generator)
+        return self.choose(every, step)
+
+    def loss(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+    def step(self, step: int) -> list[torch.Tensor]:
+        """Train one step, and return what tells whether two trainings are the same."""
+        torch.manual_seed(step)
+        tokens = self.tokens(step)
+        losses = self._pipeline(tokens) if self.program == "pp" else [self.loss(self.model(tokens), tokens)]
+        if self.program != "pp":
+            losses[0].backward()
+        self.reduce()
+        seen = [loss.detach() for loss in losses] + [
+            p.grad.clone() for p in self.net.parameters() if p.grad is not None
+        ]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return seen + [p.detach().clone() for p in self.net.parameters()]
+
+    def _pipeline(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """Run all micro batches forward, and then backward."""
+        is_first, is_last = self.rank == 0, self.rank == self.world - 1
+        parts = tokens.chunk(NUM_MICRO_BATCHES)
+        self.received = []
+        inputs: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
+        for i, part in enumerate(parts):
+            given = part
+            if not is_first:
+                buffer = torch.empty(*part.shape, WIDTH, dtype=DTYPES[self.dtype])
+                dist.recv(buffer, self.rank - 1)
+                self.received.append(buffer)
+                given = self.use_received(i).detach().clone().requires_grad_()
+            inputs.append(given)
+            results.append(self.model(given))
+            if not is_last:
+                dist.send(results[-1].detach().contiguous(), self.rank + 1)
+        losses = [self.loss(r, p) / len(parts) for r, p in zip(results, parts, strict=True)] if is_last else results
+        for given, loss in zip(inputs, losses, strict=True):
+            if is_last:
+                loss.backward()
+            else:
+                gradient = torch.empty_like(loss)
+                dist.recv(gradient, self.rank + 1)
+                loss.backward(gradient)
+            if not is_first:
+                assert given.grad is not None
+                dist.send(self.sent_gradient(given.grad).contiguous(), self.rank - 1)
+        return losses
+
+    def fingerprint(self) -> str:
+        """Train, and return a digest of this rank's results."""
+        digest = hashlib.sha256()
+        for step in range(STEPS):
+            for tensor in self.step(step):
+                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def record(self, directory: Path, mode: str, *, other_kernels: bool) -> None:
+        """Train and record each step into ``directory``."""
+        from msprobe.pytorch import PrecisionDebugger
+
+        directory.mkdir(parents=True, exist_ok=True)
+        config = directory / f"config{self.rank}.json"
+        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
+        debugger = PrecisionDebugger(str(config))
+        for step in range(STEPS):
+            debugger.start(self.model)
+            with OtherKernels() if other_kernels else nullcontext():
+                self.step(step)
+            debugger.stop()
+            debugger.step()
+        debugger.close()
+        config.unlink()
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+PARALLEL_FAULTS = Registry()
+_communication = Phase.COMMUNICATION
+_GRADIENTS = ("Distributed.all_reduce", "Tensor.div_")
+
+
+def _add(name: str, *programs: str, kinds: Sequence[Kind], phase: Phase = _communication):
+    return PARALLEL_FAULTS.add(name, phase, *kinds, only=programs)
+
+
+@_add("gradients not averaged on one rank", "dp", "tp-dp", kinds=(Kind.MISSING_CALL, Kind.COMMUNICATION))
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        training.reduce = lambda: [training.reduce_one(p, divides=False) for p in training.net.parameters()]
+    return Truth(calls=_GRADIENTS, steps=(0,), ranks=(1,))
+
+
+@_add("gradient of one parameter not reduced on any rank", "dp", "tp-dp",
+      kinds=(Kind.MISSING_CALL, Kind.COMMUNICATION))  # fmt: skip
+def _(training: ParallelTraining) -> Truth:
+    left_out = training.net.get_parameter("blocks.1.norm2.weight")
+    training.reduce = lambda: [training.reduce_one(p) for p in training.net.parameters() if p is not left_out]
+    return Truth(calls=_GRADIENTS, steps=(0,))
+
+
+@_add("one rank left out of a reduction", "dp", kinds=(Kind.COMMUNICATION, Kind.ARGUMENT))
+def _(training: ParallelTraining) -> Truth:
+    alone = training.net.get_parameter("blocks.1.mlp.up.weight")
+
+    def reduce() -> None:
+        for parameter in training.net.parameters():
+            training.reduce_one(parameter, group=training.groups["alone" if parameter is alone else "data"])
+
+    training.reduce = reduce
+    return Truth(calls=_GRADIENTS, steps=(0,))
+
+
+@_add("maximum for sum", "dp", kinds=(Kind.COMMUNICATION, Kind.ARGUMENT))
+def _(training: ParallelTraining) -> Truth:
+    one = training.net.get_parameter("blocks.2.mlp.up.weight")
+
+    def reduce() -> None:
+        for parameter in training.net.parameters():
+            training.reduce_one(parameter, op=dist.ReduceOp.MAX if parameter is one else dist.ReduceOp.SUM)
+
+    training.reduce = reduce
+    return Truth(calls=_GRADIENTS, steps=(0,))
+
+
+@_add("gradients reduced in the wrong group", "tp-dp", kinds=(Kind.COMMUNICATION, Kind.ARGUMENT))
+def _(training: ParallelTraining) -> Truth:
+    training.data_group = training.groups["tensor"]
+    return Truth(calls=_GRADIENTS, steps=(0,))
+
+
+def _wrong_all_reduce(
+    training: ParallelTraining, change: Callable[[torch.Tensor], Any], number: int, rank: int
+) -> None:
+    """Make the result of one call of a reduction wrong on one rank, inside of the call."""
+    own, calls = dist.all_reduce, [0]
+
+    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = own(tensor, *args, **kwargs)
+        calls[0] += 1
+        if calls[0] == number and training.rank == rank:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                change(tensor)
+        return result
+
+    dist.all_reduce = all_reduce
+    training.undo.append(lambda: setattr(dist, "all_reduce", own))
+
+
+@_add("a reduction gives one rank x 1.1", "dp", kinds=(Kind.COMMUNICATION,))
+def _(training: ParallelTraining) -> Truth:
+    _wrong_all_reduce(training, lambda tensor: BARE.mul_(tensor, 1.1), 8, 1)
+    return Truth(calls=("Distributed.all_reduce",), steps=(0,), ranks=(1,))
+
+
+@_add("a reduction leaves a part of its buffer stale", "tp", kinds=(Kind.COMMUNICATION,))
+def _(training: ParallelTraining) -> Truth:
+    _wrong_all_reduce(training, lambda tensor: BARE.mul_(tensor.flatten()[:64], 0.5), 4, 1)
+    return Truth(modules=("blocks.1.mlp.down",), steps=(0,), ranks=(1,))
+
+
+@_add("missing all_reduce", "tp", "tp-dp", kinds=(Kind.MISSING_CALL, Kind.COMMUNICATION))
+def _(training: ParallelTraining) -> Truth:
+    training.module("blocks.1.mlp.down").reduces = False
+    return Truth(modules=("blocks.1.mlp.down",), directions=("forward",), steps=(0,))
+
+
+@_add("maximum for sum of a row parallel layer", "tp", kinds=(Kind.COMMUNICATION, Kind.ARGUMENT))
+def _(training: ParallelTraining) -> Truth:
+    training.module("blocks.2.attention.out").op = dist.ReduceOp.MAX
+    return Truth(modules=("blocks.2.attention.out",), directions=("forward",), steps=(0,))
+
+
+@_add("shards in the wrong order", "tp", kinds=(Kind.PARAMETER,), phase=Phase.CONFIGURATION)
+def _(training: ParallelTraining) -> Truth:
+    module = training.module("blocks.1.mlp.up")
+    own = module.weight.detach().contiguous()
+    both = [torch.empty_like(own) for _ in range(2)]
+    dist.all_gather(both, own)
+    change_parameter(module, "weight", lambda _: both[1 - training.rank])
+    return Truth(modules=("blocks.1.mlp.up",), directions=("forward",), steps=(0,))
+
+
+@_add("bias added on every rank before the sum", "tp", kinds=(Kind.COMPUTATION, Kind.EXTRA_CALL, Kind.MISSING_CALL))
+def _(training: ParallelTraining) -> Truth:
+    module = training.module("blocks.2.mlp.down")
+    module.forward = lambda x: _Reduce.apply(F.linear(x, module.weight) + module.bias, module.group, module.op)
+    return Truth(modules=("blocks.2.mlp.down",), directions=("forward",), steps=(0,))
+
+
+@_add("output x 1.05 on one rank", "ddp", "tp", "pp", kinds=(Kind.SCALE,), phase=Phase.FORWARD)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        inside(training.module("blocks.1.mlp.up"), lambda value: BARE.mul(value, 1.05))
+    return Truth(modules=("blocks.1.mlp.up",), directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("output x 1.05 on the third stage", "pp", kinds=(Kind.SCALE,), phase=Phase.FORWARD)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 2:
+        inside(training.module("blocks.2.attention.query"), lambda value: BARE.mul(value, 1.05))
+    return Truth(modules=("blocks.2.attention.query",), directions=("forward",), steps=(0,), ranks=(2,))
+
+
+@_add("gradient x 1.1 on the third stage", "pp", kinds=(Kind.GRADIENT, Kind.SCALE), phase=Phase.BACKWARD)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 2:
+        inside(training.module("blocks.2.mlp.up"), same, lambda g: BARE.mul(g, 1.1))
+    return Truth(modules=("blocks.2.mlp.up",), directions=("backward",), steps=(0,), ranks=(2,))
+
+
+@_add("stale buffer used", "pp", kinds=(Kind.COMMUNICATION, Kind.OUTSIDE, Kind.INPUT_DATA))
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 2:
+        training.use_received = lambda _: training.received[0]
+    # What was received is right: what begins with it is given something else.
+    modules = ("", "embed", "blocks.2", "blocks.2.norm1")
+    return Truth(
+        modules=modules, calls=("Distributed.recv", "Tensor."), directions=("forward",), steps=(0,), ranks=(2,)
+    )
+
+
+@_add("stale data received", "pp", kinds=(Kind.COMMUNICATION,))
+def _(training: ParallelTraining) -> Truth:
+    own, kept = dist.recv, []
+
+    def recv(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = own(tensor, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            kept.append(BARE.clone(tensor))
+            if training.rank == 1 and len(kept) == 2:
+                BARE.copy_(tensor, kept[0])
+        return result
+
+    dist.recv = recv
+    training.undo.append(lambda: setattr(dist, "recv", own))
+    return Truth(calls=("Distributed.recv",), directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("gradient sent x 1.2", "pp", kinds=(Kind.COMMUNICATION, Kind.GRADIENT, Kind.SCALE, Kind.EXTRA_CALL,
+                                          Kind.OUTSIDE, Kind.ARGUMENT))  # fmt: skip
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 2:
+        training.sent_gradient = lambda gradient: BARE.mul(gradient, 1.2)
+    return Truth(calls=("Distributed.send", "Tensor."), steps=(0,), ranks=(2,))
+
+
+@_add("weights of one replica differ", "ddp", "dp", "tp-dp", kinds=(Kind.PARAMETER, Kind.REPLICAS),
+      phase=Phase.CONFIGURATION)  # fmt: skip
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        change_parameter(training.module("blocks.1.norm2"), "weight", lambda weight: weight * 1.1)
+    return Truth(modules=("blocks.1.norm2",), directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("one replica not updated", "dp", kinds=(Kind.OPTIMIZER, Kind.REPLICAS, Kind.PARAMETER), phase=Phase.OPTIMIZER)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        for group in training.optimizer.param_groups:
+            group["lr"] = 0.0
+    return Truth(groups=("optimizer",), ranks=(1,))
+
+
+@_add("learning rate of one replica x 1.1", "ddp", "dp", kinds=(Kind.OPTIMIZER, Kind.REPLICAS, Kind.ARGUMENT),
+      phase=Phase.OPTIMIZER)  # fmt: skip
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        for group in training.optimizer.param_groups:
+            group["lr"] *= 1.1
+    return Truth(groups=("optimizer",), ranks=(1,))
+
+
+_INPUT = ("", "embed")
+
+
+@_add("data of two ranks swapped", "ddp", "dp", kinds=(Kind.INPUT_DATA,), phase=Phase.CONFIGURATION)
+def _(training: ParallelTraining) -> Truth:
+    training.choose = lambda tokens, _: tokens[1 - training.replica]
+    return Truth(modules=_INPUT, directions=("forward",), steps=(0,))
+
+
+@_add("one rank gets the data of another", "ddp", "dp", kinds=(Kind.INPUT_DATA,), phase=Phase.CONFIGURATION)
+def _(training: ParallelTraining) -> Truth:
+    training.choose = lambda tokens, _: tokens[0]
+    return Truth(modules=_INPUT, directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("tokens shuffled on one rank", "ddp", "dp", kinds=(Kind.INPUT_DATA,), phase=Phase.CONFIGURATION)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        training.choose = lambda tokens, _: tokens[training.replica].flatten().flip(0).view(BATCH, LENGTH)
+    # Statistics of the tokens are the same: the embeddings' are too, and attention and the loss are not.
+    modules = (*_INPUT, "blocks.0.attention")
+    return Truth(modules=modules, directions=("forward",), steps=(0,), ranks=(1,))
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """One recording of a job of several processes.
+
+    Attributes:
+        program: Which.
+        dtype: Of the model.
+        place: Where to record to; beside it come the fingerprints and the truth.
+        mode: What is recorded.
+        fault: Name; empty for none.
+        seed: Of the last digits of the embeddings that are other; 0 for none.
+        other_kernels: Whether it runs on other kernels.
+    """
+
+    program: str
+    dtype: str
+    place: Path
+    mode: str
+    fault: str = ""
+    seed: int = 0
+    other_kernels: bool = False
+
+
+def run_jobs(jobs: Sequence[Job], scratch: Path) -> None:
+    """Record jobs, those of as many processes in one go."""
+    for world in sorted({WORLDS[job.program] for job in jobs}):
+        own = [job for job in jobs if WORLDS[job.program] == world]
+        scratch.mkdir(parents=True, exist_ok=True)
+        meeting = scratch / f"rendezvous{world}"
+        meeting.unlink(missing_ok=True)
+        torch.multiprocessing.spawn(_rank_main, (own, world, meeting), world)
+
+
+def _rank_main(rank: int, jobs: Sequence[Job], world: int, meeting: Path) -> None:
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timedelta(seconds=120)
+    )
+    groups: dict[str, Any] = {"tensor": dist.group.WORLD, "data": dist.group.WORLD}
+    alone = [dist.new_group([i]) for i in range(world)]
+    groups["alone"] = alone[rank]
+    quads: dict[str, Any] = {}
+    if world == 4:
+        tensor, data = [dist.new_group(g) for g in ([0, 1], [2, 3])], [dist.new_group(g) for g in ([0, 2], [1, 3])]
+        quads = {"tensor": tensor[rank // 2], "data": data[rank % 2]}
+    for job in jobs:
+        _run_one(job, {**groups, **(quads if job.program == "tp-dp" else {})}, rank)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def _run_one(job: Job, groups: dict[str, Any], rank: int) -> None:
+    training = _planted(job, groups)[0]
+    print_of = training.fingerprint()
+    _undo(training)
+    training, truth = _planted(job, groups)
+    if job.seed:
+        _perturb(training, job.seed)
+    training.record(job.place, job.mode, other_kernels=job.other_kernels)
+    _undo(training)
+    if not job.seed:
+        note = {"fingerprint": print_of, "truth": None if truth is None else vars(truth)}
+        job.place.with_name(f"{job.place.name}.rank{rank}.json").write_text(json.dumps(note))
+
+
+def notes_of(job: Job) -> tuple[list[str], list[Truth]]:
+    """Return the fingerprint of each rank, and what each says of where the fault is, which is the same."""
+    paths = [job.place.with_name(f"{job.place.name}.rank{rank}.json") for rank in range(WORLDS[job.program])]
+    notes = [json.loads(path.read_text()) for path in paths]
+    return [note["fingerprint"] for note in notes], [Truth(**note["truth"]) for note in notes if note["truth"]]
+
+
+def _planted(job: Job, groups: dict[str, Any]) -> tuple[ParallelTraining, Truth | None]:
+    training = ParallelTraining(job.program, job.dtype, groups)
+    truth = PARALLEL_FAULTS.faults[job.fault].plant(training) if job.fault else None
+    return training, truth
+
+
+def _undo(training: ParallelTraining) -> None:
+    for undo in training.undo:
+        undo()
+
+
+def _perturb(training: ParallelTraining, seed: int) -> None:
+    if isinstance(training.net.embed, nn.Embedding):
+        inside(training.net.embed, last_digits(DTYPES[training.dtype], seed))
