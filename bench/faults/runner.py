@@ -143,7 +143,8 @@ def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], lis
             if arguments.healthy:
                 golden.setdefault((*setup, "plain"), Task("golden", setup))
                 others += [
-                    Task("healthy", setup, n) for n in single.healthy_of(arguments.mode, is_quick=arguments.quick)
+                    Task("healthy", setup, n)
+                    for n in single.healthy_of(name, dtype, arguments.mode, is_quick=arguments.quick)
                 ]
     return list(golden.values()), others
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from bench.faults.kernels import OtherKernels
 
 STEPS = 2
+NUM_REPEATS = 3
 IGNORED = -100
 VOCABULARY, LENGTH, BATCH = 256, 16, 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -400,6 +401,21 @@ class Training:
             for tensor in (*self.step(step), *(p.detach() for p in self.model.parameters())):
                 digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def record_golden(self, directory: Path, mode: str) -> None:
+        """Train, record each step into ``directory``, and repeat it with other last digits."""
+        from msprobe.pytorch import PrecisionDebugger, calibration
+
+        directory.mkdir(parents=True)
+        config = directory.with_suffix(".json")
+        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
+        debugger = PrecisionDebugger(str(config))
+        for step in range(STEPS):
+            with calibration(debugger, self.model, [self.optimizer], repeats=NUM_REPEATS) as runs:
+                for _ in runs:
+                    self.step(step)
+            debugger.step()
+        debugger.close()
 
     def record(self, directory: Path, mode: str, *, other_kernels: bool = False) -> None:
         """Train and record each step into ``directory``."""
