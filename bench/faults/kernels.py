@@ -56,6 +56,21 @@ class OtherKernels(TorchDispatchMode):
             return func(*args, **kwargs)
 
 
+class HalvedProducts(TorchDispatchMode):
+    """The sums of matrix products are made of two halves, which are then added up."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in (_ATEN.mm.default, _ATEN.bmm.default):
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            (_, one_dim), (_, two_dim) = _SUMS[func]
+            dtype = torch.promote_types(args[0].dtype, torch.float32)
+            pairs = zip(args[0].to(dtype).chunk(2, one_dim), args[1].to(dtype).chunk(2, two_dim), strict=True)
+            first, *rest = [func(one, two) for one, two in pairs]
+            return sum(rest, first).to(args[0].dtype)
+
+
 def _from_the_other_end(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     dtype = args[_SUMS[func][0][0]].dtype
     for position, dim in _SUMS[func]:

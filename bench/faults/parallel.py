@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from bench.faults.kernels import OtherKernels
-from bench.faults.planting import BARE, change_parameter, inside, last_digits, same
+from bench.faults.planting import BARE, change_parameter, inside, same
 from bench.faults.training import DTYPES, MODES, STEPS
 from bench.faults.truth import Kind, Phase, Registry, Truth
 
@@ -255,13 +255,14 @@ class ParallelTraining:
                 digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def record(self, directory: Path, mode: str, *, other_kernels: bool) -> None:
-        """Train and record each step into ``directory``."""
+    def record(self, directory: Path, mode: str, *, other_kernels: bool, seed: int) -> None:
+        """Train and record each step into ``directory``, with other last digits if there is a seed."""
         from msprobe.pytorch import PrecisionDebugger
 
         directory.mkdir(parents=True, exist_ok=True)
         config = directory / f"config{self.rank}.json"
-        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
+        more = {"perturb": {"seed": seed}} if seed else {}
+        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode], **more}))
         debugger = PrecisionDebugger(str(config))
         for step in range(STEPS):
             debugger.start(self.model)
@@ -507,7 +508,7 @@ class Job:
         place: Where to record to; beside it come the fingerprints and the truth.
         mode: What is recorded.
         fault: Name; empty for none.
-        seed: Of the last digits of the embeddings that are other; 0 for none.
+        seed: Of other last digits; 0 for none.
         other_kernels: Whether it runs on other kernels.
     """
 
@@ -558,9 +559,7 @@ def _run_one(job: Job, groups: dict[str, Any], rank: int) -> None:
     print_of = training.fingerprint()
     _undo(training)
     training, truth = _planted(job, groups)
-    if job.seed:
-        _perturb(training, job.seed)
-    training.record(job.place, job.mode, other_kernels=job.other_kernels)
+    training.record(job.place, job.mode, other_kernels=job.other_kernels, seed=job.seed)
     _undo(training)
     if not job.seed:
         note = {"fingerprint": print_of, "truth": None if truth is None else vars(truth)}
@@ -583,8 +582,3 @@ def _planted(job: Job, groups: dict[str, Any]) -> tuple[ParallelTraining, Truth 
 def _undo(training: ParallelTraining) -> None:
     for undo in training.undo:
         undo()
-
-
-def _perturb(training: ParallelTraining, seed: int) -> None:
-    if isinstance(training.net.embed, nn.Embedding):
-        inside(training.net.embed, last_digits(DTYPES[training.dtype], seed))

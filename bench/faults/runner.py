@@ -21,6 +21,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import random
 import shutil
 import sys
 import tempfile
@@ -218,7 +219,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("faults_output"), help="for results.json and table.md")
     parser.add_argument("--keep", action="store_true", help="keep targets and answers too")
     parser.add_argument("--reference", type=Path, metavar="PATH", help="the command of mindstudio-probe, to ask it too")
-    parser.add_argument("--sample", type=int, default=1, metavar="N", help="each Nth fault, others of each program")
+    parser.add_argument(
+        "--sample", type=int, default=2, metavar="N", help="each Nth fault, others of each program (%(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=2)
     return parser.parse_args(argv)
 
@@ -250,21 +253,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     def done(result: tuple[list[Case], list[HealthyCase]]) -> None:
         cases.extend(result[0])
         healthy.extend(result[1])
+        if (len(cases) + len(healthy)) % 10 == 0:
+            _write(arguments.out, cases, healthy)  # whoever waits can look
 
     with tempfile.TemporaryDirectory() as scratch:
         work = (arguments.work or Path(scratch)).resolve()
         suites = [part(arguments, work) for part in (tasks_of, rank_tasks_of, pair_tasks_of)]
         golden, others = ([task for suite in suites for task in suite[i]] for i in (0, 1))
+        random.Random(0).shuffle(others)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=_start_worker) as pool:
             _run(pool, golden, asks, arguments.keep, done)
             _run(pool, others, asks, arguments.keep, done)
-    cases.sort(key=lambda case: (case.tool, case.family, case.dtype, case.pair, case.phase, case.fault))
-    healthy.sort(key=lambda case: (case.tool, case.family, case.dtype, case.name))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    text = render(cases, healthy)
-    (arguments.out / "table.md").write_text(text)
-    results = {"cases": [asdict(case) for case in cases], "healthy": [asdict(case) for case in healthy]}
-    (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
-    print(text)
+    print(_write(arguments.out, cases, healthy))
     print(f"{len(cases)} cases and {len(healthy)} healthy pairs in {time.perf_counter() - begin:.0f} s")
+
+
+def _write(directory: Path, cases: Sequence[Case], healthy: Sequence[HealthyCase]) -> str:
+    """Write results and tables; return the tables."""
+    directory.mkdir(parents=True, exist_ok=True)
+    cases = sorted(cases, key=lambda case: (case.tool, case.family, case.dtype, case.pair, case.phase, case.fault))
+    healthy = sorted(healthy, key=lambda case: (case.tool, case.family, case.dtype, case.name))
+    text = render(cases, healthy)
+    (directory / "table.md").write_text(text)
+    results = {"cases": [asdict(case) for case in cases], "healthy": [asdict(case) for case in healthy]}
+    (directory / "results.json").write_text(json.dumps(results, indent=1))
+    return text

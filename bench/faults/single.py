@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
 from bench.faults.in_training import MODEL_FAULTS
-from bench.faults.planting import inside, last_digits
+from bench.faults.kernels import HalvedProducts, OtherKernels
 from bench.faults.scoring import Case, HealthyCase, score
-from bench.faults.training import ARCHITECTURES, DTYPES, Training
+from bench.faults.training import ARCHITECTURES, Training
 from bench.faults.truth import Fault
 
 
@@ -42,14 +40,6 @@ class Setup:
 
     def training(self, **options: object) -> Training:
         return Training(self.name, self.dtype, self.recipe, options)
-
-
-def perturbed(training: Training, seed: int) -> Training:
-    """Return the training with each element of the embeddings changed by a unit of its last place at the most."""
-    embeddings = [module for module in training.model.modules() if isinstance(module, torch.nn.Embedding)]
-    for i, module in enumerate(embeddings or [training.part("embedding")]):
-        inside(module, last_digits(DTYPES[training.dtype], seed + i))
-    return training
 
 
 def make_golden(setup: Setup) -> str:
@@ -91,7 +81,7 @@ def run_fault(setup: Setup, fault: Fault, pair: str, asks: dict[str, Ask]) -> li
         return [case(tool) for tool in asks]
     place = setup.work / "target" / f"{setup.golden.name}-{pair}-{file_name(fault.name)}"
     shutil.rmtree(place, ignore_errors=True)
-    training.record(place / "run", setup.mode, other_kernels=pair == "other")
+    training.record(place / "run", setup.mode, kernels=OtherKernels() if pair == "other" else None)
     cases: list[Case] = []
     for tool, ask in asks.items():
         answer = ask(place / "run", setup.golden, place / tool)
@@ -106,7 +96,7 @@ def file_name(name: str) -> str:
 
 
 def _other_kernels(setup: Setup, place: Path) -> None:
-    setup.training().record(place, setup.mode, other_kernels=True)
+    setup.training().record(place, setup.mode, kernels=OtherKernels())
 
 
 def _eager_attention(setup: Setup, place: Path) -> None:
@@ -126,11 +116,11 @@ def _other_positions(setup: Setup, place: Path) -> None:
 
 
 def _last_digits(setup: Setup, place: Path) -> None:
-    perturbed(setup.training(), 7).record(place, setup.mode)
+    setup.training().record(place, setup.mode, perturb={"seed": 77})
 
 
-def _other_kernels_and_digits(setup: Setup, place: Path) -> None:
-    perturbed(setup.training(), 8).record(place, setup.mode, other_kernels=True)
+def _halved_products(setup: Setup, place: Path) -> None:
+    setup.training().record(place, setup.mode, kernels=HalvedProducts())
 
 
 def _compiled(setup: Setup, place: Path) -> None:
@@ -146,8 +136,8 @@ HEALTHY: dict[str, Callable[[Setup, Path], None]] = {
     "eager attention for fused": _eager_attention,
     "two threads for one": _two_threads,
     "samples at other positions": _other_positions,
-    "last digits of embeddings": _last_digits,
-    "last digits and other kernels": _other_kernels_and_digits,
+    "one more repetition with other last digits": _last_digits,
+    "matrix products in two halves": _halved_products,
     "a norm and a linear layer compiled": _compiled,
 }
 """What records the target of a healthy pair."""

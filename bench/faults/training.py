@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-
-from bench.faults.kernels import OtherKernels
 
 STEPS = 2
 NUM_REPEATS = 3
@@ -394,11 +392,13 @@ class Training:
             self.optimizer.zero_grad()
         return seen
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, kernels: AbstractContextManager[object] | None = None) -> str:
         """Train, and return a digest of all outputs, losses, gradients and weights."""
         digest = hashlib.sha256()
         for step in range(STEPS):
-            for tensor in (*self.step(step), *(p.detach() for p in self.model.parameters())):
+            with kernels or nullcontext():
+                seen = self.step(step)
+            for tensor in (*seen, *(p.detach() for p in self.model.parameters())):
                 digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
@@ -417,19 +417,34 @@ class Training:
             debugger.step()
         debugger.close()
 
-    def record(self, directory: Path, mode: str, *, other_kernels: bool = False) -> None:
-        """Train and record each step into ``directory``."""
+    def record(
+        self,
+        directory: Path,
+        mode: str,
+        *,
+        kernels: AbstractContextManager[object] | None = None,
+        perturb: dict[str, int] | None = None,
+    ) -> None:
+        """Train and record each step into ``directory``.
+
+        Args:
+            directory: Must not exist.
+            mode: What is recorded.
+            kernels: On which it runs; its own if none are given.
+            perturb: The debugger's setting.
+        """
         from msprobe.pytorch import PrecisionDebugger
 
         directory.mkdir(parents=True)
         threads = torch.get_num_threads()
         torch.set_num_threads(self.num_threads)
         config = directory / "config.json"
-        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
+        more = {} if perturb is None else {"perturb": perturb}
+        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode], **more}))
         debugger = PrecisionDebugger(str(config))
         for step in range(STEPS):
             debugger.start(self.model)
-            with OtherKernels() if other_kernels else nullcontext():
+            with kernels or nullcontext():
                 self.step(step)
             debugger.stop()
             debugger.step()

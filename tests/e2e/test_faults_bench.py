@@ -9,8 +9,11 @@ pytest.importorskip("transformers")
 
 from bench.faults.answers import Answer, Nesting, Suspect
 from bench.faults.in_training import MODEL_FAULTS
+from bench.faults.kernels import HalvedProducts
+from bench.faults.mindspore_pair import MINDSPORE_FAULTS
+from bench.faults.parallel import PARALLEL_FAULTS, WORLDS
 from bench.faults.scoring import is_right, module_path, score
-from bench.faults.single import faults_of, perturbed
+from bench.faults.single import faults_of
 from bench.faults.training import ARCHITECTURES, Training
 from bench.faults.truth import Fault, Kind, Phase, Registry, Truth
 
@@ -55,6 +58,12 @@ def test_every_fault_says_what_it_is_and_applies_somewhere():
     assert all(set(fault.only) <= set(ARCHITECTURES) for fault in faults.values())
 
 
+def test_there_are_faults_of_several_processes_and_of_mindspore():
+    assert {name for fault in PARALLEL_FAULTS.faults.values() for name in fault.only} == set(WORLDS)
+    assert Phase.COMMUNICATION in {fault.phase for fault in PARALLEL_FAULTS.faults.values()}
+    assert len(MINDSPORE_FAULTS.faults) >= 10
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_anatomy_names_modules(name):
     training = Training(name)
@@ -69,9 +78,9 @@ def test_a_name_is_taken_once():
         registry.add("one", Phase.FORWARD, Kind.SCALE)(lambda training: Truth())
 
 
-def test_trainings_repeat_bit_for_bit_and_perturbed_ones_do_not(llama):
+def test_trainings_repeat_bit_for_bit_but_for_other_kernels(llama):
     assert Training("llama").fingerprint() == llama
-    assert perturbed(Training("llama"), 1).fingerprint() != llama
+    assert Training("llama").fingerprint(HalvedProducts()) != llama
 
 
 @pytest.mark.parametrize("name", SAMPLE)
