@@ -1,7 +1,8 @@
-"""The adviser of ``mindstudio-probe`` up to 8.x: the first suspicious row, and what to look at there.
+"""The adviser of ``mindstudio-probe`` up to 8.x: a suspicious row, and what to look at there.
 
-It goes by the row alone. The first fault, see `msprobe_core.compare.fault`, holds what a call made against what it was
-given, and says more.
+There it is the first row that is suspicious by itself. Here it is the first of the call where the dumps part, see
+`msprobe_core.compare.fault`, which holds what a call made against what it was given; rounding that happens to be over a
+limit before it is passed over. Only where no row of that call is suspicious by their rules, it is the first of all.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core.compare.compat import RESULT
+from msprobe_core.compare.fault import Fault
 from msprobe_core.model import Phase, Role
 
 SUSPICIOUS = ("No", "Different", "Warning")
@@ -27,6 +29,14 @@ _RANDOM = (
 _BATCH_NORM = (
     "This is the running mean of a batch normalisation, which every forward of training changes. Check that both runs "
     "start from the same state and are both in training or both in evaluation mode."
+)
+_PARAMETERS = (
+    "The inputs of this call agree and its parameters do not. Look at how they were initialised or loaded, and at the "
+    "optimizer's last step."
+)
+_FROM_OUTSIDE = (
+    "The input of this call differs, and nothing that was recorded before it does. Look at what makes it and was not "
+    "recorded: the data, an API that is not recorded, or a change in place."
 )
 _BY_PLACE = {
     (Phase.FORWARD.value, True): (
@@ -64,24 +74,36 @@ class Advice:
         )
 
 
-def advise(rows: pl.DataFrame, results: pl.Series) -> Advice:
-    """Return advice on the first suspicious row.
+def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -> Advice:
+    """Return advice on the first suspicious row that shows where the dumps part, or else of that call, or of all.
 
     Args:
         rows: Judged rows in the order of the table.
         results: The result of each row, as `msprobe_core.compare.compat.compat_a` has them.
+        fault: Where the dumps part.
     """
-    found = (
+    suspicious = (
         rows.select("entry", "role", "phase", name=pl.coalesce("name_target", "name_golden"))
         .with_columns(results.alias(RESULT))
         .with_row_index("line", offset=2)
         .filter(pl.col(RESULT).is_in(SUSPICIOUS))
-        .head(1)
     )
-    if not found.height:
+    if not suspicious.height:
         return Advice(None, None, _ALL_GOOD)
-    line, entry, role, phase, name, _ = found.row(0)
-    return Advice(line, name, _text(str(entry), str(role), str(phase), str(name)))
+    own = suspicious if fault is None else suspicious.filter(pl.col("entry") == fault.entry)
+    telling = own if fault is None else own.filter(pl.col("name").is_in([name for name, _ in fault.findings]))
+    line, entry, role, phase, name, _ = next(rows for rows in (telling, own, suspicious) if rows.height).row(0)
+    special = _text_of(fault, str(role)) if fault is not None and telling.height else None
+    return Advice(line, name, special or _text(str(entry), str(role), str(phase), str(name)))
+
+
+def _text_of(fault: Fault, role: str) -> str | None:
+    """Return what the fault says of its first suspicious row; ``None`` if no more than the row itself."""
+    if role == Role.PARAMETERS.value and "inputs" not in fault.parts:
+        return _PARAMETERS
+    if role == Role.INPUT.value and not fault.is_culprit:
+        return _FROM_OUTSIDE
+    return None
 
 
 def _text(entry: str, role: str, phase: str, name: str) -> str:

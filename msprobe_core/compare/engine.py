@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msprobe_core.compare.pairs import Chosen, find_pairs
+from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.result import ComparisonResult, UnitResult
 from msprobe_core.compare.tensors import Progress
 from msprobe_core.compare.unit import CompareOptions, compare_unit
@@ -51,4 +52,6 @@ def compare_dumps(
             failed.append(f"{pair.label} could not be compared: {error}")
     if not units:
         raise CompareError(f"no rank of {target} and {golden} could be compared; {failed[0]}")
-    return ComparisonResult(target, golden, units, [*pairing.missing, *failed], options.limits)
+    first = [unit.label for unit in next(first_of_steps(units), ())]
+    missing = [*pairing.missing, *failed]
+    return ComparisonResult(target, golden, units, missing, options.limits, parted_first=first)

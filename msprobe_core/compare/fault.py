@@ -52,6 +52,8 @@ class Fault:
         findings: Row name and message of each row that shows it.
         stack: Where the call came from, innermost frame first; empty if unknown.
         num_communications: How many calls of communication this rank has finished before it.
+        place: Of a call that only the golden dump has, the target's entry that would be before it, or else the one
+            after it; ``None`` for others.
     """
 
     entry: str
@@ -65,6 +67,7 @@ class Fault:
     findings: Sequence[tuple[str, str]]
     stack: Sequence[str]
     num_communications: int = 0
+    place: str | None = None
 
 
 _FOREIGN_ROUNDOFFS = 8
@@ -262,7 +265,17 @@ def _describe(
         num_communications=nodes.filter(
             (pl.col("position") < node["position"]) & pl.col("entry").str.contains(_COMMUNICATION)
         ).height,
+        place=_place_of(node, nodes) if only_on == "golden" else None,
     )
+
+
+def _place_of(node: dict[str, Any], nodes: pl.DataFrame) -> str | None:
+    """Return the target's entry beside which a call stands that only the golden dump has."""
+    beside = nodes.filter(pl.col("match") != Match.GOLDEN.value).select(
+        "entry", distance=pl.col("position").cast(pl.Int64) - node["position"]
+    )
+    before = beside.filter(pl.col("distance") < 0)["entry"]
+    return before[-1] if len(before) else next(iter(beside["entry"]), None)
 
 
 def _disagrees(node: dict[str, Any], part: str) -> bool:

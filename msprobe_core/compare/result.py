@@ -128,6 +128,7 @@ class ComparisonResult(Generic[AnyUnit_co]):
         missing: What was not compared, in words: steps and ranks that one side lacks, and those that cannot be read.
         limits: Those that rows were judged by.
         replicas: Values that ranks of the target should have alike and have not, in words.
+        parted_first: Labels of the units that part first, see `msprobe_core.compare.parting`, the earliest first.
     """
 
     target: Path
@@ -136,6 +137,7 @@ class ComparisonResult(Generic[AnyUnit_co]):
     missing: Sequence[str] = field(default_factory=list[str])
     limits: LimitTable = field(default_factory=conventional)
     replicas: Sequence[str] = field(default_factory=list[str])
+    parted_first: Sequence[str] = field(default_factory=list[str])
 
     @property
     def agrees(self) -> bool:
@@ -144,13 +146,11 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
-        """The first fault of the earliest step, and its unit; of several ranks, that with the least communication yet.
-
-        What a rank did before it took part in fewer calls of communication came before what others did after more.
-        """
-        found = [(unit, fault) for unit in self.units if (fault := unit.first_fault) is not None]
-        return min(
-            found,
+        """The first fault of the earliest step, and its unit; of several ranks, of that which parts first."""
+        found = {unit.label: (unit, fault) for unit in self.units if (fault := unit.first_fault) is not None}
+        by_causality = next((found[label] for label in self.parted_first if label in found), None)
+        return by_causality or min(
+            found.values(),
             key=lambda pair: (pair[0].step or 0, pair[1].num_communications, pair[1].position),
             default=None,
         )

@@ -74,7 +74,8 @@ def compare(
             ``is_print_compare_log`` is accepted.
         output_path: Directory for the results; created if it is missing.
         stack_mode: Show where calls came from, in a column.
-        auto_analyze: Write ``advisor_{time}.txt``, which names the first suspicious row and says what to look at.
+        auto_analyze: Write ``advisor_{time}.txt``, which names the first suspicious row of the call where the
+            dumps part, and says what to look at.
         fuzzy_match: Pair calls also where their numbers differ.
         highlight: Colour rows by the rules of 8.x instead of our verdict.
         data_mapping: File of names of rows that belong together.

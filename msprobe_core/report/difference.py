@@ -1,7 +1,6 @@
 """What ``-da`` asks for: for each rank every call with whether it is the same, and the calls where ranks part first.
 
-The files have the layout of ``mindstudio-probe`` 26.x. Which rank parted first is told by communication: what a rank
-did before it took part in fewer calls of communication came before.
+The files have the layout of ``mindstudio-probe`` 26.x. Which ranks part first: see `msprobe_core.compare.parting`.
 """
 
 from __future__ import annotations
@@ -60,11 +59,13 @@ def write_calls(unit: UnitResult, directory: Path, marks: Sequence[str]) -> Path
     return path
 
 
-def write_first_differences(units: Sequence[UnitSummary], calls: Mapping[str, Path], directory: Path) -> Sequence[Path]:
+def write_first_differences(
+    steps: Sequence[Sequence[UnitSummary]], calls: Mapping[str, Path], directory: Path
+) -> Sequence[Path]:
     """Write, for each step where ranks part, the calls where they do so first; return the paths.
 
     Args:
-        units: All that were compared.
+        steps: For each step where ranks part, those that do so first.
         calls: By label, the file that `write_calls` has written.
         directory: Of the whole result.
 
@@ -72,12 +73,8 @@ def write_first_differences(units: Sequence[UnitSummary], calls: Mapping[str, Pa
         StoreError: a file cannot be written, or one of ``calls`` cannot be read any more.
     """
     paths: list[Path] = []
-    for step in sorted({unit.step for unit in units}, key=lambda step: step or 0):
-        parted = [(unit, fault) for unit in units if unit.step == step and (fault := unit.first_fault) is not None]
-        if not parted:
-            continue
-        least = min(fault.num_communications for _, fault in parted)
-        first = [(unit, fault) for unit, fault in parted if fault.num_communications == least]
+    for own in steps:
+        first = [(unit, fault) for unit in own if (fault := unit.first_fault) is not None]
         place = directory / first[0][0].label.rpartition("/")[0]
         (path,) = unused_paths(place, f"{FIRST_DIFFERENCES}{time_ns()}", ["json"])
         content = {_rank_of(unit): [_call(fault.entry, _rows_of(calls[unit.label], fault))] for unit, fault in first}

@@ -141,7 +141,9 @@ def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:
     results = compat_a(unit.rows, by_checksum=unit.mode is Mode.CHECKSUM)[RESULT]
     (path,) = unused_paths(directory, stem, ["txt"])
     with whole_file(path) as file:
-        file.write("".join(f"{printable(line)}\n" for line in advise(unit.rows, results).lines()).encode())
+        file.write(
+            "".join(f"{printable(line)}\n" for line in advise(unit.rows, results, unit.first_fault).lines()).encode()
+        )
 
 
 def write_summary(

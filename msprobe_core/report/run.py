@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +20,7 @@ import msgspec
 
 from msprobe_core import __version__
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs
+from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions, compare_unit
@@ -170,13 +172,15 @@ def compare_run(
     units = [unit.summary for unit in done]
     missing = [*pairing.missing, *failed]
     replicas = _replicas_that_differ(pairing, options.layouts, run)
-    result = ComparisonResult(target, golden, units, missing, options.limits, replicas)
     calls = {unit.summary.label: unit.files.calls for unit in done if unit.files.calls is not None}
+    first = list(islice(first_of_steps(units), None if calls else 1))
+    labels = [unit.label for own in first[:1] for unit in own]
+    result = ComparisonResult(target, golden, units, missing, options.limits, replicas, labels)
     raise_if_interrupted()
     if run.resume:
         _forget_differences(directory)
     if calls:
-        _keep_differences(directory, write_first_differences(units, calls, directory))
+        _keep_differences(directory, write_first_differences(first, calls, directory))
     return result, write_summary(result, [unit.files.tables for unit in done], directory)
 
 
