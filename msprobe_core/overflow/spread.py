@@ -181,11 +181,15 @@ class _RankFlow:
             return found
         return self._by_size.get((value.numel, value.has_nan)) if found is None else found
 
+    def last(self, *, has_nan: bool) -> _Origins:
+        """Return where the last NaN, or else the last Inf, comes from."""
+        return self._last.get(has_nan, {})
+
     def find_any(self, value: Bad) -> _Origins | None:
         """Return where a value may come from through what was not recorded: what was seen last."""
         if not value.is_tensor:
             return None
-        return self._last.get(True) if value.has_nan else self._last.get(False)
+        return self._last.get(value.has_nan)
 
     def keep(self, value: Bad, origins: _Origins, *, leads_on: bool = True) -> None:
         """Take note of a value."""
@@ -264,6 +268,8 @@ class Spread:
             if value.path == "0" and name in _OVERWRITING:
                 continue
             given.add(self._source(flow, call, value), value)
+        if not call.has_inputs and call.phase is Phase.FORWARD:
+            given.update(self._around(flow, call))
         given.update(flow.inside.get(call.entry, _Given()))
         other = _further_inputs(call)
         # What a forward has saved counts where the gradient that reached the backward is finite.
@@ -271,6 +277,18 @@ class Spread:
             if (own := flow.by_entry.get(other)) is not None:
                 given.update(self._given(flow, own))
             given.update(flow.had.get(other, _Given()))
+        return given
+
+    def _around(self, flow: _RankFlow, call: BadEntry) -> _Given:
+        """Return what a call has got of which no input was recorded: what modules around it got, or what was last."""
+        given = _Given()
+        for module in ancestors(call.entry, flow.parents):
+            own = flow.by_entry.get(module)
+            for value in own.values if own is not None else ():
+                if own is not None and value.role == Role.INPUT.value:
+                    given.add(self._source(flow, own, value), value)
+        given.nan.update(flow.last(has_nan=True))
+        given.inf.update(flow.last(has_nan=False))
         return given
 
     def _source(self, flow: _RankFlow, call: BadEntry, value: Bad) -> _Origins:

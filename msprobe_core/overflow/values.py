@@ -74,6 +74,7 @@ class BadEntry(NamedTuple):
         phase: Of the entry.
         values: Those that are not finite, in the order of the rows.
         num_results: How many floating-point tensors it returned; 0 where none was recorded.
+        has_inputs: Whether anything is known of what it was given.
     """
 
     entry: str
@@ -81,6 +82,7 @@ class BadEntry(NamedTuple):
     phase: Phase
     values: Sequence[Bad]
     num_results: int
+    has_inputs: bool
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def _entries_of(bad: pl.DataFrame, numbered: pl.DataFrame) -> list[BadEntry]:
         .len()
     )
     num_results = dict(results.rows())
+    with_inputs = set(own.filter(pl.col("role") == Role.INPUT.value)["position"].to_list())
     stem = pl.concat_str(pl.col("entry"), pl.lit("."), pl.col("role").cast(pl.String), pl.lit("."))
     rows = bad.join(positions.to_frame(), on="position", how="semi").select(
         "position", "entry", "phase", "name", pl.col("key").str.strip_prefix(stem).alias("path"), "role",
@@ -183,7 +186,9 @@ def _entries_of(bad: pl.DataFrame, numbered: pl.DataFrame) -> list[BadEntry]:
     for position, entry, phase, *cells in rows.rows():
         call = found.get(position)
         if call is None:
-            call = found[position] = BadEntry(entry, position, Phase(phase), [], num_results.get(position, 0))
+            call = found[position] = BadEntry(
+                entry, position, Phase(phase), [], num_results.get(position, 0), position in with_inputs
+            )
         values: list[Bad] = call.values  # pyright: ignore[reportAssignmentType]
         values.append(Bad(*cells))
     return list(found.values())

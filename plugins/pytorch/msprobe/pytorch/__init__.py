@@ -11,6 +11,7 @@ from msprobe.pytorch.hooks import __version__
 from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
+    from msprobe.pytorch._flight import FlightRecorder
     from msprobe.pytorch._random import random_save
     from msprobe.pytorch._seed import seed_all
     from msprobe.pytorch._shadow import shadow_step
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from msprobe_core.report import compare, compare_distributed
 
 __all__ = [
+    "FlightRecorder",
     "PrecisionDebugger",
     "__version__",
     "calibration",
@@ -40,6 +42,10 @@ def __getattr__(name: str) -> Any:
         from msprobe.pytorch import debugger
 
         return getattr(debugger, name)
+    if name == "FlightRecorder":
+        from msprobe.pytorch._flight import FlightRecorder
+
+        return FlightRecorder
     if name == "seed_all":
         from msprobe.pytorch._seed import seed_all
 

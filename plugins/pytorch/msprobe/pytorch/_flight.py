@@ -1,0 +1,296 @@
+"""The flight recorder for PyTorch: hooks on modules and gradients, extremes on the device."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from msprobe.pytorch._framework import PyTorchFramework
+from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._reduce import readable
+from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC
+from msprobe_core.capture.flight import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
+from msprobe_core.model import Phase, Role
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MAX_LEAVES = 16
+"""So many tensors of one result are looked at."""
+
+
+class TorchTape:
+    """See `msprobe_core.capture.flight.Tape`."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._waiting: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
+        self._sealed: list[tuple[list[int], Tensor, Any]] = []  # with the event after which it is there
+        self._num_places = 0
+        self._read: list[tuple[float, float]] | None = None
+        self._is_sealed = False
+
+    def put(self, tensor: Tensor) -> int | None:
+        """Enqueue the reading of a tensor; ``None`` of one without floating-point elements."""
+        values = readable(tensor)
+        if values is None or self._is_sealed:
+            return None
+        if values.is_complex():
+            values = torch.view_as_real(values.resolve_conj())
+        if not values.is_floating_point() or values.dtype in WITHOUT_ARITHMETIC or not values.numel():
+            return None
+        place = self._num_places
+        self._num_places += 1
+        places, extremes = self._waiting.setdefault((values.device, values.dtype), ([], []))
+        low, high = torch.aminmax(values)
+        places.append(place)
+        extremes += (high, low)
+        return place
+
+    def seal(self) -> None:
+        """Begin to bring all over; the host does not wait."""
+        if self._is_sealed:
+            return
+        self._is_sealed = True
+        for (device, _), (places, extremes) in self._waiting.items():
+            # float64 holds the numbers of all dtypes; not every device has it, and float32 is enough for others.
+            stacked = torch.stack(extremes)
+            stacked = stacked if stacked.dtype is torch.float64 else stacked.float()
+            event = None
+            streams: Any = getattr(torch, device.type, None)  # torch.cuda, and what other devices have like it
+            if device.type != "cpu" and hasattr(streams, "Event"):
+                host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+                host.copy_(stacked, non_blocking=True)
+                event = streams.Event()
+                event.record(streams.current_stream(device))
+                stacked = host
+            self._sealed.append((places, stacked, event))
+        self._waiting.clear()
+
+    def extremes(self, *, waits: bool) -> Sequence[tuple[float, float]] | None:
+        """Return maximum and minimum by place, if they are there."""
+        if self._read is None:
+            for _, _, event in self._sealed:
+                if event is not None and not event.query():
+                    if not waits:
+                        return None
+                    event.synchronize()
+            found = [(0.0, 0.0)] * self._num_places
+            for places, stacked, _ in self._sealed:
+                numbers: list[float] = stacked.tolist()
+                for number, place in enumerate(places):
+                    found[place] = numbers[2 * number], numbers[2 * number + 1]
+            self._read = found
+            self._sealed.clear()
+        return self._read
+
+
+class FlightRecorder:
+    """Keeps the extremes of what every module returns, of gradients and of weights, of the last steps.
+
+    ::
+
+        with FlightRecorder(model, "flight") as recorder:
+            for batch in batches:
+                ...  # forward, backward, optimizer
+                recorder.step()
+
+    They are written as dumps, which ``msprobe overflow_check`` reads, when NaN or Inf has been seen, when the training
+    raises, on a signal, and at exit if asked. Nothing that is computed changes, and nobody waits for a device inside a
+    step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        path: str | os.PathLike[str] = "flight",
+        *,
+        steps: int = 8,
+        weights: bool = True,
+        signals: Sequence[int] = DEFAULT_SIGNALS,
+        at_exit: bool = False,
+    ) -> None:
+        """Begin to record.
+
+        Args:
+            model: Whose modules are watched.
+            path: Where is written; what is there of earlier steps is replaced.
+            steps: How many steps are kept.
+            weights: Whether weights are looked at too, at the beginning of each step, and gradients of weights before
+                the optimizer uses them.
+            signals: What writes: SIGTERM and SIGUSR1 unless others are given; handlers that were there before run too.
+            at_exit: Whether to write when the program ends, also when all was well.
+
+        Raises:
+            ConfigError: ``steps`` is no positive number.
+        """
+        framework = PyTorchFramework()
+        self._describe = framework.describe
+        self._ring = FlightRing(Path(path), TorchTape, framework=framework.name, rank=framework.rank, size=steps)
+        self._emergency = Emergency(self._ring, signals, at_exit=at_exit)
+        self._handles: list[Any] = []
+        self._last: tuple[weakref.ref[Tensor], FlightStep, int, int] | None = None
+        self._weights_of: FlightStep | None = None
+        self._own = {id(parameter): place for parameter, place in _places_of(model)} if weights else {}
+        self._model = model
+        for path_of_module, module in model.named_modules():
+            run = partial(self._on_output, path_of_module, type(module).__name__)
+            self._handles.append(module.register_forward_hook(run))
+        begin = partial(self._on_input, type(model).__name__)
+        self._handles.append(model.register_forward_pre_hook(begin, with_kwargs=True))
+        if weights:
+            self._handles.append(register_optimizer_step_pre_hook(self._on_optimizer))
+        self._emergency.install()
+
+    @property
+    def steps(self) -> Sequence[FlightStep]:
+        """What is kept, the oldest step first."""
+        return self._ring.steps
+
+    def step(self) -> None:
+        """End a step: call it after the optimizer's."""
+        with Quiet(self._ring.note_failure):
+            self._last = None
+            self._ring.end_step()
+
+    def write(self, reason: str = "asked to") -> None:
+        """Write what is kept now."""
+        with Quiet(self._ring.note_failure):
+            self._ring.write(reason, waits=True)
+
+    def close(self) -> None:
+        """End: look at the last steps, and leave the model as it was."""
+        with Quiet(self._ring.note_failure):
+            self._ring.finish()
+        self._detach()
+
+    def _detach(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._emergency.remove()
+        self._last = None
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End, and write if the training has failed."""
+        if kind is None or not issubclass(kind, Exception):
+            self.close()
+            return
+        with Quiet(self._ring.note_failure):
+            self._ring.write(f"{kind.__name__} in the training", waits=True)
+        self._detach()
+
+    # --- hooks ------------------------------------------------------------------------------------------------------
+
+    def _on_input(self, type_name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        del module
+        if torch.compiler.is_compiling():
+            return
+        with Quiet(self._ring.note_failure):
+            step = self._ring.step
+            index = step.counts.get("", 0)
+            for tensor in _tensors_in((args, kwargs)):
+                self._see(step, "", type_name, Phase.FORWARD, index, Role.INPUT, tensor)
+            if self._own and self._weights_of is not step:
+                self._weights_of = step
+                for parameter in self._model.parameters():
+                    place = self._own.get(id(parameter))
+                    if place is not None:
+                        owner, kind, name = place
+                        self._see(step, owner, kind, Phase.FORWARD, 0, Role.PARAMETERS, parameter, name)
+
+    def _on_output(self, path: str, type_name: str, module: nn.Module, args: Any, output: Any) -> None:
+        del module, args
+        if torch.compiler.is_compiling():
+            return
+        with Quiet(self._ring.note_failure):
+            step = self._ring.step
+            index = step.counts.get(path, 0)
+            step.counts[path] = index + 1
+            for tensor in _tensors_in(output):
+                self._see(step, path, type_name, Phase.FORWARD, index, Role.OUTPUT, tensor)
+                if tensor.requires_grad and tensor.grad_fn is not None:
+                    tensor.register_hook(partial(self._on_gradient, step, path, type_name, index))
+
+    def _on_gradient(self, step: FlightStep, path: str, type_name: str, index: int, gradient: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return
+        with Quiet(self._ring.note_failure):
+            self._see(step, path, type_name, Phase.BACKWARD, index, Role.INPUT, gradient)
+
+    def _on_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        with Quiet(self._ring.note_failure):
+            step = self._ring.step
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    place = self._own.get(id(parameter))
+                    if place is not None and parameter.grad is not None:
+                        path, type_name, name = place
+                        self._see(
+                            step, path, type_name, Phase.PARAMETERS_GRAD, 0, Role.PARAMETERS_GRAD, parameter.grad, name
+                        )
+
+    def _see(
+        self,
+        step: FlightStep,
+        path: str,
+        type_name: str,
+        phase: Phase,
+        index: int,
+        role: Role,
+        tensor: Tensor,
+        name: str = "",
+    ) -> None:
+        place: int | None = None
+        last = self._last
+        version = 0 if tensor.is_inference() else tensor._version
+        if last is not None and last[0]() is tensor and last[1] is step and last[2] == version:
+            place = last[3]  # what a child returns its parent returns too, more often than not
+        else:
+            place = step.tape.put(tensor)
+        if place is None:
+            return
+        if role is Role.OUTPUT:
+            self._last = weakref.ref(tensor), step, version, place
+        step.seen.append(Seen(path, type_name, phase, index, role, name, place, self._describe(tensor)))
+
+
+def _places_of(model: nn.Module) -> list[tuple[nn.Parameter, tuple[str, str, str]]]:
+    """Return for each parameter where it is: path and class of its module, and its name there."""
+    found: dict[int, tuple[nn.Parameter, tuple[str, str, str]]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            found.setdefault(id(parameter), (parameter, (path, type(module).__name__, name)))
+    return list(found.values())
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors of a result, which may be nested."""
+    found: list[Tensor] = []
+    waiting: list[Any] = [value]
+    while waiting and len(found) < _MAX_LEAVES:
+        item = waiting.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            waiting.extend(reversed(item))
+        elif isinstance(item, dict):
+            waiting.extend(reversed(list(item.values())))
+        elif hasattr(item, "__dataclass_fields__"):
+            waiting.extend(reversed([getattr(item, name, None) for name in item.__dataclass_fields__]))
+    return found
