@@ -39,9 +39,11 @@ $(MS_READY): $(PROJECTS) constraints-dev.txt constraints-mindspore.txt
 # Train a small Llama twice, the second time with a fault planted deep inside, and find it.
 demo: $(READY)
 	rm -rf $(DEMO)
-	$(BIN)/python examples/demo/train.py --dump $(DEMO)/golden
+	$(BIN)/python examples/demo/train.py --dump $(DEMO)/golden --calibrate
 	$(BIN)/python examples/demo/train.py --dump $(DEMO)/target --fault
 	$(BIN)/msprobe compare -tp $(DEMO)/target/step0 -gp $(DEMO)/golden/step0 -o $(DEMO)/result; test $$? -eq 1
+	$(BIN)/msprobe calibrate $(DEMO)/golden
+	$(BIN)/msprobe locate $(DEMO)/target $(DEMO)/golden -o $(DEMO)/result; test $$? -eq 1
 
 # The same small Llama in PyTorch and in MindSpore: the two agree, until MindSpore's has a fault, which is found.
 demo-cross: $(MS_READY)

@@ -1,6 +1,6 @@
 """Train a small Llama on the bytes of a text file, and record its first step.
 
-python examples/demo/train.py --dump demo_output/golden
+python examples/demo/train.py --dump demo_output/golden --calibrate
 python examples/demo/train.py --dump demo_output/target --fault
 """
 
@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from msprobe.pytorch import PrecisionDebugger, seed_all
+from msprobe.pytorch import PrecisionDebugger, calibration, seed_all
 from transformers import LlamaConfig, LlamaForCausalLM
 
 TEXT = Path(__file__).with_name("text.txt")
@@ -46,11 +46,21 @@ def batches(num_steps: int):
         yield torch.stack([tokens[start : start + SEQUENCE_LENGTH] for start in starts])
 
 
+def train_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> float:
+    """Train one step and return the loss."""
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
 def main() -> None:
     """Train three steps."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dump", required=True, help="directory for the dump")
     parser.add_argument("--fault", action="store_true", help="plant a wrong epsilon in one layer")
+    parser.add_argument("--calibrate", action="store_true", help="repeat the step with other last digits")
     arguments = parser.parse_args()
 
     seed_all(seed=1234, mode=True)
@@ -61,14 +71,15 @@ def main() -> None:
 
     debugger = PrecisionDebugger(dump_path=arguments.dump, level="mix", step=[0])
     for step, tokens in enumerate(batches(num_steps=3)):
-        debugger.start(model)
-        loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        debugger.stop()
+        if arguments.calibrate:
+            with calibration(debugger, model, optimizer) as runs:
+                losses = [train_step(model, optimizer, tokens) for _ in runs]
+        else:
+            debugger.start(model)
+            losses = [train_step(model, optimizer, tokens)]
+            debugger.stop()
         debugger.step()
-        print(f"step {step}: loss {loss.item():.6f}")
+        print(f"step {step}: loss {losses[0]:.6f}")
 
 
 if __name__ == "__main__":

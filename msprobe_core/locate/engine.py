@@ -24,11 +24,11 @@ from msprobe_core.errors import CompareError, ConfigError, MsprobeError
 from msprobe_core.hookspecs import Executor
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_command
-from msprobe_core.locate.kinds import kind_of, reason_of
+from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.nodes import nodes_of, with_scores
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
-from msprobe_core.locate.result import Decision, LocateResult, LocateVerdict, Shown, Suspect
+from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
 from msprobe_core.locate.sources import Nesting, Source, find_sources, is_flagged
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
@@ -328,6 +328,7 @@ def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitRes
         stack=list(stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())),
         position=int(node["position"]),
         seen_at=None if source.seen_at is None else seen_at["entry"],
+        about=parameter_of(own, rows) if kind is FaultKind.OPTIMIZER else None,
     )
 
 

@@ -205,6 +205,29 @@ def _reason_of_parameter(kind: FaultKind, own: pl.DataFrame) -> str:
     return f"Its parameter {named} is another {when}; what else it was given is right."
 
 
+_IDENTITY = ("numel", "max", "min", "mean", "norm")
+
+
+def parameter_of(own: pl.DataFrame, rows: pl.DataFrame) -> str | None:
+    """Return which parameter a call outside of all modules works on, told by what it was given; ``None`` if unknown.
+
+    Args:
+        own: The rows of the call.
+        rows: All rows.
+    """
+    given = own.filter(
+        (pl.col("role") == Role.INPUT.value) & (pl.col("norm_golden") > 0) & (pl.col("numel_golden") > 1)
+    )
+    keys = [f"{name}_golden" for name in _IDENTITY]
+    is_known = pl.col("role").is_in([Role.PARAMETERS.value, Role.PARAMETERS_GRAD.value])
+    known = rows.filter(is_known & (pl.col("norm_golden") > 0))
+    found = given.select(keys).join(known.select("name_golden", *keys), on=keys, how="inner")
+    return re.sub(_OF_MODULE, r"\1 \2", str(found["name_golden"][0])) if found.height else None
+
+
+_OF_MODULE = r"^(?:Module|Cell)\.(.*)\.[^.]+\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
+
+
 def _api_of(entry: str) -> str:
     stem = names.stem_of(entry)
     return names.split_api(stem)[1] if stem is not None and not names.is_module(stem) else ""

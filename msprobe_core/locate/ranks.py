@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from msprobe_core import names
 from msprobe_core.locate.result import MODERATE_EXCESS, FaultKind, Suspect
 
 CallPlace = tuple[int, str]
@@ -69,12 +70,19 @@ def ordered(
 
 
 def _together(suspects: Iterable[Suspect]) -> list[Suspect]:
-    """Return each place once, with all ranks that show it."""
+    """Return each place once, with all ranks that show it; of calls of an optimizer those that do the same once.
+
+    An optimizer does the same to one parameter after the other: what is wrong with one call is with many.
+    """
     places: dict[tuple[str, FaultKind], Suspect] = {}
     for suspect in suspects:
-        key = (suspect.entry, suspect.kind)
-        if key in places:
-            places[key] = replace(places[key], ranks=sorted({*places[key].ranks, *suspect.ranks}))
-        else:
+        is_update = suspect.kind is FaultKind.OPTIMIZER and suspect.module is None
+        stem = (names.stem_of(suspect.entry) if is_update else None) or suspect.entry
+        key = (stem, suspect.kind)
+        if key not in places:
             places[key] = suspect
+            continue
+        first = places[key]
+        alike = first.num_alike + (first.entry != suspect.entry)
+        places[key] = replace(first, ranks=sorted({*first.ranks, *suspect.ranks}), num_alike=alike)
     return list(places.values())

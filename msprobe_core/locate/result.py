@@ -135,6 +135,8 @@ class Suspect:
         position: Its place among the calls of its rank.
         seen_at: The later call at which the error is beyond rounding; ``None`` where that is this one.
         command: What to run next.
+        num_alike: How many further calls of the same kind are wrong in the same way.
+        about: What the call is about, where its name does not tell: the parameter that an optimizer updates.
     """
 
     step: int | None
@@ -156,6 +158,8 @@ class Suspect:
     position: int
     seen_at: str | None = None
     command: str = ""
+    num_alike: int = 0
+    about: str | None = None
 
     @property
     def strength(self) -> Strength:

@@ -81,6 +81,8 @@ def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
         "parents": list(suspect.parents),
         "stack": list(suspect.stack),
         "command": suspect.command,
+        "num_alike": suspect.num_alike,
+        "about": suspect.about,
     }
 
 

@@ -84,6 +84,10 @@ def _lines(number: int, suspect: Suspect) -> Iterator[Text]:
         chain = " < ".join(suspect.parents[:_MAX_PARENTS])
         yield Text(f"   inside {chain}{' < …' if len(suspect.parents) > _MAX_PARENTS else ''}")
     yield Text(f"   {suspect.reason}")
+    if suspect.about is not None:
+        yield Text(f"   It is about {suspect.about}.")
+    if suspect.num_alike:
+        yield Text(f"   The same is wrong with {suspect.num_alike:,} more calls of its kind at least.")
     if suspect.seen_at is not None:
         yield Text(f"   It shows beyond rounding at {suspect.seen_at}.")
     for shown in suspect.evidence[:_MAX_SHOWN]:
