@@ -175,15 +175,12 @@ def _check(name: str, tally: Tally, what: str, nothing: str) -> Check:
     if not tally.total:
         return Check(name, CheckState.UNKNOWN, nothing)
     if tally.wrong:
-        return Check(
-            name,
-            CheckState.DIFFERS,
-            f"{tally.wrong:,} of {tally.total:,} {what} differ beyond rounding, first {tally.first}",
-        )
+        detail = f"{what}: {tally.wrong:,} of {tally.total:,} differ beyond rounding, first {tally.first}"
+        return Check(name, CheckState.DIFFERS, detail)
     if tally.different:
-        detail = f"{tally.different:,} of {tally.total:,} {what} differ, all within rounding, first {tally.first}"
+        detail = f"{what}: {tally.different:,} of {tally.total:,} differ, all within rounding, first {tally.first}"
         return Check(name, CheckState.HOLDS, detail)
-    return Check(name, CheckState.HOLDS, f"{tally.total:,} {what} are equal")
+    return Check(name, CheckState.HOLDS, f"{what}: {tally.total:,}, all equal")
 
 
 def _check_decisions(tally: Tally, modes: Sequence[Mode]) -> Check:
@@ -191,7 +188,7 @@ def _check_decisions(tally: Tally, modes: Sequence[Mode]) -> Check:
     if not tally.total:
         return Check(name, CheckState.UNKNOWN, "no call that decides (topk, argmax, sort, …) was recorded")
     if not tally.different:
-        return Check(name, CheckState.HOLDS, f"{tally.total:,} results of calls that decide are equal")
+        return Check(name, CheckState.HOLDS, f"results of calls that decide: {tally.total:,}, all equal")
     rates = "" if Mode.TENSOR in modes else "; at what rate only whole tensors tell (task 'tensor')"
-    detail = f"{tally.different:,} of {tally.total:,} results of calls that decide differ, first {tally.first}{rates}"
+    detail = f"results of calls that decide: {tally.different:,} of {tally.total:,} differ, first {tally.first}{rates}"
     return Check(name, CheckState.DIFFERS, detail)

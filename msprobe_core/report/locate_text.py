@@ -32,7 +32,8 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
         file: Where all of it is.
         console: Where to.
     """
-    console.print(Text(f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."))
+    line = f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."
+    console.print(Text(line), soft_wrap=True)
     width = max(len(check.name) for check in result.checks)
     for check in result.checks:
         line = Text(f"  {check.name:{width}}  ").append(f"{check.state.value:8}", style=_STYLES[check.state])

@@ -18,8 +18,7 @@ README = DOCUMENTS[0].read_text()
 
 
 def block(language: str) -> str:
-    [found] = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    return found
+    return "".join(re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
 
 
 def without_run(text: str) -> str:
@@ -39,7 +38,7 @@ def test_the_example(tmp_path):
         subprocess.run(command.split(), cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True)
         for command in commands
     ]
-    assert [(run.returncode, run.stderr) for run in done] == [(0, ""), (0, ""), (1, "")]
+    assert [(run.returncode, run.stderr) for run in done] == [(0, ""), (0, ""), (1, ""), (1, "")]
     assert without_run("".join(run.stdout for run in done)).splitlines() == without_run("\n".join(shown)).splitlines()
 
 

@@ -142,7 +142,7 @@ def test_a_weight_that_is_hardly_another_is_still_wrong_at_the_start(tmp_path, g
     assert result.suspects[0].entry == "Module.layers.2.Layer.forward.0"
     check = next(check for check in result.checks if check.name == "initial weights")
     assert check.state is CheckState.DIFFERS
-    assert "1 of 4 parameters" in check.detail
+    assert "parameters: 1 of 4 differ" in check.detail
 
 
 def test_a_weight_that_is_another_after_a_step_was_updated_wrongly(tmp_path):
