@@ -60,6 +60,12 @@ if TYPE_CHECKING:
     help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
 )
 @click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, laid over ours.")
+@click.option("--confirm", "confirms", is_flag=True, help="Make the first suspects' calls again: who is wrong?")
+@click.option(
+    "--model",
+    metavar="FILE.py:FUNCTION",
+    help="With --confirm: your function that returns the model, to replay modules with; it is run.",
+)
 @click.option("--steps", "--step", metavar="LIST", help="Of two runs: steps to look at, for example 0-3,10.")
 @click.option("--ranks", "--rank", metavar="LIST", help="Ranks to look at, for example 0,2; all by default.")
 @click.option("--executor", metavar="NAME", help="Where ranks are examined: inline, processes or ray.")
@@ -108,6 +114,8 @@ class _Asked:
     layouts: str | None
     limits: tuple[tuple[str, str], ...]
     limits_file: Path | None
+    confirms: bool
+    model: str | None
     steps: str | None
     ranks: str | None
     executor: str | None
@@ -117,12 +125,15 @@ class _Asked:
 
 def _options(asked: _Asked) -> LocateOptions:
     from msprobe_core.compare import Chosen
+    from msprobe_core.confirm import load_model
     from msprobe_core.locate.engine import LocateOptions
     from msprobe_core.model import ExecutorOptions
 
     return LocateOptions(
         compare=_compare_options(asked),
         chosen=Chosen(numbers_given(asked.steps, "--steps"), numbers_given(asked.ranks, "--ranks")),
+        confirms=asked.confirms or asked.model is not None,
+        model=None if asked.model is None else load_model(asked.model),
         executor="ray" if asked.ray_address and asked.executor is None else asked.executor,
         workers=ExecutorOptions(workers=asked.workers, address=asked.ray_address),
     )

@@ -24,6 +24,7 @@ from msprobe_core.errors import CompareError, ConfigError, MsprobeError
 from msprobe_core.hookspecs import Executor
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_command
+from msprobe_core.locate.confirmation import with_confirmations
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.nodes import nodes_of, with_scores
 from msprobe_core.locate.ranks import CausalOrder, ordered
@@ -53,12 +54,17 @@ class LocateOptions:
     Attributes:
         compare: How ranks are compared, and by what measure of rounding.
         chosen: Which steps and ranks.
+        confirms: Whether the first suspects' calls are made again, which tells who is wrong; needs whole tensors and
+            the framework.
+        model: To replay modules with; ``None`` confirms them by the calls inside of them.
         executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
         workers: Of the executor.
     """
 
     compare: CompareOptions = field(default_factory=CompareOptions)
     chosen: Chosen = field(default_factory=Chosen)
+    confirms: bool = False
+    model: object | None = None
     executor: str | None = None
     workers: ExecutorOptions = field(default_factory=ExecutorOptions)
 
@@ -144,13 +150,8 @@ def locate(
         found += findings
         left_out += failed
         num_looked_at += 1
-        suspects = ordered(
-            {unit.pair.rank: unit.suspects for unit in findings},
-            {unit.pair.rank: unit.given_wrong for unit in findings},
-            lambda findings=findings: _order_of(findings, notes),
-        )
-        divergences = find_divergences([unit.pair.target for unit in findings], [unit.pair.golden for unit in findings])
-        suspects = with_divergences(suspects, divergences, step)
+        suspects, told = _suspects_of(findings, options)
+        notes += told
         if suspects:
             break
     if not found:
@@ -158,11 +159,28 @@ def locate(
     return _result(target, golden, options, found, suspects, left_out, notes, (num_looked_at, len(steps)))
 
 
-def _order_of(findings: Sequence[UnitFindings], notes: list[str]) -> CausalOrder:
-    dumps = {unit.pair.rank: read_dump(unit.pair.target) for unit in findings if unit.pair.rank is not None}
-    order = order_of(dumps)
-    notes += order.notes
-    return order
+def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[str]]:
+    """Return the suspects of one step over all ranks, the first first, and what there is to note."""
+    notes: list[str] = []
+
+    def causal_order() -> CausalOrder:
+        dumps = {unit.pair.rank: read_dump(unit.pair.target) for unit in findings if unit.pair.rank is not None}
+        order = order_of(dumps)
+        notes.extend(order.notes)
+        return order
+
+    suspects = ordered(
+        {unit.pair.rank: unit.suspects for unit in findings},
+        {unit.pair.rank: unit.given_wrong for unit in findings},
+        causal_order,
+    )
+    divergences = find_divergences([unit.pair.target for unit in findings], [unit.pair.golden for unit in findings])
+    suspects = with_divergences(suspects, divergences, findings[0].pair.step if findings else None)
+    if options.confirms:
+        pairs = {unit.pair.rank: unit.pair for unit in findings}
+        suspects, unconfirmed = with_confirmations(suspects, pairs, options.model)
+        notes += unconfirmed
+    return suspects, notes
 
 
 def _result(
@@ -328,6 +346,7 @@ def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitRes
         stack=list(stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())),
         position=int(node["position"]),
         seen_at=None if source.seen_at is None else seen_at["entry"],
+        golden_entry=None if node["only_on"] else node["entry_golden"],
         about=parameter_of(own, rows) if kind is FaultKind.OPTIMIZER else None,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from msprobe_core.confirm import Confirmation
 from msprobe_core.model import Phase
 
 
@@ -136,6 +137,8 @@ class Suspect:
         seen_at: The later call at which the error is beyond rounding; ``None`` where that is this one.
         command: What to run next.
         num_alike: How many further calls of the same kind are wrong in the same way.
+        golden_entry: What the golden run's dump calls it, where both have it.
+        confirmation: Who is wrong, by making the call again; ``None`` if that was not asked.
         about: What the call is about, where its name does not tell: the parameter that an optimizer updates.
     """
 
@@ -160,6 +163,8 @@ class Suspect:
     command: str = ""
     num_alike: int = 0
     about: str | None = None
+    golden_entry: str | None = None
+    confirmation: Confirmation | None = None
 
     @property
     def strength(self) -> Strength:

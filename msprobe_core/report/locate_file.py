@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.confirm import Confirmation
 from msprobe_core.locate.result import LocateResult, Suspect
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
@@ -83,7 +84,12 @@ def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
         "command": suspect.command,
         "num_alike": suspect.num_alike,
         "about": suspect.about,
+        "confirmation": None if suspect.confirmation is None else _confirmation(suspect.confirmation),
     }
+
+
+def _confirmation(found: Confirmation) -> dict[str, Any]:
+    return {"verdict": found.verdict.value, "entry": found.entry, "reason": found.reason, "notes": list(found.notes)}
 
 
 def _number(number: float | None) -> float | str | None:

@@ -12,6 +12,7 @@ from rich.text import Text
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.locate.result import CheckState, LocateResult, LocateVerdict, Shown, Suspect
+from msprobe_core.report.confirm import HEADLINES
 from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES = {CheckState.HOLDS: "green", CheckState.DIFFERS: "red", CheckState.UNKNOWN: "yellow"}
@@ -100,6 +101,8 @@ def _lines(number: int, suspect: Suspect) -> Iterator[Text]:
         yield Text("   called from")
         for frame in frames:
             yield Text(f"     {' '.join(frame.split())}")
+    if suspect.confirmation is not None:
+        yield Text(f"   Made again: {HEADLINES[suspect.confirmation.verdict]}. {suspect.confirmation.reason}")
     if suspect.command:
         yield Text(f"   Next: {suspect.command}")
 
