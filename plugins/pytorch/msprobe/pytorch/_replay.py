@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -194,6 +195,8 @@ def _argument(value: Argument, device: str) -> Any:
         ReplayError: it was something that a dump does not hold.
     """
     text = str(value.value)
+    if value.type == "str" and _DEVICE.fullmatch(text):
+        return torch.device(device)
     if value.type in _SCALARS:
         return _SCALARS[value.type](value.value)
     if value.type == "slice":
@@ -210,6 +213,8 @@ def _argument(value: Argument, device: str) -> Any:
         return _constant(next(iter(_literal(text).values())).removeprefix("torch."), value.type)
     raise ReplayError(f"one of its arguments is a {value.type}, which a dump does not hold whole")
 
+
+_DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps)(:[0-9]+)?")
 
 _SCALARS: Mapping[str, Callable[[Any], Any]] = {
     "int": int, "float": float, "str": str, "bool": lambda text: text in (True, "True"),
@@ -262,13 +267,13 @@ def _check_size(function: Function, call: ReplayCall) -> None:
         ReplayError: they would.
     """
     args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device="meta"), "meta")
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, int) and abs(value) > call.max_elements:
-            raise ReplayError(f"one of its arguments is {value}, which is more than any size here")
     try:
         with torch.device("meta"):
             output = function(*args, **kwargs)
-    except Exception:  # noqa: BLE001  # what depends on values, or has no such form: it is bounded by its inputs
+    except Exception as error:  # what depends on values, or has no such form: no number may be larger than a size
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, int) and abs(value) > call.max_elements:
+                raise ReplayError(f"one of its arguments is {value}, which is more than any size here") from error
         return
     if (size := sum(value.numel() for _, value in _tensors_in(output))) > call.max_elements:
         raise ReplayError(
