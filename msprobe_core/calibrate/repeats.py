@@ -9,6 +9,8 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.fault import is_at_place_of_parameter
+from msprobe_core.compare.limits import conventional
 from msprobe_core.compare.noise.estimate import DISTANCE, estimate
 from msprobe_core.compare.noise.measures import MEASURES, with_measures
 from msprobe_core.compare.noise.profile import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
@@ -17,6 +19,7 @@ from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.unit import compare_unit
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError
+from msprobe_core.model import Role
 from msprobe_core.store.layout import create_file
 
 _ROW = (
@@ -29,6 +32,7 @@ _ROW = (
     "numel_golden",
     "roundoff",
     "num_rows",
+    "is_state",
 )
 
 
@@ -92,7 +96,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
             "them with task 'statistics' or 'tensor'"
         )
     place = place_of(task.golden)
-    found = estimate(rows.rename({"name_golden": "name"}), errors)
+    found = estimate(rows.rename({"name_golden": "name", "entry_golden": "entry"}), errors)
     flips = pl.DataFrame([frame["flips"].alias(str(k)) for k, frame in enumerate(errors)]).select(
         flips=pl.sum_horizontal(pl.all())
     )["flips"]
@@ -102,6 +106,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
         perturbation=task.perturbation,
         identity=identity_of(task.golden),
         nulls={measure.value: null for measure, null in found.nulls.items()},
+        parameters_vary=_parameters_vary(rows, errors),
     )
     step, rank = place or (0, NO_RANK)
     table = found.floors.with_columns(
@@ -115,6 +120,13 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
     with create_file(task.part) as file:
         table.filter(has_floor | (pl.col("flips") > 0)).write_parquet(file)
     return _told(task, rows, errors, flips, is_float)
+
+
+def _parameters_vary(rows: pl.DataFrame, errors: list[pl.DataFrame]) -> bool:
+    """Whether some parameters are not the golden run's: the repetitions have been trained before."""
+    own = (pl.col("role") == Role.PARAMETERS.value) & pl.col("precision").is_not_null()
+    varies = pl.any_horizontal((pl.lit(frame[DISTANCE]) > 0).fill_null(value=False) for frame in errors)
+    return bool(rows.select((own & varies).any()).item())
 
 
 def _told(
@@ -149,7 +161,10 @@ def _told(
 def _errors(task: CalibrationTask, repeat: Path) -> pl.DataFrame:
     """Return the measures of one repetition, one row per row of the golden dump."""
     rows = compare_unit(UnitPair(task.label, None, None, repeat, task.golden)).rows
+    is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden")
+    is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given
     rows = with_sizes(with_measures(rows)).filter(pl.col("name_golden").is_not_null())
+    rows = rows.with_columns(is_state=is_state.fill_null(value=False))
     is_pair = pl.col("match") == Match.BOTH.value
     is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
     same_shape = (pl.col("shape_target") == pl.col("shape_golden")).fill_null(value=False)

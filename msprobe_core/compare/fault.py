@@ -148,6 +148,20 @@ _IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
 """By what a tensor is known again, whatever its shape: a transposed weight is the weight."""
 
 
+def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Expr:
+    """Whether a value is an argument at a place where its API takes parameters or other state of a module.
+
+    Args:
+        limits: Say which places these are.
+        name: Column of the row's name.
+        entry: Column of the entry's.
+    """
+    positions = [f"{api}.{i}" for api, places in limits.parameters.items() for i in places]
+    place = pl.col(name).str.extract(r"\.input\.(.+)$")
+    api = pl.col(entry).str.extract(r"^[^.]+\.(.+)\.\d+\.forward$")
+    return pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE)
+
+
 def given_parameters(
     judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None] | None, *, which: pl.Expr | None = None
 ) -> list[int]:
@@ -169,12 +183,7 @@ def given_parameters(
     )
     if not failing.height:
         return []
-    positions = [f"{api}.{i}" for api, places in limits.parameters.items() for i in places]
-    place = pl.col("name_target").str.extract(r"\.input\.(.+)$")
-    api = pl.col("entry").str.extract(r"^[^.]+\.(.+)\.\d+\.forward$")
-    by_place = failing.filter(pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE))[
-        "row"
-    ].to_list()
+    by_place = failing.filter(is_at_place_of_parameter(limits, "name_target", "entry"))["row"].to_list()
     if parents is None:
         return by_place
     own_parents = {entry: parents.get(entry) for entry in failing["entry"].unique()}

@@ -175,12 +175,14 @@ def rows_of(num_rows):
     return pl.DataFrame(
         {
             "name": [f"Functional.linear.{i}.forward.output.0" for i in range(num_rows)],
+            "entry": [f"Functional.linear.{i}.forward" for i in range(num_rows)],
             "phase": "forward",
             "role": "output",
             "precision": 3,
             "roundoff": U,
             "num_rows": 1e6,
             "numel_golden": 10**9,
+            "is_state": False,
         }
     )
 

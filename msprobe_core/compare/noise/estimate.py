@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.compare.noise import student
 from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.nulls import LEAST_LIMITS, Null, Nulls
+from msprobe_core.compare.noise.nulls import LEAST_LIMITS, MOST_LIMIT, Null, Nulls
 from msprobe_core.compare.noise.rounding import least
 
 Array: TypeAlias = NDArray[Any]
@@ -50,6 +50,10 @@ _TAILS = (0.01, 0.001)
 """Where the scores of repetitions that were left out are held against the distribution."""
 
 _WIDEST = 3.0
+_BEYOND = 1.25
+"""No limit is above so many times the largest score of a repetition that was left out, whatever the distribution says
+of scores that are rarer than any of these: floors have lower bounds, which a tail of few degrees of freedom ignores."""
+
 _FEWEST_SCORES = 200
 """Below this many scores their tail says nothing."""
 
@@ -75,11 +79,12 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame]) -> Estimate:
     """Return floors and the distributions of scores.
 
     Args:
-        rows: One row per row of the golden dump, with ``name``, ``phase``, ``role``, ``precision``, ``roundoff``,
-            ``num_rows`` and ``numel_golden``.
+        rows: One row per row of the golden dump, with ``name``, ``entry``, ``phase``, ``role``, ``precision``,
+            ``roundoff``, ``num_rows``, ``numel_golden`` and ``is_state``: whether it is a parameter or the like.
         errors: Of each repetition the measures of the same rows, and `DISTANCE`; null where one is not known.
     """
     kinds = _kinds(rows)
+    is_state = rows["is_state"].to_numpy()
     distance, _ = _distances(_matrix(errors, DISTANCE), kinds, _numbers(rows, "roundoff"))
     rows = rows.with_columns(pl.Series(DISTANCE, distance).fill_nan(None))
     floors: dict[str, Array] = {}
@@ -87,13 +92,27 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame]) -> Estimate:
     for measure in MEASURES:
         found = _matrix(errors, measure.column)
         lower = rows.select(least(measure, pl.col(DISTANCE)).alias("least"))["least"].to_numpy()
+        largest = _largest_of_kind(found, kinds) / LEAST_LIMITS[measure]
+        lower = np.where(is_state, np.fmax(lower, largest), lower)
         if measure is Measure.REL_L2:
             floors[measure.value], null = _distances(found, kinds, lower)
         else:
-            floors[measure.value], null = _signed(found, kinds, lower, distance)
+            floors[measure.value], null = _signed(found, kinds, lower, distance, _numbers(rows, "num_rows") > 1)
         nulls[measure] = msgspec.structs.replace(null, least=LEAST_LIMITS[measure])
     table = pl.DataFrame({name: pl.Series(values, dtype=pl.Float32).fill_nan(None) for name, values in floors.items()})
     return Estimate(table, nulls)
+
+
+def _largest_of_kind(errors: Array, kinds: _Kinds) -> Array:
+    """Return the largest error that a row like this one has in any repetition; 0 where none is known.
+
+    It is what a healthy parameter may have: behind the first steps of Adam, whose size does not depend on that of the
+    gradient, single elements jump, and three repetitions of the row itself may well have none.
+    """
+    own = np.where(np.isfinite(errors), errors, 0.0).max(axis=1)
+    largest = np.zeros(int(kinds.own.max(initial=0)) + 1)
+    np.maximum.at(largest, kinds.own, own)
+    return largest[kinds.own]
 
 
 def _matrix(errors: Sequence[pl.DataFrame], column: str) -> Array:
@@ -113,14 +132,22 @@ class _Kinds:
     wide: Array
 
 
-_NUMBER = r"\.\d+"
-"""Numbers of layers, of calls and of arguments alike."""
+_PLACE = r"^(\.[a-z_]+\.(?:\d|[^.\d][^.]*))(?:\.|$)"
+"""What a value is to its call: ``.input.2``, ``.parameters.bias``. Two digits are a position in a list of tensors."""
 
 
 def _kinds(rows: pl.DataFrame) -> _Kinds:
-    own = rows.select(pl.struct(pl.col("name").str.replace_all(_NUMBER, ".#"), "precision").rank("dense"))
+    """Return which rows are alike: numbers of layers, of calls and of places in lists make no difference."""
+    rest = pl.col("name").str.strip_prefix(pl.col("entry"))
+    place = rest.str.extract(_PLACE).fill_null("")
+    like = [_blank(pl.col("entry")), place, _blank(rest.str.strip_prefix(place)), pl.col("precision")]
+    own = rows.select(pl.struct(part.alias(str(i)) for i, part in enumerate(like)).rank("dense"))
     wide = rows.select(pl.struct("phase", "role", "precision").rank("dense"))
     return _Kinds(own.to_series().to_numpy().astype(np.int64), wide.to_series().to_numpy().astype(np.int64))
+
+
+def _blank(text: pl.Expr) -> pl.Expr:
+    return text.str.replace_all(r"\.\d+", ".#")
 
 
 def _group_means(values: Array, groups: Array, weights: Array) -> tuple[Array, Array]:
@@ -225,8 +252,16 @@ def _excess(scores: Array, dof: float, *, is_two_sided: bool) -> float:
     return min(max(ratios), _WIDEST)
 
 
-def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array) -> tuple[Array, Null]:
-    """Return floors of a measure with a sign, by empirical Bayes."""
+def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array, has_rows: Any) -> tuple[Array, Null]:
+    """Return floors of a measure with a sign, by empirical Bayes.
+
+    Args:
+        errors: ``[rows, repetitions]``.
+        kinds: Which rows are alike.
+        lower: The least that floors can be.
+        distance: Floors of the distance, or what stands for it.
+        has_rows: Which are no vectors: those have a limit of their own.
+    """
     num_repeats = errors.shape[1]
     unit = np.where(np.isfinite(distance) & (distance > 0), distance, lower)
     with np.errstate(invalid="ignore"):
@@ -239,9 +274,11 @@ def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array) -> tupl
     for left_out in range(num_repeats):
         others = np.delete(errors, left_out, axis=1)
         floor = _floor(others, is_known, prior, variances, lower, unit)
-        scores.append((errors[:, left_out] / np.where(floor > 0, floor, np.nan))[is_known])
-    excess = _excess(np.concatenate(scores), prior + num_repeats - 1, is_two_sided=True)
-    return found, Null(dof=prior + num_repeats, factor=excess)
+        scores.append(errors[:, left_out] / np.where(floor > 0, floor, np.nan))
+    excess = _excess(np.concatenate([each[is_known] for each in scores]), prior + num_repeats - 1, is_two_sided=True)
+    telling = np.concatenate([each[is_known & has_rows] for each in scores])
+    most = MOST_LIMIT if telling.size < _FEWEST_SCORES else min(_BEYOND * float(telling.max()), MOST_LIMIT)
+    return found, Null(dof=prior + num_repeats, factor=excess, most=most)
 
 
 def _prior(errors: Array, is_known: Array, kinds: _Kinds, lower: Array, unit: Array) -> tuple[float, Array]:

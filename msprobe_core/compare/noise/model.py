@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from msprobe_core.compare.noise.carried import carried_distance, is_parameter
 from msprobe_core.compare.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
 from msprobe_core.compare.noise.measures import MEASURES, WORDS, Measure, with_measures
+from msprobe_core.compare.noise.nulls import EXTREME_LIMIT
 from msprobe_core.compare.noise.profile import NoiseProfile, UnitNoise, find_profile
-from msprobe_core.compare.noise.rounding import with_sizes
+from msprobe_core.compare.noise.rounding import least, with_sizes
 from msprobe_core.errors import CompareError
 
 if TYPE_CHECKING:
@@ -75,8 +77,11 @@ class NoiseModel:
         prepared = with_closed_form(with_sizes(with_measures(rows)))
         measured = found if isinstance(found, UnitNoise) else None
         prepared = _with_profile(prepared, measured)
+        carried = 0.0 if measured is not None and measured.parameters_vary else carried_distance(prepared)
+        if carried:
+            prepared = _with_carried(prepared, carried)
         scored = _scored(prepared, None if measured is None else measured.nulls, self.alpha)
-        return scored.select(*rows.columns, *SCORES, *HELPERS), _notes(scored, found)
+        return scored.select(*rows.columns, *SCORES, *HELPERS), _notes(scored, found, carried)
 
 
 def load_noise(golden: Path) -> NoiseModel:
@@ -121,6 +126,21 @@ def _with_profile(rows: pl.DataFrame, measured: UnitNoise | None) -> pl.DataFram
     )
 
 
+_AVERAGED = 2.0
+"""How many times what independent rows explain the averaged measures may be off, for what was carried into the step."""
+
+
+def _with_carried(rows: pl.DataFrame, distance: float) -> pl.DataFrame:
+    """Raise all floors to what follows from other parameters; parameters themselves are left to the limits."""
+    rows = rows.with_columns(roundoff=pl.when(~is_parameter()).then("roundoff"))
+    lowest = {m: least(m, pl.lit(distance)) * _AVERAGED if m.averages else pl.lit(distance) for m in MEASURES}
+    return rows.with_columns(
+        pl.when(pl.col(name).is_not_null()).then(pl.max_horizontal(name, lowest[measure])).alias(name)
+        for measure in MEASURES
+        for name in (_floor(measure), closed(measure))
+    )
+
+
 def _floor(measure: Measure) -> str:
     return f"floor_{measure.value}"
 
@@ -137,7 +157,13 @@ def _scored(rows: pl.DataFrame, nulls: Nulls | None, alpha: float) -> pl.DataFra
             return by_formula
         return pl.when(is_measured[measure]).then(value(nulls[measure])).otherwise(by_formula)
 
-    limits = {measure: by_null(measure, lambda null: null.limit(share)) for measure in MEASURES}
+    is_single = pl.col("num_rows") == 1  # nothing averages out
+    limits = {
+        measure: pl.max_horizontal(
+            by_null(measure, lambda null: null.limit(share)), pl.when(is_single).then(EXTREME_LIMIT)
+        )
+        for measure in MEASURES
+    }
 
     floors = {measure: pl.coalesce(_floor(measure), closed(measure)) for measure in MEASURES}
     scores = {measure: _score(pl.col(measure.column), floors[measure]) for measure in MEASURES}
@@ -188,7 +214,7 @@ def _first(
     return pl.coalesce([pl.when(condition(measure)).then(value(measure)) for measure in measures])
 
 
-def _notes(rows: pl.DataFrame, found: UnitNoise | str | None) -> list[str]:
+def _notes(rows: pl.DataFrame, found: UnitNoise | str | None, carried: float) -> list[str]:
     judged = rows.filter(pl.col("score").is_not_null())
     by_formula = judged.filter(pl.col("noise_source") == NoiseSource.CLOSED_FORM.value).height
     notes: list[str] = []
@@ -201,4 +227,10 @@ def _notes(rows: pl.DataFrame, found: UnitNoise | str | None) -> list[str]:
         notes.append(f"rows judged by the closed form of rounding, because {found}: {by_formula:,}")
     else:
         notes.append(f"rows judged by the closed form of rounding, because no noise was measured: {by_formula:,}")
+    if carried:
+        notes.append(
+            "this step begins with other parameters than the golden run's, and no repetition does; they are judged by "
+            f"the limits, and what follows from them, a distance of about {carried:.2g}, is taken for noise: repeat "
+            "the whole training to judge more sharply"
+        )
     return notes

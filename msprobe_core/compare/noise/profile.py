@@ -66,6 +66,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         perturbation: How they differ from the golden run, in words.
         identity: What the golden dump is known by.
         nulls: How scores are distributed, by measure.
+        parameters_vary: Whether the repetitions began with parameters of their own, as whole trainings do.
     """
 
     version: int
@@ -73,6 +74,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     perturbation: str
     identity: str
     nulls: dict[str, Null]
+    parameters_vary: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,12 +86,14 @@ class UnitNoise:
         nulls: How scores are distributed.
         repeats: Number of repetitions.
         perturbation: How they differ from the golden run, in words.
+        parameters_vary: Whether they began with parameters of their own.
     """
 
     rows: pl.DataFrame
     nulls: Nulls
     repeats: int
     perturbation: str
+    parameters_vary: bool
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class NoiseProfile:
         if about.identity != identity_of(directory):
             return f"{self.path.name} is of another dump than {directory}; measure it again with msprobe calibrate"
         rows = found.unique("name", keep="first").select("name", "flips", *[measure.value for measure in MEASURES])
-        return UnitNoise(rows, self._nulls(about), about.repeats, about.perturbation)
+        return UnitNoise(rows, self._nulls(about), about.repeats, about.perturbation, about.parameters_vary)
 
     def _read(self, step: int, rank: int) -> pl.DataFrame:
         try:
@@ -147,7 +151,9 @@ class NoiseProfile:
     def _nulls(self, about: About) -> dict[Measure, Null]:
         known = {measure.value: measure for measure in MEASURES}
         for name, null in about.nulls.items():
-            if name not in known or not (null.dof > 0 and null.factor > 0 and math.isfinite(null.factor + null.least)):
+            if name not in known or not (
+                null.dof > 0 and null.factor > 0 and math.isfinite(null.factor + null.least + null.most)
+            ):
                 raise self._no_profile(f"it says nothing that can be of '{name}'")
         if missing := known.keys() - about.nulls.keys():
             raise self._no_profile(f"it says nothing of '{min(missing)}'")
