@@ -7,6 +7,9 @@ each has what it is for.
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 # What needs more than the core: the files, relative to this directory, and the modules that must be there.
 NEEDS = {
     "e2e/*.py": ("torch", "transformers"),
@@ -16,7 +19,17 @@ NEEDS = {
 MISSING = {files: [name for name in names if find_spec(name) is None] for files, names in NEEDS.items()}
 LEFT_OUT = {files: names for files, names in MISSING.items() if names}
 
+# How long an example takes says more about what else the machine does.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+
 collect_ignore = [str(path) for files in LEFT_OUT for path in Path(__file__).parent.glob(files)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse what the processes that share the tests would each call differently."""
+    if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"the name of a test has an address, which no two processes have alike: {unstable[0]}")
 
 
 def pytest_report_header() -> list[str]:
