@@ -114,7 +114,7 @@ def test_noise_that_is_over_the_conventional_limit_passes(tmp_path):
 
 def test_evidence_grows_with_the_score(tmp_path, calibrated):
     words = []
-    for factor in (1.014, 1.5):
+    for factor in (1.017, 1.5):
         target = run(tmp_path / f"target{factor}", fault=lambda i, x, f=factor: x * f if i == 3 else x)
         rows = judged(target, calibrated).rows
         (message,) = rows.filter(pl.col("name_target") == "Functional.linear.3.forward.output.0")["messages"][0]
