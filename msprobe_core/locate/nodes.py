@@ -57,6 +57,10 @@ def with_scores(
         given_parameters(rows, limits, parents, which=is_error | (pl.col("judged_error") > 0))
     )
     both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
+    # Another kernel may return what this one does not, as attention its weights; that alone changes no value.
+    is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value
+    is_shape_of_call = (pl.col("kind_target") != pl.col("kind_golden")).fill_null(False) & ~is_input & ~is_gradient
+    is_error &= ~is_shape_of_call
     no_rounding = is_error & ~(pl.col("score") > pl.col("score_limit")).fill_null(False)
     own = pl.when(no_rounding).then(INFINITE).otherwise(pl.col("score").fill_nan(None).fill_null(0.0))
     are_scalars = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.SCALAR.value for side in _SIDES])
@@ -134,6 +138,10 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         .rows()
     )
     lost = [entry for entry, name in late if names.forward_of(name) in forwards]
+    # What is compiled has no backward of its calls; its gradients are there all the same.
+    of_parameters = nodes.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("entry").is_in(lost))
+    if not of_parameters.height:
+        lost = []
     is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
     return (
         _with_saved(nodes)
