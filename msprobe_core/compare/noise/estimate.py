@@ -50,7 +50,7 @@ _TAILS = (0.01, 0.001)
 """Where the scores of repetitions that were left out are held against the distribution."""
 
 _WIDEST = 3.0
-_BEYOND = 2.0
+_BEYOND = 2.5
 """No limit is above so many times the largest score of a repetition that was left out, whatever the distribution says
 of scores that are rarer than any of these: floors have lower bounds, which a tail of few degrees of freedom ignores."""
 
