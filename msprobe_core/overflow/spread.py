@@ -126,6 +126,9 @@ _SELECTING = frozenset(
 )  # fmt: skip
 """APIs that return some of what they get: that it is finite says nothing of the rest."""
 
+_CASTING = frozenset({"to", "long", "int", "short", "byte", "type", "astype", "cast"})
+"""APIs that make integers of what they get, as buckets of distances are made of logarithms: no Inf is left."""
+
 _STATE_NAMES = frozenset({"weight", "bias", "running_mean", "running_var", "gamma", "beta", "moving_mean"})
 
 _Origins = dict[Origin, None]
@@ -242,7 +245,7 @@ class Spread:
                         origin.ranks[rank] = None
         if made:
             self._made(flow, call, made, received, has_senders=bool(senders))
-        elif call.num_results and call.phase is Phase.FORWARD and _api_name(call.entry) not in _SELECTING:
+        elif call.phase is Phase.FORWARD and _heals(call):
             for origin in given.all:
                 origin.healers.append((rank, call.entry))
         for origin in given.all:
@@ -399,6 +402,12 @@ def _further_inputs(call: BadEntry) -> str | None:
     if call.phase is Phase.BACKWARD:
         return names.forward_of(call.entry)
     return names.backward_of_parameters(call.entry) if call.phase is Phase.PARAMETERS_GRAD else None
+
+
+def _heals(call: BadEntry) -> bool:
+    """Whether what a call returns, which is finite, says that nothing is left of the NaN and Inf that it got."""
+    name = _api_name(call.entry)
+    return name in _CASTING or (bool(call.num_results) and name not in _SELECTING)
 
 
 def _is_made(value: Bad, call: BadEntry) -> bool:

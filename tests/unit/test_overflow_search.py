@@ -311,6 +311,15 @@ def test_a_mask_that_is_added_is_not_blamed(tmp_path):
     assert [(note.entry, note.kind) for note in found.harmless] == [("Torch.log.0.forward", Kind.OPERATOR)]
 
 
+def test_inf_that_becomes_an_integer_is_not_blamed(tmp_path):
+    def work(rank):
+        rank.call("Torch.log", output=masked())
+        rank.call("Tensor.__mul__", masked(), value(2), output=masked())
+        rank.call("Tensor.to", masked(), output=tensor(dtype="torch.int64"))
+
+    assert searched(tmp_path, work).is_clean
+
+
 def test_the_true_culprit_behind_a_mask_is_found(tmp_path):
     def work(rank):
         attention(rank)
