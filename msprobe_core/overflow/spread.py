@@ -161,6 +161,7 @@ class _RankFlow:
     def __init__(self, rank: int, values: RankValues) -> None:
         self.rank = rank
         self.parents = values.parents
+        self.modules = values.modules
         self.by_entry = {call.entry: call for call in values.entries}
         self._exact: dict[tuple[object, ...], _Origins] = {}
         self._by_size: dict[tuple[int | None, bool], _Origins] = {}
@@ -379,6 +380,11 @@ class Spread:
         """What a call inside has made is not made by the modules around it."""
         for module in ancestors(call.entry, flow.parents):
             flow.inside.setdefault(module, _Given()).add(origins, value)
+            if module in flow.modules and module not in flow.by_entry and call.phase is Phase.FORWARD:
+                # It has nothing but finite values: the Inf has gone in a call that was not recorded.
+                for origin in origins:
+                    origin.healers.append((flow.rank, module))
+                return
 
     def _origin(self, flow: _RankFlow, call: BadEntry, kind: OriginKind, value: str) -> Origin:
         origin = Origin(flow.rank, call.entry, call.position, call.phase, kind, value, call.values)

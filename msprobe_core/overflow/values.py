@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
@@ -115,6 +116,7 @@ class RankValues(NamedTuple):
         num_judged: Of how many of them it says whether they are finite.
         near_end: The finite values that are nearest to the end of their range, the nearest first.
         parents: Enclosing call of each; empty where nothing is wrong.
+        modules: Recorded calls of modules, likewise.
     """
 
     entries: Sequence[BadEntry]
@@ -124,6 +126,7 @@ class RankValues(NamedTuple):
     num_judged: int
     near_end: Sequence[NearEnd]
     parents: Mapping[str, str | None]
+    modules: frozenset[str]
 
 
 def values_of(dump: Dump, max_near: int = 3) -> RankValues:
@@ -156,7 +159,9 @@ def values_of(dump: Dump, max_near: int = 3) -> RankValues:
     num_bad = bad["position"].n_unique()
     entries = _entries_of(bad, numbered) if num_bad else []
     parents: Mapping[str, str | None] = dump.parents if num_bad else {}
-    return RankValues(entries, counts[2], num_bad, counts[0], counts[1], _near_end(frame, max_near), parents)
+    modules = frozenset(filter(names.is_module, frame["entry"].unique())) if num_bad else frozenset[str]()
+    near = _near_end(frame, max_near)
+    return RankValues(entries, counts[2], num_bad, counts[0], counts[1], near, parents, modules)
 
 
 _FLOATING = r"(?i)(float|bfloat|complex|half|double)"

@@ -320,6 +320,14 @@ def test_inf_that_becomes_an_integer_is_not_blamed(tmp_path):
     assert searched(tmp_path, work).is_clean
 
 
+def test_inf_that_does_not_leave_its_module_is_not_blamed(tmp_path):
+    def work(rank):
+        rank.call("Torch.log", output=masked(), parent="Module.bias.Buckets.forward.0")
+        rank.module("bias.Buckets")
+
+    assert searched(tmp_path, work).is_clean
+
+
 def test_the_true_culprit_behind_a_mask_is_found(tmp_path):
     def work(rank):
         attention(rank)
