@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
 from bench.faults.mindspore_pair import GOLDENS, MINDSPORE_FAULTS, SPLIT, Job, interpreter, note_of, record
+from bench.faults.recording import MODES, NUM_REPEATS
 from bench.faults.scoring import Case, HealthyCase, score
 from bench.faults.single import file_name
-from bench.faults.training import MODES, NUM_REPEATS
 
 DTYPE = "fp32"
 PROGRAMS = tuple(GOLDENS) if interpreter().exists() else ()

@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from bench.faults.kernels import OtherKernels
 from bench.faults.planting import BARE, change_parameter, inside, same
-from bench.faults.training import DTYPES, MODES, STEPS
+from bench.faults.recording import DTYPES, MODES, STEPS
 from bench.faults.truth import Kind, Phase, Registry, Truth
 
 WORLDS = {"ddp": 2, "dp": 2, "tp": 2, "tp-dp": 4, "pp": 4}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
 from bench.faults.parallel import PARALLEL_FAULTS, SPLIT, WORLDS, Job, notes_of, run_jobs
+from bench.faults.recording import NUM_REPEATS
 from bench.faults.scoring import Case, HealthyCase, score
 from bench.faults.single import file_name
-from bench.faults.training import NUM_REPEATS
 
 HEALTHY = {
     "other kernels": {"other_kernels": True},

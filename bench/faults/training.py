@@ -15,16 +15,10 @@ import transformers
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-STEPS = 2
-NUM_REPEATS = 3
+from bench.faults.recording import DTYPES, MODES, NUM_REPEATS, STEPS
+
 IGNORED = -100
 VOCABULARY, LENGTH, BATCH = 256, 16, 4
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-MODES: dict[str, dict[str, Any]] = {
-    "statistics": {"task": "statistics"},
-    "sketch": {"task": "statistics", "statistics": {"summary_mode": "sketch"}},
-    "tensor": {"task": "tensor"},
-}
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 96}
 _TOKENS = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, **_SIZES}
