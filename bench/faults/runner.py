@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def done(result: tuple[list[Case], list[HealthyCase]]) -> None:
         cases.extend(result[0])
         healthy.extend(result[1])
-        if (len(cases) + len(healthy)) % 10 == 0:
+        if (total := len(cases) + len(healthy)) and total % 10 == 0:
             _write(arguments.out, cases, healthy)  # whoever waits can look
 
     with tempfile.TemporaryDirectory() as scratch:
