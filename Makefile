@@ -19,12 +19,7 @@ NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--i
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
 export GLOG_v ?= 3
 
-# Processes that work off the main tests, each a file at a time; PyTorch has one thread in each. Longest files first: they
-# come first by name, so that the order of names is kept.
-WORKERS ?= 2
-IN_PARALLEL := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
-
-.PHONY: demo demo-cross test test-mindspore test-numpy-1 lint lint-main lint-mindspore bench clean checks
+.PHONY: demo demo-cross test test-mindspore lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
 define install
@@ -60,30 +55,20 @@ demo-cross: $(MS_READY)
 	$(MS_BIN)/msprobe compare -tp $(DEMO)/cross/target/step0 -gp $(DEMO)/cross/golden/step0 -o $(DEMO)/cross/result; \
 		test $$? -eq 1
 
-# What runs in one process is run beside each other, and its output shown when it has ended.
-test: $(READY) $(MS_READY)
-	$(MAKE) --jobs=$(WORKERS) --output-sync=target --no-print-directory checks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_PARALLEL)
+test: lint test-mindspore
+	$(BIN)/python -m pytest
 
-checks: test-mindspore test-numpy-1 lint
-
-# The import first: without MindSpore its tests would be left out, and nothing would fail.
+# The import first: without MindSpore its tests would be left out, and nothing would fail. Two processes: operators of
+# MindSpore leave the processor flushing subnormal numbers to zero.
 test-mindspore: $(MS_READY)
 	$(MS_BIN)/python -c "import mindspore"
+	$(MS_BIN)/python -m pytest $(NUMPY_1_TESTS)
 	$(MS_BIN)/python -m pytest tests/contract/test_mindspore.py tests/e2e/mindspore
 
-# In a process without MindSpore, whose operators leave the processor flushing subnormal numbers to zero.
-test-numpy-1: $(MS_READY)
-	$(MS_BIN)/python -m pytest $(NUMPY_1_TESTS)
-
-lint: lint-main lint-mindspore
-
-lint-main: $(READY)
+lint: $(READY) $(MS_READY)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-
-lint-mindspore: $(READY) $(MS_READY)
 	$(BIN)/pyright --pythonpath $(MS_BIN)/python plugins/mindspore
 
 bench: $(READY) $(MS_READY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,23 +20,12 @@ LEVELS = ("L0", "L1", "mix")
 def run_job(work: Callable[..., Any], world: int, directory: Path, *args: Any) -> list[Any]:
     """Run ``work(rank, world, directory, *args)`` in ``world`` processes, and return what each of them returned."""
     directory.mkdir(parents=True, exist_ok=True)
-    # Importing torch takes longer than most of what the processes do: they come from one that has.
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["torch.distributed.fsdp"])
-    arguments = (work, world, directory, args, dict(os.environ))
-    torch.multiprocessing.start_processes(_enter, arguments, world, start_method="forkserver")
+    torch.multiprocessing.spawn(_enter, (work, world, directory, args), world)
     return [json.loads((directory / f"result{rank}.json").read_text()) for rank in range(world)]
 
 
-def _enter(
-    rank: int,
-    work: Callable[..., Any],
-    world: int,
-    directory: Path,
-    args: tuple[Any, ...],
-    environment: dict[str, str],
-) -> None:
-    os.environ.clear()  # it is that of the process they come from
-    os.environ.update(environment, MASTER_ADDR="127.0.0.1")
+def _enter(rank: int, work: Callable[..., Any], world: int, directory: Path, args: tuple[Any, ...]) -> None:
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world)
     result = work(rank, world, directory, *args)
