@@ -119,9 +119,7 @@ def silently_written(function: Function, args: Sequence[Any], kwargs: Mapping[st
     name = getattr(function, "__name__", "")
     if not _writes_silently(name):
         return
-    if name.startswith(_FOREACH) and not torch._C._len_torch_dispatch_stack():
-        return
-    if name.startswith((*_SILENT_PREFIXES, _FOREACH)):
+    if name.startswith(_SILENT_PREFIXES):
         for group in (*args, *kwargs.values()):
             yield from (item for item in (group if isinstance(group, tuple | list) else [group]) if _is_tensor(item))
     else:
@@ -144,13 +142,10 @@ def _bypasses_versions(function: Function) -> bool:
 
 
 def _writes_silently(name: str) -> bool:
-    writes_all = name.startswith(_FOREACH) and name.endswith("_")
-    return name in _KEEPING_STATISTICS or name.startswith(_SILENT_PREFIXES) or writes_all
+    return name in _KEEPING_STATISTICS or name.startswith(_SILENT_PREFIXES)
 
 
 _SILENT_PREFIXES = ("_fused_", "_amp_")
-_FOREACH = "_foreach_"
-"""Begins the names of functions on lists of tensors. Under a dispatch mode those that write raise no version."""
 _KEEPING_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 """Their second and third arguments are running statistics."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from msprobe.pytorch._modules import modules_to_watch
@@ -145,6 +146,8 @@ class NoiseMode(TorchDispatchMode):
         if func._schema.is_mutable:
             with Quiet():
                 for tensor in _written(func, args, kwargs or {}):
+                    if func.__name__.startswith("_foreach_") and not tensor.is_inference():
+                        increment_version(tensor)  # which these leave to a level that a mode is below
                     if self._noise.is_floating(tensor):
                         tensor.copy_(self._noise.changed(tensor))
             return output
