@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from msprobe_core import names
-from msprobe_core.locate.result import MODERATE_EXCESS, FaultKind, Suspect
+from msprobe_core.locate.result import MARGINAL_EXCESS, FaultKind, Suspect
 
 CallPlace = tuple[int, str]
 """Rank, and name of the entry."""
@@ -36,8 +36,7 @@ def ordered(
 ) -> list[Suspect]:
     """Return the suspects of one step, the first first; those that several ranks have are one.
 
-    Weak evidence comes after all that is stronger: rounding that is barely beyond its limit happens by chance in one of
-    very many calls.
+    What is barely beyond its limit comes after all else: in one of very many calls that happens by chance.
 
     Args:
         by_rank: In execution order.
@@ -64,7 +63,7 @@ def ordered(
     def key(item: tuple[int | None, Suspect]) -> tuple[bool, int, int, int]:
         rank, suspect = item
         depth = places.get((rank, suspect.entry), 0) if rank is not None else 0
-        return suspect.excess < MODERATE_EXCESS, depth, suspect.position, rank or 0
+        return suspect.excess < MARGINAL_EXCESS, depth, suspect.position, rank or 0
 
     return _together(suspect for _, suspect in sorted(found, key=key))
 

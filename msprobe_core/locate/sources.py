@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.locate.nodes import INFINITE
 from msprobe_core.model import Phase, Role
 
@@ -98,6 +99,8 @@ def find_sources(rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting) -> l
         nesting: Of both sides.
     """
     events = _events(nodes)
+    if events and not _has_consequence(nodes, rows):
+        return []
     alone = _Alone(nodes, nesting)
     values = _Values(rows, nodes)
     by_entry = {node["entry"]: node for node in events}
@@ -128,6 +131,27 @@ def _has_other_number() -> pl.Expr:
     """Whether a call was given another number, such as an epsilon, and this changed what it made."""
     return (pl.col("argument_gap") > pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)) & pl.col(
         "outputs_differ"
+    )
+
+
+def has_other_number(node: Node) -> bool:
+    """Whether a call was given another number than golden, and this changed what it made."""
+    return bool(node["outputs_differ"]) and node["argument_gap"] > (_SAME if node["inputs_equal"] else _NEARLY_SAME)
+
+
+def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
+    """Whether anything but the form of calls differs: numbers beyond rounding, what a module made, a gradient.
+
+    Another kernel may be given its mask as booleans where this one adds numbers; as long as what comes of it is the
+    same, nothing is wrong.
+    """
+    is_number = (pl.col("excess") > 1) & pl.col("score").is_finite()
+    is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+    is_result = pl.col("entry").str.contains(r"^(Module|Cell)\.") | (pl.col("phase") != Phase.FORWARD.value)
+    has_nan = (has_nan_mismatch() | has_inf_mismatch()).fill_null(False)
+    telling = rows.filter((pl.col("excess") > 1) & (is_number | has_nan | (is_made & is_result)))
+    return bool(telling.height) or bool(
+        nodes.filter(pl.col("is_lost") | pl.col("parts_missing") | _has_other_number()).height
     )
 
 

@@ -327,19 +327,23 @@ def test_dumps_of_mindstudio_probe_are_ordered():
     assert order.notes == []
 
 
-def test_many_calls_take_little_time(tmp_path):
+def test_time_grows_with_the_number_of_calls_and_not_with_its_square(tmp_path):
     from msprobe_core.order.calls import calls_of
     from msprobe_core.order.causality import Order
 
-    def work(number, rank):
-        for _ in range(100):
-            rank.call("Torch.log")
-            rank.collective("all_reduce", group(0, 1))
+    times = []
+    for size in (250, 1000):
 
-    ranks = make_ranks(2, work)
-    write_ranks(tmp_path, ranks)
-    calls = [calls_of(read_dump(tmp_path / f"rank{number}"), number) for number in range(2)]
-    start = time.perf_counter()
-    order = Order([0, 1], calls)
-    assert order.depth(0, "Distributed.all_reduce.99.forward") == 300
-    assert time.perf_counter() - start < 1
+        def work(number, rank, size=size):
+            for _ in range(size):
+                rank.call("Torch.log")
+                rank.collective("all_reduce", group(0, 1))
+
+        place = tmp_path / str(size)
+        write_ranks(place, make_ranks(2, work))
+        calls = [calls_of(read_dump(place / f"rank{number}"), number) for number in range(2)]
+        start = time.process_time()
+        order = Order([0, 1], calls)
+        assert order.depth(0, f"Distributed.all_reduce.{size - 1}.forward") == 3 * size
+        times.append(time.process_time() - start)
+    assert times[1] < 10 * times[0], times  # four times the size; its square would take 16 times as long
