@@ -61,7 +61,9 @@ def with_scores(
     is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value
     is_shape_of_call = (pl.col("kind_target") != pl.col("kind_golden")).fill_null(False) & ~is_input & ~is_gradient
     is_error &= ~is_shape_of_call
-    no_rounding = is_error & ~(pl.col("score") > pl.col("score_limit")).fill_null(False)
+    # A mask of booleans on one side and of numbers on the other: no difference of theirs is a number.
+    is_other_kind = (pl.col("kind_of_target") != pl.col("kind_of_golden")).fill_null(False)
+    no_rounding = is_error & (is_other_kind | ~(pl.col("score") > pl.col("score_limit")).fill_null(False))
     own = pl.when(no_rounding).then(INFINITE).otherwise(pl.col("score").fill_nan(None).fill_null(0.0))
     are_scalars = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.SCALAR.value for side in _SIDES])
     is_float = pl.any_horizontal(*[pl.col(f"type_{side}") == "float" for side in _SIDES])
@@ -76,7 +78,7 @@ def with_scores(
             score_limit=pl.col("score_limit").fill_nan(None).fill_null(1.0),
             is_equal=~differs(),
             is_parameter=is_parameter,
-            is_argument=is_input & ~both_tensors,
+            is_argument=is_input & (~both_tensors | is_other_kind),
             argument_gap=pl.when(is_pair & is_input & are_scalars & is_float & (larger > 0)).then(gap),
         )
         .with_columns(ratio=pl.col("score") / pl.max_horizontal("score_limit", 1e-300))
