@@ -72,7 +72,7 @@ def main() -> None:
     debugger = PrecisionDebugger(dump_path=arguments.dump, level="mix", step=[0])
     for step, tokens in enumerate(batches(num_steps=3)):
         if arguments.calibrate:
-            with calibration(debugger, model, optimizer) as runs:
+            with calibration(debugger, model, optimizer, mode="inputs") as runs:
                 losses = [train_step(model, optimizer, tokens) for _ in runs]
         else:
             debugger.start(model)
