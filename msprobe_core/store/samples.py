@@ -1,0 +1,133 @@
+"""Which sample every row and position of a recorded stage belongs to: ``samples.json`` beside a dump.
+
+Two stages cut and order their batches as they like: padded or packed, balanced over ranks, in micro-batches of any
+size, in a serving engine a token at a time. A sample is therefore known by the hash of its token ids alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from msprobe_core.store.structs import load_struct, save_struct
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+SAMPLES_FILE = "samples.json"
+VERSION = 1
+
+
+class BatchLayout(str, Enum):
+    """How a call holds samples: a row each, one after the other in one dimension, or one request by itself."""
+
+    PADDED = "padded"
+    PACKED = "packed"
+    REQUEST = "request"
+
+
+class CallPhase(str, Enum):
+    """What a call is for: training and scoring, a prompt of a serving engine, or one further token of it."""
+
+    TRAIN = "train"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where one sample lies in one call.
+
+    Attributes:
+        id: `sample_id` of all its tokens, prompt and response, without padding.
+        prompt_id: `sample_id` of its prompt.
+        uid: What the trainer calls it.
+        row: Index in dimension 0; 0 in a packed call.
+        offset: First position in dimension 1, or in the packed dimension.
+        length: Positions of the sample in this call.
+        start: Position in the sample of the first of them.
+        prompt_length: Tokens of the prompt.
+        total_length: Tokens of prompt and response.
+    """
+
+    id: str
+    prompt_id: str
+    uid: str | None = None
+    row: int = 0
+    offset: int = 0
+    length: int = 0
+    start: int = 0
+    prompt_length: int = 0
+    total_length: int = 0
+
+
+class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The samples of one micro-batch: of the calls of each module with the index ``call``.
+
+    Attributes:
+        call: Index of the call, through all mini-batches of the stage.
+        mini: The mini-batch it is of.
+        micro: Its number in the mini-batch.
+        layout: How it holds its samples.
+        phase: What it is for.
+        rows: Its samples.
+    """
+
+    call: int
+    mini: int
+    micro: int
+    layout: BatchLayout
+    phase: CallPhase
+    rows: tuple[Row, ...] = ()
+
+
+class StageSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``samples.json``.
+
+    Attributes:
+        version: Of the format.
+        stage: Name of the stage.
+        step: The trainer's.
+        rank: Of the process, or the number of the replica of a serving engine.
+        policy_version: How often the weights in use have been updated, where the trainer says so.
+        micro_batches: In the order of their calls.
+    """
+
+    version: int
+    stage: str
+    step: int
+    rank: int
+    policy_version: int | None = None
+    micro_batches: tuple[MicroBatch, ...] = ()
+
+
+def sample_id(token_ids: ArrayLike) -> str:
+    """Return the SHA-1 of token ids as little-endian int64, 40 hex digits; it names a sample and protects nothing.
+
+    Args:
+        token_ids: Integers, without padding. Any shape; taken in C order.
+    """
+    content: Any = np.ascontiguousarray(token_ids, dtype="<i8")
+    return hashlib.sha1(content.tobytes(), usedforsecurity=False).hexdigest()
+
+
+def save_samples(directory: Path, samples: StageSamples) -> None:
+    """Write ``samples.json`` into the directory of a rank.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    save_struct(directory / SAMPLES_FILE, samples)
+
+
+def load_samples(directory: Path) -> StageSamples:
+    """Return what ``samples.json`` in the directory of a rank holds.
+
+    Raises:
+        DumpError: it is missing or no such file.
+    """
+    return load_struct(directory / SAMPLES_FILE, StageSamples)

@@ -1,0 +1,58 @@
+"""Small JSON files that hold one struct: written whole, read strictly."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.store import layout
+
+_Content = TypeVar("_Content")
+
+MAX_BYTES = 1 << 30
+"""Largest file that is read: more cannot be what it should be."""
+
+
+def save_struct(path: Path, content: msgspec.Struct) -> None:
+    """Write ``content`` to ``path``, for the owner only; who reads meanwhile sees the old file or the new one.
+
+    Missing directories are made. Numbers that are no numbers (NaN, infinities) become null.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    layout.make_directory(path.parent)
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with layout.create_file(draft) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(content), indent=1))
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another directory") from error
+
+
+def load_struct(path: Path, kind: type[_Content]) -> _Content:
+    """Return the struct that ``path`` holds.
+
+    Raises:
+        DumpError: the file is missing, cut off or no such file; says which field is wrong.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DumpError(f"{path}: larger than {MAX_BYTES >> 30} GiB; this is no file of {kind.__name__}")
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    except msgspec.ValidationError as error:
+        raise DumpError(
+            f"{path}: holds something else than {kind.__name__} ({error}); is it of another version of msprobe?"
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DumpError(f"{path}: is cut off or no JSON ({error}); record again") from error

@@ -1,0 +1,421 @@
+"""The files of a recorded run of verl beside the dumps of its stages: `docs/verl.md` shows the tree.
+
+Neither torch nor verl is imported: runs are read where none is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.store import layout
+from msprobe_core.store.samples import (
+    SAMPLES_FILE,
+    BatchLayout,
+    CallPhase,
+    MicroBatch,
+    Row,
+    StageSamples,
+    load_samples,
+    sample_id,
+    save_samples,
+)
+from msprobe_core.store.structs import load_struct, save_struct
+
+__all__ = [
+    "BATCH_FILE", "RUN_FILE", "SAMPLES_FILE", "TENSORS_FILE", "VERSION", "WEIGHTS_FILE", "BatchFile", "BatchLayout",
+    "BatchRow", "CallPhase", "Capability", "HookStatus", "MicroBatch", "ProcessInfo", "Row", "RunInfo", "Sampling",
+    "Stage", "StageSamples", "Weight", "WeightsFile", "load_batch", "load_run", "load_samples", "load_weights",
+    "rank_directory", "ranks_of", "sample_id", "save_batch", "save_process", "save_run", "save_samples",
+    "save_weights", "stages_of", "steps_of", "trainer_directory",
+]  # fmt: skip
+
+VERSION = 1
+RUN_FILE = "run.json"
+WEIGHTS_FILE = "weights.json"
+BATCH_FILE = "batch.json"
+TENSORS_FILE = "batch.safetensors"
+_PROCESSES = "processes"
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Stage(str, Enum):
+    """The stages of a step, in the order in which a trainer runs them."""
+
+    ROLLOUT = "rollout_generate"
+    REWARD = "reward"
+    ACTOR_LOG_PROB = "actor_compute_log_prob"
+    REF_LOG_PROB = "ref_compute_log_prob"
+    VALUES = "compute_values"
+    CRITIC_UPDATE = "critic_update"
+    ACTOR_UPDATE = "actor_update"
+    WEIGHTS_SENT = "update_weights_send"
+    WEIGHTS_RECEIVED = "update_weights_recv"
+    TRAINER = "trainer"
+
+
+class HookStatus(str, Enum):
+    """What became of a hook: a module that is not imported yet, that has no such function, or that was refused."""
+
+    ATTACHED = "attached"
+    WAITING = "waiting"
+    ABSENT = "absent"
+    FAILED = "failed"
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all files have in common: they are read strictly."""
+
+
+class Capability(_File, frozen=True, kw_only=True):
+    """One hook in one process.
+
+    Attributes:
+        hook: What it records.
+        target: Module and function that it stands around.
+        status: Whether it is in place.
+        reason: Why not.
+    """
+
+    hook: str
+    target: str
+    status: HookStatus
+    reason: str | None = None
+
+
+class ProcessInfo(_File, frozen=True, kw_only=True):
+    """One process of the job: what is recorded there, and what went wrong.
+
+    Attributes:
+        host: Its machine.
+        pid: Its number.
+        role: What it does: ``driver``, ``worker`` or ``rollout``.
+        rank: In its group of workers, or the number of the replica.
+        capabilities: Its hooks.
+        errors: Failures of the recording, of which the training was not told.
+    """
+
+    host: str
+    pid: int
+    role: str
+    rank: int | None = None
+    capabilities: tuple[Capability, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+class Sampling(_File, frozen=True, kw_only=True):
+    """How responses were drawn; ``None`` where nobody said so.
+
+    Attributes:
+        temperature: Logits are divided by it.
+        top_p: Share of probability kept.
+        top_k: Number of tokens kept; -1 or 0 keeps all.
+        do_sample: Whether tokens are drawn at all.
+        logprobs_mode: Whether the engine's log-probs are ``raw`` or ``processed`` (behind temperature, top-p, top-k).
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    do_sample: bool | None = None
+    logprobs_mode: str | None = None
+
+
+class RunInfo(_File, frozen=True, kw_only=True):
+    """``run.json``, written by the driver, and what every process added.
+
+    Attributes:
+        version: Of the format.
+        versions: Of packages, by name.
+        config: The trainer's, resolved, as it is.
+        sampling: For training; that of each batch stands in its file.
+        stages: Those that are recorded.
+        processes: All processes that recorded.
+    """
+
+    version: int = VERSION
+    versions: dict[str, str] = {}
+    config: dict[str, Any] = {}
+    sampling: Sampling = Sampling()
+    stages: tuple[str, ...] = ()
+    processes: tuple[ProcessInfo, ...] = ()
+
+    @property
+    def errors(self) -> list[str]:
+        """What could not be recorded, with the process that says so."""
+        return [f"{p.role} {p.host}:{p.pid}: {error}" for p in self.processes for error in p.errors]
+
+
+class Weight(_File, frozen=True, kw_only=True):
+    """One parameter that was sent or received.
+
+    Attributes:
+        name: Without what wrappers put into it.
+        shape: Of the whole parameter.
+        dtype: Without the framework's name: ``float32``.
+        crc32: CRC-32 of its contiguous bytes, 8 hex digits.
+        l2: L2 norm, accumulated in float64; ``None`` where it is not finite.
+        mean: Mean; as ``l2``.
+        max: Largest element; as ``l2``.
+        placement: How it was sharded before it was sent, as ``Shard(dim=0)``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    crc32: str
+    l2: float | None = None
+    mean: float | None = None
+    max: float | None = None
+    placement: str | None = None
+
+
+class WeightsFile(_File, frozen=True, kw_only=True):
+    """The content of ``weights.json``: one transfer of all parameters.
+
+    Attributes:
+        version: Of the format.
+        step: The trainer's.
+        rank: Of the sender, or the number of the replica that received.
+        policy_version: Of these weights.
+        parameters: In the order in which they came.
+    """
+
+    version: int
+    step: int
+    rank: int
+    policy_version: int | None = None
+    parameters: tuple[Weight, ...] = ()
+
+
+class BatchRow(_File, frozen=True, kw_only=True):
+    """One sample of the batch: as `Row`, and which row of the tensors it is by its place in the list."""
+
+    id: str
+    prompt_id: str
+    uid: str | None = None
+    prompt_length: int = 0
+    total_length: int = 0
+
+
+class PolicyVersions(_File, frozen=True, kw_only=True):
+    """Oldest and newest weights that a batch was generated with."""
+
+    min: int | None = None
+    max: int | None = None
+
+
+class BatchFile(_File, frozen=True, kw_only=True):
+    """The content of ``batch.json``; the tensors are in ``batch.safetensors``, each ``[rows, …]``, padded.
+
+    Attributes:
+        version: Of the format.
+        step: The trainer's.
+        rows: Samples in the batch.
+        sampling: How the responses were drawn.
+        policy_version: Of the weights that drew them.
+        metrics: What the trainer logged for this step; numbers only.
+        tensors: Names of the tensors.
+        samples: The rows, in their order.
+    """
+
+    version: int
+    step: int
+    rows: int
+    sampling: Sampling = Sampling()
+    policy_version: PolicyVersions | None = None
+    metrics: dict[str, float | None] = {}
+    tensors: tuple[str, ...] = ()
+    samples: tuple[BatchRow, ...] = ()
+
+
+# --- where files lie ---------------------------------------------------------------------------------------------
+
+
+def rank_directory(run: Path, stage: str, step: int, rank: int) -> Path:
+    """Return where one rank, or one replica, writes one stage of one step."""
+    return layout.unit_directory(run / stage, step, rank)
+
+
+def trainer_directory(run: Path, step: int) -> Path:
+    """Return where the driver writes what one step's batch holds."""
+    return run / Stage.TRAINER.value / f"step{step}"
+
+
+def stages_of(run: Path) -> list[str]:
+    """Return the stages that a run has recorded, known ones first and in their order.
+
+    Raises:
+        DumpError: ``run`` cannot be read.
+    """
+    try:
+        found = {path.name for path in run.iterdir() if path.is_dir() and layout.find_steps(path)}
+    except OSError as error:
+        raise DumpError(f"{run}: cannot be read ({error.strerror}); give the directory of a recorded run") from error
+    known = [stage.value for stage in Stage]
+    return [name for name in known if name in found] + sorted(found - set(known))
+
+
+def steps_of(run: Path, stage: str) -> list[int]:
+    """Return the steps of a stage; empty if it was not recorded."""
+    return list(layout.find_steps(run / stage)) if (run / stage).is_dir() else []
+
+
+def ranks_of(run: Path, stage: str, step: int) -> dict[int, Path]:
+    """Return the directories of a stage's ranks in one step; empty if there is none."""
+    directory = run / stage / f"step{step}"
+    if not directory.is_dir():
+        return {}
+    return {unit.rank: unit.directory for unit in layout.find_units(directory) if unit.rank is not None}
+
+
+# --- reading and writing -----------------------------------------------------------------------------------------
+
+
+def save_run(run: Path, info: RunInfo) -> None:
+    """Write ``run.json``; what processes say is not in it, see `save_process`.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    save_struct(run / RUN_FILE, info)
+
+
+def save_process(run: Path, info: ProcessInfo) -> None:
+    """Write what one process has to say: into a file of its own, since many write at once.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    save_struct(run / _PROCESSES / f"{info.role}-{layout.tensor_file_name(info.host, '')}-{info.pid}.json", info)
+
+
+def load_run(run: Path) -> RunInfo:
+    """Return what is known of a run, with all its processes; fields are empty where only workers recorded.
+
+    Raises:
+        DumpError: ``run`` holds no recorded run of verl, or a file of it cannot be read.
+    """
+    processes = tuple(load_struct(path, ProcessInfo) for path in sorted((run / _PROCESSES).glob("*.json")))
+    if not (run / RUN_FILE).exists() and not processes:
+        raise DumpError(f"{run}: holds no {RUN_FILE}; give the directory that 'out' named when the run was recorded")
+    info = load_struct(run / RUN_FILE, RunInfo) if (run / RUN_FILE).exists() else RunInfo()
+    return msgspec.structs.replace(info, processes=processes)
+
+
+def save_weights(directory: Path, weights: WeightsFile) -> None:
+    """Write ``weights.json`` into the directory of a rank.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    save_struct(directory / WEIGHTS_FILE, weights)
+
+
+def load_weights(directory: Path) -> WeightsFile:
+    """Return what ``weights.json`` in the directory of a rank holds.
+
+    Raises:
+        DumpError: it is missing or no such file.
+    """
+    return load_struct(directory / WEIGHTS_FILE, WeightsFile)
+
+
+def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) -> None:
+    """Write ``batch.json`` and ``batch.safetensors``; ``batch.tensors`` is set to the names of ``tensors``.
+
+    Args:
+        directory: Of the step.
+        batch: All but the tensors.
+        tensors: Of any dtype that safetensors has.
+
+    Raises:
+        StoreError: they cannot be written, or a dtype is none of safetensors'.
+    """
+    layout.make_directory(directory)
+    path = directory / TENSORS_FILE
+    arrays = {name: _contiguous(path, name, array) for name, array in sorted(tensors.items())}
+    header, end = dict[str, Any](), 0
+    for name, array in arrays.items():
+        header[name] = {
+            "dtype": _SAFETENSORS[array.dtype.str],
+            "shape": array.shape,
+            "data_offsets": (end, end + array.nbytes),
+        }
+        end += array.nbytes
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % 8)
+    try:
+        with layout.create_file(path) as file:
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
+            for array in arrays.values():
+                file.write(array.tobytes())
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another directory") from error
+    save_struct(directory / BATCH_FILE, msgspec.structs.replace(batch, tensors=tuple(arrays)))
+
+
+def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
+    """Return the batch of one step, and its tensors by name.
+
+    Raises:
+        DumpError: a file is missing, cut off, or not what it should be.
+    """
+    batch = load_struct(directory / BATCH_FILE, BatchFile)
+    path = directory / TENSORS_FILE
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    tensors = dict(_tensors_in(path, content))
+    if missing := set(batch.tensors) - tensors.keys():
+        raise DumpError(f"{path}: lacks the tensor {min(missing)!r} that {BATCH_FILE} names; record again")
+    return batch, tensors
+
+
+class _Member(msgspec.Struct, frozen=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+_NUMPY = {
+    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
+    "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+"""NumPy's dtypes by those of safetensors, https://github.com/huggingface/safetensors, section Format."""
+
+_SAFETENSORS = {dtype: name for name, dtype in _NUMPY.items()}
+
+
+def _contiguous(path: Path, name: str, array: Array) -> Array:
+    array = np.asarray(array)
+    if array.dtype.str not in _SAFETENSORS:
+        raise StoreError(f"{path}: the tensor {name!r} is of dtype {array.dtype}, which safetensors does not have")
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _tensors_in(path: Path, content: bytes) -> Iterator[tuple[str, Array]]:
+    start = 8 + int.from_bytes(content[:8], "little")
+    try:
+        members = msgspec.json.decode(content[8:start], type=dict[str, _Member])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DumpError(f"{path}: is cut off or no safetensors file ({error}); record again") from error
+    for name, member in members.items():
+        dtype = np.dtype(_NUMPY.get(member.dtype, "V0"))
+        begin, end = member.data_offsets
+        size = int(np.prod(member.shape, dtype=np.int64)) * dtype.itemsize
+        if not dtype.itemsize or begin < 0 or end - begin != size or start + end > len(content):
+            raise DumpError(f"{path}: the tensor {name!r} is cut off, or its description is wrong; record again")
+        yield (
+            name,
+            np.frombuffer(content, dtype, offset=start + begin, count=size // dtype.itemsize).reshape(member.shape),
+        )
