@@ -189,7 +189,7 @@ LAYERS = [
     {"confirm", "overflow"},
     {"locate"},
     {"report", "estimate"},
-    {"calibrate"},
+    {"calibrate", "view"},
     {"cli", "testing"},
     {"__main__"},
 ]
