@@ -24,6 +24,16 @@ ENTRY = "Functional.linear.0.forward"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals")
 
 
+@pytest.fixture(autouse=True)
+def as_a_terminal_starts_programs():
+    """``nohup`` and job schedulers have signals ignored, and so they are for what they start."""
+    former = {number: signal.signal(number, signal.default_int_handler) for number in SIGNALS[:1]}
+    former |= {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS[1:]}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
 @ctypes.CFUNCTYPE(None)
 def lose_ctrl_c():
     """Called as native code calls a function of Python's, whose exceptions it can only complain of."""
