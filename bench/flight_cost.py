@@ -9,12 +9,10 @@ least median of a state's rounds counts. Times are those of the processor.
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
+
+from states import measure_in_turn
 
 STATES = {"bare": None, "recorder": {}, "without weights": {"weights": False}}
 
@@ -60,19 +58,13 @@ def main() -> None:
     if given.state:
         print(json.dumps(run_state(given.state, given.steps, given.threads, given.width)))
         return
-    medians: dict[str, list[float]] = {state: [] for state in STATES}
-    for _ in range(given.rounds):
-        for state, found in medians.items():
-            command = [sys.executable, str(Path(__file__).absolute()), "--state", state, "--steps", str(given.steps),
-                       "--threads", str(given.threads), "--width", str(given.width)]  # fmt: skip
-            with tempfile.TemporaryDirectory() as directory:
-                done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=True)
-            found.append(statistics.median(json.loads(done.stdout.splitlines()[-1])))
+    options = ["--steps", str(given.steps), "--threads", str(given.threads), "--width", str(given.width)]
+    medians = measure_in_turn(str(Path(__file__).absolute()), STATES, given.rounds, options)
     bare = min(medians["bare"])
     print(f"width {given.width}, least of {given.rounds} medians of {given.steps} steps, {given.threads} threads")
     print(f"{'state':<18}{'ms':>8}{'ratio':>8}")
     for state, found in medians.items():
-        print(f"{state:<18}{1000 * min(found):>8.2f}{min(found) / bare:>8.3f}")
+        print(f"{state:<18}{min(found):>8.2f}{min(found) / bare:>8.3f}")
 
 
 if __name__ == "__main__":

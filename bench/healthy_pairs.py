@@ -31,6 +31,7 @@ from msprobe_core.compare import compare_dumps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from architectures import ARCHITECTURES, Architecture  # the models that the tests train
+from in_kernel import InKernel
 
 MODES = {
     "statistics": {"task": "statistics"},
@@ -130,21 +131,6 @@ GPT2 = Architecture(
 PLANTED_IN = {"llama, 4 layers": FOUR_LAYERS, "gpt2, 4 layers": GPT2, "opt": ARCHITECTURES["opt"]}
 
 
-class _Hidden(torch.autograd.Function):
-    """Changes a value, and its gradient, in ways that no recorded call shows."""
-
-    @staticmethod
-    def forward(context, value, forward, backward):
-        context.own = backward
-        with torch._C.DisableTorchFunction():
-            return forward(value)
-
-    @staticmethod
-    def backward(context, gradient):
-        with torch._C.DisableTorchFunction():
-            return context.own(gradient), None, None
-
-
 BARE = torch._C.TensorBase
 """Has the methods of tensors that nothing records."""
 
@@ -157,7 +143,7 @@ def same(value: torch.Tensor) -> torch.Tensor:
 def after(module: torch.nn.Module, forward: Callable = same, backward: Callable = same) -> None:
     """Change what ``module`` gives, inside of it."""
     own = module.forward
-    module.forward = lambda *args, **kwargs: _Hidden.apply(own(*args, **kwargs), forward, backward)
+    module.forward = lambda *args, **kwargs: InKernel.apply(own(*args, **kwargs), forward, backward)
 
 
 def scaled_by(factor: float) -> Callable:
@@ -190,7 +176,7 @@ def drop_residual(model: torch.nn.Module) -> None:
     kept = {}
     layer.post_attention_layernorm.register_forward_pre_hook(lambda _, args: kept.update(residual=args[0]))
     own = layer.forward
-    layer.forward = lambda *a, **k: _Hidden.apply(own(*a, **k), lambda v: BARE.sub(v, kept["residual"]), same)
+    layer.forward = lambda *a, **k: InKernel.apply(own(*a, **k), lambda v: BARE.sub(v, kept["residual"]), same)
 
 
 def heads_swapped(weight: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,10 @@ machine can only make it longer. Times are those of the processor, on one thread
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
+
+from states import measure_in_turn
 
 STATES = {
     "no probe": None,
@@ -84,19 +82,13 @@ def main() -> None:
     if arguments.state:
         print(json.dumps(run_state(arguments.state, arguments.steps, arguments.threads)))
         return
-    medians: dict[str, list[float]] = {state: [] for state in STATES}
-    for _ in range(arguments.rounds):
-        for state, found in medians.items():
-            command = [sys.executable, str(Path(__file__).absolute()), "--state", state,
-                       "--steps", str(arguments.steps), "--threads", str(arguments.threads)]  # fmt: skip
-            with tempfile.TemporaryDirectory() as directory:
-                done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=True)
-            found.append(statistics.median(json.loads(done.stdout.splitlines()[-1])))
+    options = ["--steps", str(arguments.steps), "--threads", str(arguments.threads)]
+    medians = measure_in_turn(str(Path(__file__).absolute()), STATES, arguments.rounds, options)
     plain = min(medians["no probe"])
     print(f"least of {arguments.rounds} medians of {arguments.steps} steps, {arguments.threads} threads")
     print(f"{'state':<18}{'ms':>8}{'ratio':>8}{'rounds from':>14}{'to':>8}")
     for state, found in medians.items():
-        low, high = (1000 * bound for bound in (min(found), max(found)))
+        low, high = min(found), max(found)
         print(f"{state:<18}{low:>8.2f}{min(found) / plain:>8.3f}{low:>14.2f}{high:>8.2f}")
 
 

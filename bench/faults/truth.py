@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from msprobe_core.locate import FaultKind as Kind
+
 
 class Phase(str, Enum):
     """Where in a step a fault is."""
@@ -16,29 +18,6 @@ class Phase(str, Enum):
     OPTIMIZER = "optimizer"
     COMMUNICATION = "communication"
     CONFIGURATION = "configuration"
-
-
-class Kind(str, Enum):
-    """What a fault is, as far as evidence can tell."""
-
-    PARAMETER = "wrong parameter"
-    INPUT_DATA = "wrong input data"
-    ARGUMENT = "other argument"
-    EPSILON = "other epsilon"
-    SCALE = "scale"
-    PRECISION = "precision cast"
-    MASK = "mask"
-    RANDOMNESS = "random numbers"
-    DECISION = "discrete decision"
-    EXTRA_CALL = "extra call"
-    MISSING_CALL = "missing call"
-    COMPUTATION = "computation"
-    NON_FINITE = "NaN or Inf"
-    GRADIENT = "gradient only"
-    OPTIMIZER = "optimizer"
-    COMMUNICATION = "communication"
-    REPLICAS = "replicas differ"
-    OUTSIDE = "outside of what was recorded"
 
 
 @dataclass(frozen=True)

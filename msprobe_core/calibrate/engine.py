@@ -6,10 +6,9 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import polars as pl
 
@@ -18,16 +17,13 @@ from msprobe_core.compare.noise.profile import PROFILE_FILE
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, MsprobeError, StoreError
-from msprobe_core.report.run import RunOptions, executor_for
+from msprobe_core.report.run import RunOptions, RunProgress, executor_for
 from msprobe_core.store.layout import create_file, find_steps, make_directory
 
 _logger = logging.getLogger(__name__)
 
 _PARTS_DIRECTORY = ".noise_profile"
 _RUN = re.compile(r"run(0|[1-9]\d*)", re.ASCII)
-
-CalibrationProgress: TypeAlias = Callable[[int, int], None]
-"""Told how many dumps are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def calibrate(
     perturbation: str = "",
     chosen: Chosen | None = None,
     run: RunOptions | None = None,
-    progress: CalibrationProgress | None = None,
+    progress: RunProgress | None = None,
 ) -> Calibration:
     """Measure the noise of a golden run and write its profile.
 
@@ -153,7 +149,7 @@ def _work_off(
     tasks: Sequence[CalibrationTask],
     pairs: Sequence[UnitPair],
     run: RunOptions,
-    progress: CalibrationProgress | None,
+    progress: RunProgress | None,
 ) -> tuple[dict[int, DumpCalibration], list[DumpFailed]]:
     executor = executor_for(run, pairs if len(tasks) > 1 else [])
     executor.check(run.workers)
@@ -167,7 +163,7 @@ def _work_off(
                 outcome if isinstance(outcome, DumpFailed) else DumpFailed(tasks[number].label, outcome.reason)
             )
         if progress is not None:
-            progress(len(done) + len(failed), len(tasks))
+            progress(len(done) + len(failed), len(tasks), "dumps")
     return done, sorted(failed, key=lambda each: each.label)
 
 

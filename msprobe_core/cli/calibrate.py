@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.model import PerturbMode, RoundingUnit
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from msprobe_core.calibrate import Calibration
-    from msprobe_core.calibrate.engine import CalibrationProgress
 
 _MAX_MISSING = 10
 
@@ -91,7 +89,7 @@ def calibrate(
         repeats = tuple(run_repetitions(golden, shlex.split(command), number, mode=PerturbMode(mode), dtype=unit))
         perturbation = perturbation or f"last digits changed, {mode}" + (f", as of {dtype}" if dtype else "")
     run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers))
-    with _progress_bar() as progress:
+    with progress_bar("measuring") as progress:
         result = measure(golden, repeats, output=output, perturbation=perturbation, run=run, progress=progress)
     show(lambda console: _print(result, console), f"the profile is in {result.path}")
     return EXIT_DIFFERENT if result.missing else EXIT_AGREES
@@ -138,21 +136,3 @@ def _print(result: Calibration, console: Console) -> None:
 
 def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}%" if whole else "none"
-
-
-@contextmanager
-def _progress_bar() -> Generator[CalibrationProgress, None, None]:
-    """Give a callback that draws a bar on the terminal, if there is one."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
-        task: Any = None
-
-        def show_done(done: int, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task("measuring dumps", total=total)
-            bar.update(task, completed=done)
-
-        yield show_done

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
+from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 from msprobe_core.interrupts import raise_if_interrupted
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
-    from msprobe_core.compare.limits import LimitTable
-    from msprobe_core.compare.noise import NoiseModel
     from msprobe_core.report import TableOptions
-    from msprobe_core.report.run import RunProgress
 
 
 @click.command()
@@ -48,46 +45,12 @@ if TYPE_CHECKING:
 @click.option("-s", "--stack_mode", is_flag=True, help="With --compat a: show call stacks; others show them anyway.")
 @click.option("-c", "--compare_only", is_flag=True, help="With --compat a: write no advisor file.")
 @click.option("-hl", "--highlight", is_flag=True, help="With --compat a: colour rows by the rules of 8.x.")
-@click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs.")
-@click.option("-dm", "--data_mapping", metavar="YAML", help="Row names that belong together.")
-@click.option(
-    "-cm", "--cell_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Modules that belong together."
-)
-@click.option("-am", "--api_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="APIs that belong together.")
-@click.option(
-    "-lm", "--layer_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Layers that belong together."
-)
-@click.option(
-    "--layout",
-    "layouts",
-    metavar="YAML|auto",
-    help="How tensors and ranks of the two sides lie differently; auto: as recorded.",
-)
+@pairing_options
 @click.option("--config", metavar="YAML", help="What tensors are multiplied by before they are compared.")
 @click.option("-da", "--diff_analyze", is_flag=True, help="Also write where ranks part first, as 26.x does.")
 @click.option(
     "-tensor_log", "--is_print_compare_log", is_flag=True, help="Accepted; the table has a line for each row."
 )
-@click.option(
-    "--limit",
-    "limits",
-    nargs=2,
-    multiple=True,
-    metavar="PATTERN LIMIT",
-    help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
-)
-@click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, laid over ours.")
-@click.option(
-    "--steps", "--step", metavar="LIST", help="Of two runs: steps to compare, for example 0-3,10; all by default."
-)
-@click.option("--ranks", "--rank", metavar="LIST", help="Ranks to compare, for example 0,2; all by default.")
-@click.option(
-    "--executor", metavar="NAME", help="Where ranks are compared: inline, processes, ray; by default as fits."
-)
-@click.option(
-    "--workers", type=click.IntRange(1), help="How many ranks are compared at a time; one per core by default."
-)
-@click.option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; implies --executor ray.")
 @click.option(
     "--replicas/--no-replicas",
     default=None,
@@ -112,19 +75,18 @@ def compare(**given: Any) -> int:
     asked = _Asked(**given)
     # polars and numpy are not needed to say --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-    from msprobe_core.model import ExecutorOptions
     from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
 
     request = _request(asked.target_path, asked.golden_path, asked.input_path)
     run = RunOptions(
-        executor="ray" if asked.ray_address and asked.executor is None else asked.executor,
-        workers=ExecutorOptions(workers=asked.workers, address=asked.ray_address),
+        executor=asked.executor_name,
+        workers=asked.executor_options,
         resume=asked.resume,
         checks_replicas=asked.replicas,
     )
     try:
-        with _progress_bar() as progress:
+        with progress_bar("comparing") as progress:
             result, files = compare_run(
                 Path(request.npu_path),
                 Path(request.bench_path),
@@ -145,7 +107,7 @@ def compare(**given: Any) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _Asked(Pairing):
     """The options, as click gives them."""
 
     target_path: Path | None
@@ -158,22 +120,9 @@ class _Asked:
     stack_mode: bool
     compare_only: bool
     highlight: bool
-    fuzzy_match: bool
-    data_mapping: str | None
-    cell_mapping: str | None
-    api_mapping: str | None
-    layer_mapping: str | None
-    layouts: str | None
     config: str | None
     diff_analyze: bool
     is_print_compare_log: bool
-    limits: tuple[tuple[str, str], ...]
-    limits_file: Path | None
-    steps: str | None
-    ranks: str | None
-    executor: str | None
-    workers: int | None
-    ray_address: str | None
     replicas: bool | None
     noise: str
     resume: bool
@@ -201,37 +150,16 @@ def _tables(asked: _Asked) -> TableOptions:
 
 def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
     from msprobe_core.compare import CompareOptions
-    from msprobe_core.compare.mapping_files import read_matching
     from msprobe_core.compare.post_processing import load_post_processing
 
-    layouts = None
-    if asked.layouts is not None:
-        from msprobe_core.compare.layouts.rules import LayoutRules, load_layouts  # takes time, and few need it
-
-        layouts = LayoutRules() if asked.layouts == "auto" else load_layouts(asked.layouts)
     return CompareOptions(
         stack_path=request.stack_file,
-        limits=limits_given(asked.limits_file, asked.limits),
-        matching=read_matching(
-            is_fuzzy=asked.fuzzy_match,
-            data_mapping=asked.data_mapping,
-            cell_mapping=asked.cell_mapping,
-            api_mapping=asked.api_mapping,
-            layer_mapping=asked.layer_mapping,
-        ),
+        limits=asked.limit_table,
+        matching=asked.matching,
         post_processing=None if asked.config is None else load_post_processing(Path(asked.config)),
-        layouts=layouts,
+        layouts=asked.layout_rules,
         noise=noise_given(asked.noise, Path(request.bench_path)),
     )
-
-
-def noise_given(asked: str, golden: Path) -> NoiseModel | None:
-    """Return what the option ``--noise`` asks for; ``None`` for the conventional limits."""
-    from msprobe_core.compare.noise import NoiseModel, load_noise, measured_noise
-
-    if asked == "off":
-        return None
-    return NoiseModel() if asked == "closed" else (measured_noise if asked == "measured" else load_noise)(golden)
 
 
 class CompareRequest(msgspec.Struct, frozen=True):
@@ -279,32 +207,11 @@ def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:
     from msprobe_core.compare import Chosen
     from msprobe_core.store.kernel_files import find_kernel_units
 
-    steps, ranks = numbers_given(asked.steps, "--steps"), numbers_given(asked.ranks, "--ranks")
+    chosen = asked.chosen
     if (request.step_id or request.rank_id) and find_kernel_units(Path(request.npu_path)):
-        return Chosen(
-            steps or request.step_id, ranks or request.rank_id
-        )  # in templates of other dumps they mean nothing
-    return Chosen(steps, ranks)
-
-
-def limits_given(file: Path | None, overrides: Sequence[tuple[str, str]]) -> LimitTable:
-    """Return the limits in force, of the options ``--limits`` and ``--limit``."""
-    from msprobe_core.compare.limits import conventional, load_limits, parse_limit
-
-    table = conventional() if file is None else load_limits(file)
-    return table.with_overrides([parse_limit(pattern, limit) for pattern, limit in overrides])
-
-
-def numbers_given(text: str | None, option: str) -> tuple[int, ...]:
-    """Return the numbers that an option such as ``--steps`` names; none if it is not given."""
-    from msprobe_core.config.ranges import parse_ranges
-
-    if text is None:
-        return ()
-    numbers = parse_ranges([part for part in text.split(",") if part.strip()], option)
-    if not numbers:
-        raise click.UsageError(f"{option} names none; give for example {option} 0-3,10")
-    return numbers
+        # In templates of other dumps they mean nothing.
+        return Chosen(chosen.steps or request.step_id, chosen.ranks or request.rank_id)
+    return chosen
 
 
 def _say_how_to_resume(directory: Path) -> None:
@@ -316,21 +223,3 @@ def _say_how_to_resume(directory: Path) -> None:
             "--resume to go on from there.",
             err=True,
         )
-
-
-@contextmanager
-def _progress_bar() -> Generator[RunProgress, None, None]:
-    """Give a callback that draws a bar on the terminal, if there is one, from the first call on."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal) as bar:
-        task: Any = None
-
-        def show(done: int, total: int, what: str) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task(f"comparing {what}", total=total)
-            bar.update(task, completed=done)
-
-        yield show

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable
-
-if TYPE_CHECKING:
-    from msprobe_core.store.convert import ConvertProgress
 
 
 @click.command()
@@ -35,7 +30,7 @@ def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool,
     """
     from msprobe_core.store import convert as conversion  # brings polars, which --help does without
 
-    with _progress_bar() as progress:
+    with progress_bar("converting") as progress:
         done = conversion.convert(
             source,
             destination,
@@ -52,19 +47,3 @@ def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool,
         f"converted {dumps} from {before} to {after}: {done.size_before:,} bytes became "
         f"{done.size_after:,}; they are in {destination}"
     )
-
-
-@contextmanager
-def _progress_bar() -> Generator[ConvertProgress, None, None]:
-    """Give a callback that draws a bar on the terminal, if there is one."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task: Any = bar.add_task("converting", total=None)
-
-        def show(done: int, total: int, name: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"converting {name}")
-
-        yield show

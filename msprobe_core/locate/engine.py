@@ -30,7 +30,7 @@ from msprobe_core.locate.nodes import nodes_of, with_scores
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
-from msprobe_core.locate.sources import Nesting, Source, find_sources, has_other_number, is_flagged
+from msprobe_core.locate.sources import Nesting, Source, find_sources, is_flagged
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
@@ -326,7 +326,7 @@ def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitRes
         else max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
         for what in ("score", "excess")
     )
-    if has_other_number(node):
+    if node["has_other_number"]:
         excess = float("inf")  # nothing rounds an argument
     stacks = unit.golden_stacks if is_golden else unit.stacks
     return Suspect(

@@ -34,6 +34,11 @@ WEIGHT_ERROR = 64 * 2.0**-24
 rounded, and are judged as other tensors are."""
 
 
+_SAME, _NEARLY_SAME = 1e-6, 1e-2
+"""Relative difference of two numbers given as arguments: where all tensors are equal, and where a number may have been
+computed from tensors that are not quite."""
+
+
 def with_scores(
     rows: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None], *, is_first_step: bool = False
 ) -> pl.DataFrame:
@@ -101,6 +106,7 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     ``input``, ``parameter`` and ``output`` the largest ``{part}_excess`` and ``{part}_score``; ``saved_excess`` and
     ``saved_score``, of a backward what its forward was given and made, of gradients of parameters what the module's
     backward was given besides; ``inputs_equal``, ``arguments_differ``, ``outputs_differ``; ``argument_gap``, see there;
+    ``has_other_number``: was given another number, such as an epsilon, and this changed what it made;
     ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.locate.local`, which counts
     as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks
     of a forward that both have.
@@ -145,10 +151,12 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     if not of_parameters.height:
         lost = []
     is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
+    same = pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)
     return (
         _with_saved(nodes)
         .with_columns(
             is_lost=pl.col("entry").is_in(lost),
+            has_other_number=(pl.col("argument_gap") > same) & pl.col("outputs_differ"),
             local_excess=pl.when(is_untouched).then("local_excess").otherwise(0.0),
         )
         .with_columns(output_excess=pl.max_horizontal("output_excess", "local_excess"))

@@ -37,10 +37,6 @@ _WEAK = 1.5
 _GROWTH = 1.3
 """By how much more the error must grow at an earlier call for that to be the source."""
 
-_SAME, _NEARLY_SAME = 1e-6, 1e-2
-"""Relative difference of two numbers given as arguments: where all tensors are equal, and where a number may have been
-computed from tensors that are not quite."""
-
 _MAX_HOPS = 200
 _MANY_ALONE = 4
 """More calls of one module that one side has alone mean that it computes the same by other calls."""
@@ -124,19 +120,7 @@ def is_flagged() -> pl.Expr:
     """Whether something at a node is beyond what rounding explains."""
     excess = pl.max_horizontal("input_excess", "parameter_excess", "output_excess")
     is_pair = pl.col("only_on").is_null()
-    return (is_pair & ((excess > 1) | pl.col("parts_missing") | _has_other_number())) | pl.col("is_lost")
-
-
-def _has_other_number() -> pl.Expr:
-    """Whether a call was given another number, such as an epsilon, and this changed what it made."""
-    return (pl.col("argument_gap") > pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)) & pl.col(
-        "outputs_differ"
-    )
-
-
-def has_other_number(node: Node) -> bool:
-    """Whether a call was given another number than golden, and this changed what it made."""
-    return bool(node["outputs_differ"]) and node["argument_gap"] > (_SAME if node["inputs_equal"] else _NEARLY_SAME)
+    return (is_pair & ((excess > 1) | pl.col("parts_missing") | pl.col("has_other_number"))) | pl.col("is_lost")
 
 
 def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
@@ -151,7 +135,7 @@ def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
     has_nan = (has_nan_mismatch() | has_inf_mismatch()).fill_null(False)
     telling = rows.filter((pl.col("excess") > 1) & (is_number | has_nan | (is_made & is_result)))
     return bool(telling.height) or bool(
-        nodes.filter(pl.col("is_lost") | pl.col("parts_missing") | _has_other_number()).height
+        nodes.filter(pl.col("is_lost") | pl.col("parts_missing") | pl.col("has_other_number")).height
     )
 
 
@@ -164,7 +148,7 @@ def _events(nodes: pl.DataFrame) -> list[Node]:
         (pl.max_horizontal("output_excess", "parameter_excess") > 1)
         | pl.col("parts_missing")
         | pl.col("is_lost")
-        | _has_other_number()
+        | pl.col("has_other_number")
     )
     is_clean = (pl.col("input_excess") <= 1) & (pl.col("saved_excess") <= 1)
     events = flagged.filter(makes & is_clean).head(4 * MAX_SOURCES).to_dicts()

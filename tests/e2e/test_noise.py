@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 import torch
 import transformers
+from in_kernel import InKernel
 from msprobe.pytorch import PrecisionDebugger
 from torch.nn import functional as F  # noqa: N812
 
@@ -39,21 +40,6 @@ def record(directory, model, dtype, record_task="statistics"):
     debugger.step()
     debugger.close()
     return directory
-
-
-class InKernel(torch.autograd.Function):
-    """Changes a value, and its gradient, where nothing that records sees it."""
-
-    @staticmethod
-    def forward(context, value, forward, backward):
-        context.own = backward
-        with torch._C.DisableTorchFunction():
-            return forward(value)
-
-    @staticmethod
-    def backward(context, gradient):
-        with torch._C.DisableTorchFunction():
-            return context.own(gradient), None, None
 
 
 def change(module, forward=torch.clone, backward=torch.clone):

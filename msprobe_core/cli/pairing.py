@@ -1,0 +1,165 @@
+"""The options of commands that lay two dumps beside each other: what belongs together, limits, what is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from msprobe_core.compare import Chosen
+    from msprobe_core.compare.layouts.rules import LayoutRules
+    from msprobe_core.compare.limits import LimitTable
+    from msprobe_core.compare.mapping import Matching
+    from msprobe_core.compare.noise import NoiseModel
+    from msprobe_core.model import ExecutorOptions
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_PAIRING = (
+    click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs."),
+    click.option("-dm", "--data_mapping", metavar="YAML", help="Row names that belong together."),
+    click.option(
+        "-cm", "--cell_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Modules that belong together."
+    ),
+    click.option(
+        "-am", "--api_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="APIs that belong together."
+    ),
+    click.option(
+        "-lm", "--layer_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Layers that belong together."
+    ),
+    click.option(
+        "--layout",
+        "layouts",
+        metavar="YAML|auto",
+        help="How tensors and ranks of the two sides lie differently; auto: as recorded.",
+    ),
+    click.option(
+        "--limit",
+        "limits",
+        nargs=2,
+        multiple=True,
+        metavar="PATTERN LIMIT",
+        help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
+    ),
+    click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, laid over ours."),
+    click.option("--steps", "--step", metavar="LIST", help="Of two runs: steps to look at, for example 0-3,10."),
+    click.option("--ranks", "--rank", metavar="LIST", help="Ranks to look at, for example 0,2; all by default."),
+    click.option(
+        "--executor", metavar="NAME", help="Where ranks are worked on: inline, processes, ray; by default as fits."
+    ),
+    click.option(
+        "--workers", type=click.IntRange(1), help="How many ranks are worked on at a time; one per core by default."
+    ),
+    click.option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; implies --executor ray."),
+)
+
+
+def pairing_options(command: _Command) -> _Command:
+    """Add the options to a command; it gets them as the fields of `Pairing`."""
+    for option in reversed(_PAIRING):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing:
+    """The options, as click gives them. What reads them imports what it needs: ``--help`` needs none of it."""
+
+    fuzzy_match: bool
+    data_mapping: str | None
+    cell_mapping: str | None
+    api_mapping: str | None
+    layer_mapping: str | None
+    layouts: str | None
+    limits: Sequence[tuple[str, str]]
+    limits_file: Path | None
+    steps: str | None
+    ranks: str | None
+    executor: str | None
+    workers: int | None
+    ray_address: str | None
+
+    @property
+    def matching(self) -> Matching:
+        """Which rows belong together.
+
+        Raises:
+            CompareError: a mapping file is wrong.
+        """
+        from msprobe_core.compare.mapping_files import read_matching
+
+        return read_matching(
+            is_fuzzy=self.fuzzy_match,
+            data_mapping=self.data_mapping,
+            cell_mapping=self.cell_mapping,
+            api_mapping=self.api_mapping,
+            layer_mapping=self.layer_mapping,
+        )
+
+    @property
+    def layout_rules(self) -> LayoutRules | None:
+        """How tensors and ranks lie differently; ``None`` if nothing is said of it.
+
+        Raises:
+            CompareError: the file is wrong.
+        """
+        if self.layouts is None:
+            return None
+        from msprobe_core.compare.layouts.rules import LayoutRules, load_layouts  # takes time, and few need it
+
+        return LayoutRules() if self.layouts == "auto" else load_layouts(self.layouts)
+
+    @property
+    def limit_table(self) -> LimitTable:
+        """The limits in force.
+
+        Raises:
+            CompareError: the file or a limit is wrong.
+        """
+        from msprobe_core.compare.limits import conventional, load_limits, parse_limit
+
+        table = conventional() if self.limits_file is None else load_limits(self.limits_file)
+        return table.with_overrides([parse_limit(pattern, limit) for pattern, limit in self.limits])
+
+    @property
+    def chosen(self) -> Chosen:
+        """Which steps and ranks are looked at."""
+        from msprobe_core.compare import Chosen
+
+        return Chosen(_numbers(self.steps, "--steps"), _numbers(self.ranks, "--ranks"))
+
+    @property
+    def executor_name(self) -> str | None:
+        """Where ranks are worked on; ``None`` leaves it open."""
+        return "ray" if self.ray_address and self.executor is None else self.executor
+
+    @property
+    def executor_options(self) -> ExecutorOptions:
+        """How many at a time, and on which cluster."""
+        from msprobe_core.model import ExecutorOptions
+
+        return ExecutorOptions(workers=self.workers, address=self.ray_address)
+
+
+def noise_given(asked: str, golden: Path) -> NoiseModel | None:
+    """Return what the option ``--noise`` asks for; ``None`` for the conventional limits."""
+    from msprobe_core.compare.noise import NoiseModel, load_noise, measured_noise
+
+    if asked == "off":
+        return None
+    return NoiseModel() if asked == "closed" else (measured_noise if asked == "measured" else load_noise)(golden)
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+    from msprobe_core.config.ranges import parse_ranges
+
+    if text is None:
+        return ()
+    numbers = parse_ranges([part for part in text.split(",") if part.strip()], option)
+    if not numbers:
+        raise click.UsageError(f"{option} names none; give for example {option} 0-3,10")
+    return numbers
