@@ -1,0 +1,476 @@
+"""Why log-probs of training and rollout differ: each known cause has a test that says how much of it, it explains.
+
+Each test undoes what its cause would have done, as far as the recorded values allow, and says which share of the sum of
+all ``|difference|`` is gone then. A cause is named where the difference is more than rounding explains, and the cause
+explains most of it. What is said by files other than log-probs (weights, identities of tokens, versions of the policy)
+comes in as `Evidence`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.verl._compare.log_probs import Floats, Integers, Tokens
+from msprobe_core.compare.limits import Precision
+
+Flags: TypeAlias = NDArray[np.bool_]
+
+MOST = 0.5
+"""Share of the difference that a cause must explain to be named."""
+
+NEARLY_BEST = 0.8
+"""A cause is named only if it explains so much of what the best one does: others are shadows of it."""
+
+FEWEST_TOKENS = 16
+"""Below this, a pattern of numbers proves nothing."""
+
+_SHIFTS = (-2, -1, 1, 2)
+_LEAST_KEPT = 0.5
+"""Probability that top-p or top-k is taken to keep at the least, where neither was recorded."""
+_ONE_SIDED = 0.95
+_MISSING_NATS = 1.0
+"""A log-prob of exactly 0 whose counterpart is farther below is a value that was never there."""
+_TEMPERATURES = (0.05, 20.0)
+
+
+class Cause(str, Enum):
+    """Why two engines give one token different log-probs."""
+
+    OFF_BY_ONE = "off by one"
+    TEMPERATURE = "temperature"
+    RENORMALISED = "top-p or top-k renormalisation"
+    MASK = "mask"
+    RETOKENISED = "retokenised"
+    STALE_WEIGHTS = "stale weights"
+    UNSYNCHRONISED = "unsynchronised parameter"
+    PRECISION_CAST = "precision cast"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known of a batch besides its log-probs; ``None`` where nobody knows.
+
+    Attributes:
+        temperature: Of the sampling.
+        top_p: Likewise.
+        top_k: Likewise; -1 or 0 for none.
+        logprobs_mode: ``raw`` or ``processed``.
+        retokenised: For each row of the batch, whether its tokens are others than those that were generated.
+        stale: For each row, whether older weights than the trainer's drew it.
+        num_parameters: How many parameters were sent.
+        unsynchronised: Names of parameters that the engine has otherwise than they were sent.
+        outdated: Of these, those that the engine has as they were sent at an earlier step.
+        cast: Coarsest precision to which parameters were cast on the way.
+        fine_floor: Root mean square of what rounding would explain had nothing been cast, in nats.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    logprobs_mode: str | None = None
+    retokenised: Flags | None = None
+    stale: Flags | None = None
+    num_parameters: int | None = None
+    unsynchronised: tuple[str, ...] = ()
+    outdated: tuple[str, ...] = ()
+    cast: Precision | None = None
+    fine_floor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What came of one test.
+
+    Attributes:
+        cause: What was tested.
+        explained: Share of the difference that the cause explains, from 0 to 1; ``None`` if it could not be tested.
+        statistic: What the test measured; see ``meaning``.
+        meaning: What the statistic is.
+        sentence: What was found, or why it could not be tested.
+        is_named: Whether the cause is held responsible.
+    """
+
+    cause: Cause
+    explained: float | None
+    statistic: float | None
+    meaning: str
+    sentence: str
+    is_named: bool = False
+
+
+def examine(tokens: Tokens, floor: float, evidence: Evidence, *, is_different: bool) -> list[Diagnosis]:
+    """Return the outcome of every test, causes that are named first, by what they explain.
+
+    Args:
+        tokens: Of one batch.
+        floor: Root mean square of what rounding explains, in nats.
+        evidence: What else is known.
+        is_different: Whether the difference is more than rounding explains; otherwise nothing is named.
+    """
+    finite = tokens.finite()
+    tested = [
+        _off_by_one(finite),
+        _temperature(finite, evidence),
+        _renormalised(finite, floor, evidence),
+        _mask(finite, floor),
+        _retokenised(finite, floor, evidence),
+        _stale(finite, floor, evidence),
+        _unsynchronised(finite, floor, evidence),
+        _cast(finite, floor, evidence),
+    ]
+    best = max((one.explained or 0.0 for one in tested), default=0.0)
+    least = max(MOST, NEARLY_BEST * best)
+    is_coarse = _is_coarse(finite, evidence)
+    named = [
+        replace(
+            one,
+            is_named=(is_different or (is_coarse and one.cause is Cause.PRECISION_CAST))
+            and (one.explained or 0.0) >= least,
+        )
+        for one in tested
+    ]
+    return sorted(named, key=lambda one: (not one.is_named, -(one.explained if one.explained is not None else -1.0)))
+
+
+def _explained(residual: Floats, difference: Floats) -> float:
+    whole = float(np.abs(difference).sum())
+    return 0.0 if whole == 0 else max(0.0, 1.0 - float(np.abs(residual).sum()) / whole)
+
+
+# --- patterns in the numbers ----------------------------------------------------------------------------------------
+
+
+def _shifted(tokens: Tokens, shift: int, begin: Integers | None = None) -> tuple[Floats, Floats]:
+    """Return training and rollout of the tokens that have a neighbour ``shift`` positions on, within one turn.
+
+    Args:
+        tokens: Of one batch.
+        shift: How many tokens on.
+        begin: Of each token's sample, the position from which on tokens are taken; all by default.
+    """
+    step = abs(shift)
+    if tokens.sample.size <= step:
+        return np.empty(0), np.empty(0)
+    low, high = slice(None, -step), slice(step, None)
+    own, other = (low, high) if shift > 0 else (high, low)
+    neighbours = (tokens.sample[low] == tokens.sample[high]) & (tokens.turn[low] == tokens.turn[high])
+    if begin is not None:
+        neighbours &= tokens.position[own] >= begin[own]
+    return tokens.training[own][neighbours], tokens.rollout[other][neighbours]
+
+
+def _off_by_one(tokens: Tokens) -> Diagnosis:
+    meaning = "mean |training[t] - rollout[t + shift]| over mean |training[t] - rollout[t]|"
+    if tokens.training.size < FEWEST_TOKENS:
+        return _too_few(Cause.OFF_BY_ONE, meaning)
+    mean_abs = float(np.abs(tokens.difference).mean())
+    ratios: dict[int, float] = {}
+    for shift in (-1, 1):
+        training, rollout = _shifted(tokens, shift)
+        if training.size and mean_abs:
+            ratios[shift] = float(np.abs(training - rollout).mean()) / mean_abs
+    if not ratios:
+        return Diagnosis(
+            cause=Cause.OFF_BY_ONE, explained=0.0, statistic=None, meaning=meaning, sentence="no neighbours to compare"
+        )
+    shift, ratio = min(ratios.items(), key=lambda item: item[1])
+    return Diagnosis(
+        cause=Cause.OFF_BY_ONE,
+        explained=max(0.0, 1.0 - ratio),
+        statistic=ratio,
+        meaning=meaning,
+        sentence=f"shifted by {shift:+d}, the difference is {ratio:.2g} times what it is",
+    )
+
+
+def _temperature(tokens: Tokens, evidence: Evidence) -> Diagnosis:
+    """Fit ``difference = (b - 1) (log p + H) + c``: to first order in ``b - 1``, what logits times ``b`` do.
+
+    ``d log softmax(b z)_t / d b = log p_t + H`` at ``b = 1``, with the entropy H of the distribution. The mean of
+    both sides stands for ``log p``: noise, or a shift, of one side alone would otherwise correlate with the difference
+    (Bland and Altman, *Statistical methods for assessing agreement*, Lancet 327, 1986). Without entropies, which let no
+    more of it be told, the test is weak where some distributions are peaked and some are flat.
+    """
+    meaning = "inverse temperature of training over that of rollout"
+    n = tokens.training.size
+    middle = (tokens.training + tokens.rollout) / 2
+    if n < FEWEST_TOKENS or float(middle.std()) == 0.0:
+        return _too_few(Cause.TEMPERATURE, meaning)
+    d = tokens.difference
+    columns = [np.ones(n), middle]
+    if tokens.entropy is not None and np.isfinite(tokens.entropy).all():
+        columns.append(tokens.entropy)
+    design = np.stack(columns, axis=1)
+    found = np.linalg.lstsq(design, d, rcond=None)[0]
+    slope = float(found[1])
+    residual = d - design @ found
+    spread = d - float(np.median(d))
+    explained = min(_explained(residual, d), _explained(residual, spread))
+    ratio = (2 + slope) / (2 - slope) if slope < 2 else math.inf
+    if not _TEMPERATURES[0] < ratio < _TEMPERATURES[1]:
+        explained = 0.0
+    known = "" if evidence.temperature is None else f"; sampled at temperature {evidence.temperature:g}"
+    mode = "" if evidence.logprobs_mode is None else f", log-probs {evidence.logprobs_mode}"
+    return Diagnosis(
+        cause=Cause.TEMPERATURE,
+        explained=explained,
+        statistic=ratio,
+        meaning=meaning,
+        sentence=f"training is like rollout with logits times {ratio:.3g}{known}{mode}",
+    )
+
+
+def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+    """Test for one sign and a bound: what is kept is renormalised, so ``difference = log(kept share) <= 0``."""
+    meaning = "smallest share of probability that was kept, by the log-probs"
+    if tokens.training.size < FEWEST_TOKENS:
+        return _too_few(Cause.RENORMALISED, meaning)
+    d = tokens.difference
+    tolerance = 3 * floor
+    limited_p = evidence.top_p is not None and evidence.top_p < 1
+    limited_k = evidence.top_k is not None and evidence.top_k > 0
+    is_off = evidence.top_p is not None and evidence.top_k is not None and not limited_p and not limited_k
+    bound = math.inf if limited_k else -math.log(max(evidence.top_p or 0, 1e-6) if limited_p else _LEAST_KEPT)
+    fits = (d <= tolerance) & (-d <= bound + tolerance)
+    size = np.abs(d)
+    whole = float(size.sum())
+    share = 0.0 if whole == 0 else float(size[fits & (d < 0)].sum()) / whole
+    kept = float(np.exp(d.min())) if d.size else 1.0
+    # Missing values, exactly 0, are no probabilities; where the share varies, the most frequent tokens lose the least.
+    is_one_sided = share >= _ONE_SIDED and bool(np.mean(fits) >= _ONE_SIDED)
+    explained = share if is_one_sided and not is_off else 0.0
+    said = (
+        "top-p and top-k were off" if is_off
+        else f"sampled with top-p {evidence.top_p:g}" if limited_p
+        else f"sampled with top-k {evidence.top_k}" if limited_k
+        else "nobody recorded top-p and top-k"
+    )  # fmt: skip
+    return Diagnosis(
+        cause=Cause.RENORMALISED,
+        explained=explained,
+        statistic=kept,
+        meaning=meaning,
+        sentence=f"rollout is higher in {np.mean(d < 0):.1%} of tokens, by a kept share of {kept:.3g} or more; {said}",
+    )
+
+
+def _mask(tokens: Tokens, floor: float) -> Diagnosis:
+    """Test for values that are not there, and for a context that lacks what a mask hides."""
+    meaning = "share of the difference at missing values, or behind masked turns"
+    d = tokens.difference
+    size = np.abs(d)
+    whole = float(size.sum())
+    if tokens.training.size < FEWEST_TOKENS or whole == 0:
+        return _too_few(Cause.MASK, meaning)
+    missing = ((tokens.training == 0) != (tokens.rollout == 0)) & (size > 3 * floor)
+    of_missing = float(size[missing].sum()) / whole
+    if of_missing and float(size[missing].max()) >= _MISSING_NATS:
+        side = "rollout" if np.count_nonzero(tokens.rollout[missing] == 0) * 2 > missing.sum() else "training"
+        sentence = f"{int(missing.sum()):,} tokens that count have a log-prob of exactly 0 in {side}"
+        return Diagnosis(
+            cause=Cause.MASK, explained=of_missing, statistic=of_missing, meaning=meaning, sentence=sentence
+        )
+    behind = tokens.turn > 0
+    before = size[~behind]
+    of_behind = float(size[behind].sum()) / whole if behind.any() and before.size else 0.0
+    is_clean = before.size > 0 and float(np.sqrt(np.mean(before**2))) <= 4 * max(floor, 1e-300)
+    return Diagnosis(
+        cause=Cause.MASK,
+        explained=of_behind if is_clean else 0.0,
+        statistic=of_behind,
+        meaning=meaning,
+        sentence=(
+            "one turn only, and no value is missing" if not behind.any()
+            else f"{of_behind:.1%} of the difference is behind the first masked turn, as if attention were masked too"
+        ),
+    )  # fmt: skip
+
+
+def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+    """Test whether samples with other tokens have the difference, or samples that are shifted from some token on."""
+    meaning = "share of the difference in samples with other tokens"
+    d = tokens.difference
+    whole = float(np.abs(d).sum())
+    if evidence.retokenised is not None:
+        flagged = evidence.retokenised[tokens.sample]
+        share = float(np.abs(d[flagged]).sum()) / whole if whole else 0.0
+        number = int(evidence.retokenised.sum())
+        return Diagnosis(
+            cause=Cause.RETOKENISED,
+            explained=share,
+            statistic=share,
+            meaning=meaning,
+            sentence=f"{number:,} of {evidence.retokenised.size:,} samples have other token ids than were generated",
+        )
+    if tokens.training.size < FEWEST_TOKENS or whole == 0:
+        return _too_few(Cause.RETOKENISED, meaning)
+    begin = _parting(tokens, 6 * floor)
+    after = begin >= 0
+    later = after & (begin > 0) & (tokens.position >= begin)
+    of_later = float(np.abs(d[later]).sum()) / whole
+    ratios = [1.0]
+    for shift in _SHIFTS:
+        chosen = tokens.where(later)
+        training, rollout = _shifted(chosen, shift)
+        own = np.abs(chosen.difference)
+        if training.size and own.size:
+            ratios.append(float(np.abs(training - rollout).mean() / own.mean()))
+    return Diagnosis(
+        cause=Cause.RETOKENISED,
+        explained=max(0.0, of_later * (1 - min(ratios))),
+        statistic=of_later,
+        meaning="share of the difference behind the first token that differs, in samples that begin alike",
+        sentence="the generated tokens are not recorded; tested is whether samples are shifted from a token on",
+    )
+
+
+def _parting(tokens: Tokens, tolerance: float) -> Integers:
+    """Return for each token the position where its sample first differs; -1 where it does not."""
+    over = np.abs(tokens.difference) > tolerance
+    first = np.full(int(tokens.sample.max(initial=0)) + 1, -1, np.int64)
+    places = np.nonzero(over)[0][::-1]
+    first[tokens.sample[places]] = tokens.position[places]
+    return first[tokens.sample]
+
+
+# --- what other files say -------------------------------------------------------------------------------------------
+
+
+def _beyond(tokens: Tokens, floor: float) -> float:
+    """Return the share of the difference that is not rounding."""
+    rms = float(np.sqrt(np.mean(tokens.difference**2))) if tokens.training.size else 0.0
+    return max(0.0, 1.0 - floor / rms) if rms else 0.0
+
+
+def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+    meaning = "share of samples, or of parameters, of an older policy"
+    if evidence.outdated and evidence.num_parameters:
+        share = len(evidence.outdated) / evidence.num_parameters
+        is_most = len(evidence.outdated) > 1 and share >= MOST
+        return Diagnosis(
+            cause=Cause.STALE_WEIGHTS,
+            explained=_beyond(tokens, floor) if is_most else 0.0,
+            statistic=share,
+            meaning=meaning,
+            sentence=f"{len(evidence.outdated)} of {evidence.num_parameters} parameters are those of an earlier step",
+        )
+    if evidence.stale is None:
+        known = evidence.num_parameters is not None
+        return Diagnosis(
+            cause=Cause.STALE_WEIGHTS,
+            explained=0.0 if known else None,
+            statistic=0.0 if known else None,
+            meaning=meaning,
+            sentence=(
+                "no parameter is of an earlier step" if known
+                else "neither versions of the policy nor weights are recorded"
+            ),
+        )  # fmt: skip
+    flagged = evidence.stale[tokens.sample]
+    size = np.abs(tokens.difference)
+    fresh = size[~flagged]
+    whole = float(size.sum())
+    share = float(size[flagged].sum()) / whole if whole else 0.0
+    # All stale: then what rounding does not explain is theirs.
+    explained = share * _beyond(tokens, floor) if not fresh.size else share
+    return Diagnosis(
+        cause=Cause.STALE_WEIGHTS,
+        explained=explained if flagged.any() else 0.0,
+        statistic=float(np.mean(evidence.stale)),
+        meaning=meaning,
+        sentence=f"{int(evidence.stale.sum()):,} of {evidence.stale.size:,} samples were drawn by an older policy",
+    )
+
+
+def _unsynchronised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+    meaning = "share of parameters that the engine has otherwise than they were sent"
+    if evidence.num_parameters is None:
+        return Diagnosis(
+            cause=Cause.UNSYNCHRONISED,
+            explained=None,
+            statistic=None,
+            meaning=meaning,
+            sentence="the weights that were sent and received are not recorded",
+        )
+    number, whole = len(evidence.unsynchronised), max(evidence.num_parameters, 1)
+    is_stale = len(evidence.outdated) > 1 and len(evidence.outdated) / whole >= MOST
+    first = f", the first {evidence.unsynchronised[0]}" if number else ""
+    return Diagnosis(
+        cause=Cause.UNSYNCHRONISED,
+        explained=_beyond(tokens, floor) if number and not is_stale else 0.0,
+        statistic=number / whole,
+        meaning=meaning,
+        sentence=f"{number} of {evidence.num_parameters} parameters are not as they were sent{first}",
+    )
+
+
+_CASTS = {Precision.BFLOAT16: "bfloat16", Precision.FLOAT16: "float16"}
+
+
+def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+    """Test whether one side is the other, rounded to a coarser format; or whether that of the weights is enough."""
+    meaning = "share of the log-probs of one side that the coarser format holds exactly"
+    if tokens.training.size < FEWEST_TOKENS:
+        return _too_few(Cause.PRECISION_CAST, meaning)
+    found = [
+        _cast_of(own, other, precision, f"log-probs of {side} are {name}")
+        for precision, name in _CASTS.items()
+        for side, own, other in (
+            ("rollout", tokens.rollout, tokens.training),
+            ("training", tokens.training, tokens.rollout),
+        )
+    ]
+    explained, statistic, sentence = max(found)
+    if evidence.cast is not None:
+        rms = float(np.sqrt(np.mean(tokens.difference**2)))
+        by_size = (1.0 if rms <= 4 * floor else 4 * floor / rms) if _is_coarse(tokens, evidence) else 0.0
+        explained = max(explained, by_size)
+        of_weights = f"parameters were cast to {evidence.cast.name.lower()} on the way"
+        sentence = "; ".join(part for part in (sentence, of_weights) if part)
+    return Diagnosis(
+        cause=Cause.PRECISION_CAST,
+        explained=explained,
+        statistic=statistic,
+        meaning=meaning,
+        sentence=sentence or "neither side holds rounded values",
+    )
+
+
+def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) -> tuple[float, float, str]:
+    """Return which share of the difference is gone once the other side is rounded too, and the share of such values."""
+    exact = float(np.mean(rounded(own, precision) == own))
+    if exact < _ONE_SIDED:
+        return 0.0, exact, ""
+    explained = _explained(rounded(other, precision) - own, other - own)
+    return explained, exact, sentence if explained else ""
+
+
+def _is_coarse(tokens: Tokens, evidence: Evidence) -> bool:
+    """Whether parameters were cast, and the difference is more than rounding of the finer format explains."""
+    if evidence.cast is None or evidence.fine_floor is None or not tokens.training.size:
+        return False
+    return float(np.sqrt(np.mean(tokens.difference**2))) > 4 * evidence.fine_floor
+
+
+def rounded(values: Floats, precision: Precision) -> Floats:
+    """Return values rounded to nearest even in bfloat16 or float16, by way of float32.
+
+    Source: bfloat16 is the upper half of a float32: adding half of its last place, and one where that is odd, rounds.
+    """
+    single = values.astype(np.float32)
+    if precision is Precision.FLOAT16:
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float64)
+    bits = single.view(np.uint32)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def _too_few(cause: Cause, meaning: str) -> Diagnosis:
+    return Diagnosis(cause=cause, explained=None, statistic=None, meaning=meaning, sentence="there are too few tokens")

@@ -1,0 +1,277 @@
+"""Log-probs of the same tokens by two engines, and what tells how far they are apart.
+
+Throughout, ``training`` is the trainer's log-prob of a token, ``rollout`` that of the engine that drew it, both in
+nats, and ``difference = training - rollout``: the logarithm of the importance weight of a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from msprobe_core.errors import CompareError
+
+Floats: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.int64]
+Array: TypeAlias = NDArray[Any]
+
+_LENGTHS = (0, 32, 128, 512, 2048, 8192, 32768)
+"""Bounds of the buckets of lengths and positions, in tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The tokens that count, one after the other, sample by sample; vectors of one length.
+
+    Attributes:
+        training: Log-probs of the trainer, in nats.
+        rollout: Log-probs of the engine that drew them.
+        sample: Row of the batch.
+        position: Position in the response, from 0; positions that do not count are passed over.
+        turn: Which run of positions that count, from 0: more than one where a tool or a user spoke in between.
+        token: Ids of the tokens; ``None`` if they are not known.
+        entropy: Of the trainer's distribution at the token, in nats; ``None`` if it is not known.
+    """
+
+    training: Floats
+    rollout: Floats
+    sample: Integers
+    position: Integers
+    turn: Integers
+    token: Integers | None = None
+    entropy: Floats | None = None
+
+    @property
+    def difference(self) -> Floats:
+        """``training - rollout``, in nats."""
+        return self.training - self.rollout
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples have tokens."""
+        return int(np.unique(self.sample).size)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Tokens:
+        """Return some of the tokens."""
+        return Tokens(
+            training=self.training[chosen],
+            rollout=self.rollout[chosen],
+            sample=self.sample[chosen],
+            position=self.position[chosen],
+            turn=self.turn[chosen],
+            token=None if self.token is None else self.token[chosen],
+            entropy=None if self.entropy is None else self.entropy[chosen],
+        )
+
+    def finite(self) -> Tokens:
+        """Return the tokens of which both log-probs are finite."""
+        return self.where(np.isfinite(self.training) & np.isfinite(self.rollout))
+
+
+def tokens_of(
+    training: Array,
+    rollout: Array,
+    mask: Array,
+    *,
+    responses: Array | None = None,
+    entropy: Array | None = None,
+) -> Tokens:
+    """Return the tokens that count.
+
+    Args:
+        training: ``[rows, positions]``, in nats.
+        rollout: Likewise.
+        mask: Not 0 where a token counts, of the same shape.
+        responses: Ids of the tokens, of the same shape.
+        entropy: Of the same shape.
+
+    Raises:
+        CompareError: shapes differ, or no token counts.
+    """
+    given = {"training": training, "rollout": rollout, "mask": mask, "responses": responses, "entropy": entropy}
+    for name, array in given.items():
+        if array is not None and (array.ndim != 2 or array.shape != training.shape):
+            raise CompareError(
+                f"the log-probs are {list(training.shape)} and '{name}' is {list(array.shape)}; both must be "
+                "[rows, positions of the response]"
+            )
+    counts = np.asarray(mask) != 0
+    if not counts.any():
+        raise CompareError("no token of the batch counts: response_mask is 0 everywhere")
+    begins = counts & ~np.pad(counts, ((0, 0), (1, 0)))[:, :-1]
+    sample, position = np.nonzero(counts)
+    return Tokens(
+        training=np.asarray(training, np.float64)[counts],
+        rollout=np.asarray(rollout, np.float64)[counts],
+        sample=sample.astype(np.int64),
+        position=position.astype(np.int64),
+        turn=(np.cumsum(begins, axis=1) - 1)[counts].astype(np.int64),
+        token=None if responses is None else np.asarray(responses, np.int64)[counts],
+        entropy=None if entropy is None else np.asarray(entropy, np.float64)[counts],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogProbMeasures:
+    """How far log-probs are apart. Sums are in float64; tokens whose log-probs are not finite are counted and left out.
+
+    Attributes:
+        num_tokens: Tokens that were compared.
+        num_samples: Samples that they are of.
+        num_not_finite: Tokens with NaN or Inf on a side.
+        mean: Mean difference, training less rollout, in nats.
+        mean_abs: Mean of its magnitude.
+        rms: Its root mean square.
+        p50: Median of the magnitude.
+        p99: Its 99th percentile.
+        max: Its largest.
+        probability_max: Largest difference of the probabilities themselves.
+        pearson: Correlation of the probabilities; NaN where they do not vary.
+        kl: Estimate of KL(rollout || training): mean of ``-difference``. Schulman, *Approximating KL Divergence*,
+            2020, k1; as ``kl`` of ``compute_offpolicy_metrics`` in verl 0.9.
+        k3: The same with less variance and never negative: mean of ``exp(d) - 1 - d``; k3 of the same source.
+        ppl_ratio: Perplexity of training over that of rollout, each ``exp(-mean log-prob)`` of a sample; mean over the
+            samples. As ``ppl_ratio`` there.
+        chi2: Estimate of the chi-squared divergence, mean of ``exp(2 d)`` less 1: variance of the importance weights.
+        mean_ratio: Mean importance weight. It is 1, within ``ratio_error``, where both are log-probs of the tokens
+            under two models; elsewhere one side is no log-prob of what was drawn: shifted, masked or renormalised.
+        ratio_error: Standard error of ``mean_ratio``.
+        share_over_ln2: Share of tokens whose probability is off by a factor of more than 2.
+    """
+
+    num_tokens: int
+    num_samples: int
+    num_not_finite: int
+    mean: float
+    mean_abs: float
+    rms: float
+    p50: float
+    p99: float
+    max: float
+    probability_max: float
+    pearson: float
+    kl: float
+    k3: float
+    ppl_ratio: float
+    chi2: float
+    mean_ratio: float
+    ratio_error: float
+    share_over_ln2: float
+
+
+def measure(tokens: Tokens) -> LogProbMeasures:
+    """Return how far log-probs are apart.
+
+    Raises:
+        CompareError: no token has two finite log-probs.
+    """
+    finite = tokens.finite()
+    n = finite.training.size
+    if not n:
+        raise CompareError("no token has two finite log-probs; all are NaN or Inf on one side")
+    d = finite.difference
+    size = np.abs(d)
+    probabilities = np.exp(finite.training), np.exp(finite.rollout)
+    with np.errstate(over="ignore"):
+        ratio = np.exp(d)
+        k3 = float(np.mean(np.expm1(d) - d))
+        chi2 = float(np.mean(np.exp(2 * d)) - 1)
+        ppl_ratio = float(np.mean(np.exp(-_sample_means(finite, d))))
+    return LogProbMeasures(
+        num_tokens=n,
+        num_samples=finite.num_samples,
+        num_not_finite=tokens.training.size - n,
+        mean=float(d.mean()),
+        mean_abs=float(size.mean()),
+        rms=float(np.sqrt(np.mean(d * d))),
+        p50=float(np.quantile(size, 0.5)),
+        p99=float(np.quantile(size, 0.99)),
+        max=float(size.max()),
+        probability_max=float(np.abs(probabilities[0] - probabilities[1]).max()),
+        pearson=pearson(*probabilities),
+        kl=float(-d.mean()),
+        k3=k3,
+        ppl_ratio=ppl_ratio,
+        chi2=chi2,
+        mean_ratio=float(ratio.mean()),
+        ratio_error=float(ratio.std() / math.sqrt(n)),
+        share_over_ln2=float(np.mean(size > math.log(2))),
+    )
+
+
+def pearson(first: Floats, second: Floats) -> float:
+    """Return Pearson's correlation; NaN where one side does not vary."""
+    a, b = first - first.mean(), second - second.mean()
+    norm = math.sqrt(float(a @ a) * float(b @ b))
+    return float(np.clip(float(a @ b) / norm, -1.0, 1.0)) if norm else math.nan
+
+
+def _sample_means(tokens: Tokens, values: Floats) -> Floats:
+    _, index = np.unique(tokens.sample, return_inverse=True)
+    return np.bincount(index, values) / np.bincount(index)
+
+
+def frame_of(tokens: Tokens, ids: Mapping[int, str] | None = None) -> pl.DataFrame:
+    """Return one row per token, with its sample's id where it is known."""
+    names = ids or {}
+    return pl.DataFrame(
+        {
+            "sample": tokens.sample,
+            "id": pl.Series([names.get(int(sample)) for sample in tokens.sample], dtype=pl.String),
+            "position": tokens.position,
+            "turn": tokens.turn,
+            "token": pl.Series([None] * tokens.sample.size if tokens.token is None else tokens.token, dtype=pl.Int64),
+            "training": tokens.training,
+            "rollout": tokens.rollout,
+            "difference": tokens.difference,
+        }
+    )
+
+
+def by_group(tokens: Tokens) -> pl.DataFrame:
+    """Return the sizes of the difference by turn, by bucket of positions and by bucket of lengths.
+
+    Columns: ``by``, ``group``, ``tokens``, ``mean``, ``mean_abs``, ``p99``, ``max``.
+    """
+    finite = tokens.finite()
+    lengths = np.bincount(finite.sample)[finite.sample] if finite.sample.size else finite.sample
+    frame = pl.DataFrame(
+        {
+            "difference": finite.difference,
+            "turn": finite.turn,
+            "position": np.searchsorted(_LENGTHS, finite.position, "right") - 1,
+            "length": np.searchsorted(_LENGTHS, lengths, "right") - 1,
+        }
+    )
+    parts = [_grouped(frame, by) for by in ("turn", "position", "length")]
+    return pl.concat(parts)
+
+
+def _grouped(frame: pl.DataFrame, by: str) -> pl.DataFrame:
+    size = pl.col("difference").abs()
+    grouped = (
+        frame.group_by(by)
+        .agg(
+            tokens=pl.len().cast(pl.Int64),
+            mean=pl.col("difference").mean(),
+            mean_abs=size.mean(),
+            p99=size.quantile(0.99, "linear"),
+            max=size.max(),
+        )
+        .sort(by)
+    )
+    labels = [str(number) if by == "turn" else _bucket(int(number)) for number in grouped[by].to_list()]
+    return grouped.select(
+        pl.lit(by).alias("by"), pl.Series("group", labels, dtype=pl.String), "tokens", "mean", "mean_abs", "p99", "max"
+    )
+
+
+def _bucket(number: int) -> str:
+    low = _LENGTHS[number]
+    return f"{low}-{_LENGTHS[number + 1] - 1}" if number + 1 < len(_LENGTHS) else f"{low}-"
