@@ -808,6 +808,20 @@ class ApiMap:
     unit_dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
+@dataclass(frozen=True)
+class TrainerStages:
+    """The stages of a trainer's step, which are recorded one by one; see `msprobe_core.capture.stages`.
+
+    Attributes:
+        name: Of the trainer, for example ``verl``.
+        stages: What each stage holds, in a few words, by name; in the order in which they run. A name is a directory
+            of the run.
+    """
+
+    name: str
+    stages: Mapping[str, str]
+
+
 class HookSpecs:
     """The hooks. A plugin implements those it wants, as functions of its entry point's module."""
 
@@ -904,6 +918,18 @@ class HookSpecs:
         Called: once, when a command has work to distribute, on the main thread.
         Cost: start-up; import what an executor needs in its ``check`` and ``run``.
         Returns: `Executor` objects; each ``name`` is a value of ``--executor``.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
+        Errors: any exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_stages(self) -> Sequence[TrainerStages]:  # pyright: ignore[reportReturnType]
+        """Offer the stages of a trainer whose steps have several.
+
+        Called: once in a process, when the trainer's plugin begins to record, or a command lists the stages.
+        Cost: start-up; must not import the trainer.
+        Returns: `TrainerStages` objects; by ``name`` the trainer's plugin, and a user's configuration, find them.
         Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.

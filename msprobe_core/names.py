@@ -49,6 +49,29 @@ def module_stem(prefix: str, path: str, type_name: str) -> str:
     return f"{prefix}.{path}.{type_name}" if path else f"{prefix}.{type_name}"
 
 
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Names under which a wrapper holds what it wraps; ``module`` is one too where it is the first part of a path."""
+
+
+def without_wrappers(path: str) -> str:
+    """Return a module's or a parameter's path as it is without FSDP, DDP, checkpointing, compiling and PEFT around it.
+
+    ``_fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp`` is ``model.layers.0.mlp``, and so is
+    ``base_model.model.model.layers.0.mlp``.
+    """
+    parts = [part for part in path.split(".") if part not in _WRAPPERS]
+    while parts[:1] == ["module"]:
+        del parts[0]
+    if parts[:2] == ["base_model", "model"]:
+        del parts[:2]
+    return ".".join(parts)
+
+
+def class_without_wrapper(type_name: str) -> str:
+    """Return the class of a module before FSDP2 gave it one of its own: ``FSDPQwen2MLP`` is ``Qwen2MLP``."""
+    return type_name.removeprefix("FSDP") or type_name
+
+
 def parse_entry(name: str) -> Site:
     """Return the site that ``name`` denotes; ``format_entry`` gives ``name`` back.
 

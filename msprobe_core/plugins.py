@@ -109,6 +109,10 @@ class Registry:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
 
+    def trainer_stages(self) -> dict[str, hookspecs.TrainerStages]:
+        """Return the stages of trainers by trainer."""
+        return self._offers("msprobe_register_stages")
+
     def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
         """Load and register a plugin; one that fails is noted with its problem and left out."""
         try:
@@ -184,6 +188,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_metrics": hookspecs.Metric,
     "msprobe_register_api_maps": hookspecs.ApiMap,
     "msprobe_register_commands": _Command,
+    "msprobe_register_stages": hookspecs.TrainerStages,
 }
 
 

@@ -1,4 +1,4 @@
-"""Parts of a window: some forwards of the models, or one module only."""
+"""Parts of a window: some forwards of the models, or one module only; and what wrappers put into names left out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from msprobe_core.names import module_stem
+from msprobe_core.names import class_without_wrapper, module_stem, without_wrappers
 
 if TYPE_CHECKING:
     from msprobe_core.capture.recorder import Recorder
@@ -87,6 +87,34 @@ class SoleModule:
         """Take the gradient of one of its own parameters."""
         if stem == self._stem:
             self._recorder.record_parameter_gradient(stem, name, gradient, contribution, is_sole=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
+
+
+class Unwrapped:
+    """The recorder as hooks of wrapped models see it: names are those of the model without wrappers; a `CallRecorder`.
+
+    A wrapper itself keeps its class, and stands beside what it wraps.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._stems: dict[str, str] = {}
+
+    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
+        """Begin a call of a module, under the name that it has without wrappers."""
+        stem = module_stem(prefix, path, type_name)
+        path, type_name = without_wrappers(path), class_without_wrapper(type_name)
+        self._stems[stem] = module_stem(prefix, path, type_name)
+        return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed)
+
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
+        """Take the gradient of a parameter of a module."""
+        if stem not in self._stems:  # of a module that has not been called
+            prefix, *path, type_name = stem.split(".")
+            self._stems[stem] = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
+        self._recorder.record_parameter_gradient(self._stems[stem], name, gradient, contribution)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recorder, name)

@@ -14,7 +14,7 @@ from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.overflow import OverflowWatch
-from msprobe_core.capture.parts import ForwardRange, SoleModule
+from msprobe_core.capture.parts import ForwardRange, SoleModule, Unwrapped
 from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
@@ -87,6 +87,8 @@ class Session:
         processors: dict[str, Processor],
         writers: dict[str, WriterFactory],
         custom_apis: CustomApis | None = None,
+        *,
+        unwraps: bool = False,
     ) -> None:
         """Prepare; nothing is attached and nothing is created on disk before ``start``.
 
@@ -96,6 +98,7 @@ class Session:
             processors: Offers for ``summary_mode``.
             writers: Offers for ``writer``.
             custom_apis: APIs that the user registers; ``None`` takes those of the configuration.
+            unwraps: Whether modules are called as they are without wrappers of FSDP and the like; see `Unwrapped`.
 
         Raises:
             ConfigError: the configuration asks for what this version, or what is installed, does not offer.
@@ -103,6 +106,7 @@ class Session:
         """
         self._config = config
         self._framework = framework
+        self._unwraps = unwraps
         self._processor = _choose("summary_mode", str(config.options.summary_mode), processors)
         self._writer_factory: WriterFactory = _choose("writer", config.writer, writers)
         self._writer_factory.check()
@@ -302,7 +306,8 @@ class Session:
                 return
             self._records = True
             self._recorder.forwards = forwards
-            attachment = self._framework.attach(models, self._interception(), self._recorder)
+            seen = cast("CallRecorder", Unwrapped(self._recorder)) if self._unwraps else self._recorder
+            attachment = self._framework.attach(models, self._interception(), seen)
             self._attachments.append(attachment)
             if self._config.level.has_apis:
                 self.custom_apis.attach(attachment)

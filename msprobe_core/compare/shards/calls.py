@@ -13,6 +13,7 @@ import polars as pl
 
 from msprobe_core.compare.shards.union import Part, Union, family_of, recount, renamed
 from msprobe_core.model import Role
+from msprobe_core.names import class_without_wrapper, module_stem, without_wrappers
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
@@ -24,10 +25,6 @@ _FOR_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_si
 
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 _SUMS = frozenset({"sum", "redoptype.sum", "reduceop.sum", "<redoptype.sum: 0>"})
-
-
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Names under which a wrapper holds what it wraps; ``module`` is one too where it is the first part of a path."""
 
 
 def unwrapped(part: Part, known: Collection[str]) -> Part:
@@ -49,8 +46,8 @@ def _inside(entry: str) -> str:
     if parts[0] not in ("Module", "Cell") or len(parts) < 4:
         return entry
     prefix, *path, type_name, phase, index = parts
-    path = [name for name in path if name not in _WRAPPERS]
-    return ".".join([prefix, *path[path[:1] == ["module"] :], type_name.removeprefix("FSDP"), phase, index])
+    stem = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
+    return f"{stem}.{phase}.{index}"
 
 
 def machinery(union: Union, known: Collection[str]) -> Array:

@@ -1,0 +1,52 @@
+"""Losses and gradient norms of a stage that trains: ``updates.json`` beside its dump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.store.structs import load_struct, save_struct
+
+UPDATES_FILE = "updates.json"
+
+
+class MicroLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The loss of one micro-batch, as the trainer computed it; ``None`` where it is not finite."""
+
+    mini: int
+    micro: int
+    loss: float | None
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One step of the optimizer: norm of the gradients before they were clipped; ``None`` where it is not finite."""
+
+    mini: int
+    grad_norm: float | None
+
+
+class StageUpdates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``updates.json``."""
+
+    version: int = 1
+    updates: tuple[Update, ...] = ()
+    losses: tuple[MicroLoss, ...] = ()
+
+
+def save_updates(directory: Path, updates: StageUpdates) -> None:
+    """Write ``updates.json`` into the directory of a rank.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    save_struct(directory / UPDATES_FILE, updates)
+
+
+def load_updates(directory: Path) -> StageUpdates:
+    """Return what ``updates.json`` in the directory of a rank holds.
+
+    Raises:
+        DumpError: it is missing or no such file.
+    """
+    return load_struct(directory / UPDATES_FILE, StageUpdates)
