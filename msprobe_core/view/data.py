@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import Enum
-from typing import Literal
 
 import msgspec
 
@@ -133,7 +132,7 @@ class Culprit(msgspec.Struct, frozen=True):
     step: int | None
     ranks: Sequence[int]
     kind: str
-    strength: Literal["strong", "moderate", "weak"]
+    strength: str
     score: Number
     limit: Number
     reason: str
@@ -242,6 +241,7 @@ class Unit(msgspec.Struct, frozen=True):
         micro_steps: How many there are.
         rank: ``None`` outside of a job.
         groups: Its number within groups of ranks: ``tp``, ``pp``, ``dp``, …
+        paths: Where the dumps of target and golden are.
         nodes: How many its graph has.
         flagged: How many of them are beyond their limit.
         severity: The worst of all.
@@ -253,6 +253,7 @@ class Unit(msgspec.Struct, frozen=True):
     micro_steps: int
     rank: int | None
     groups: dict[str, int]
+    paths: tuple[str, str | None]
     nodes: int
     flagged: int
     severity: Severity
@@ -333,7 +334,8 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
         heat: The overview; ``None`` if there is nothing to hold against.
         trends: Over steps, of what stands for the layers.
         tensors: Where in tensors errors sit.
-        commands: Commands that dig deeper by what they do; ``{node}`` stands for a node's name, quoted for a shell.
+        commands: Commands that dig deeper by what they do; ``{target}``, ``{golden}`` and ``{node}`` stand for the
+            paths of a unit and the name of a node, to be quoted for a shell.
         notes: What there is to say about the data.
     """
 

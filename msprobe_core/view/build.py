@@ -1,0 +1,376 @@
+"""Make a page's data of a run, or of two.
+
+Units, which are ranks of steps, are read and compared one by one; of each no more is kept than its graph, compressed in
+a file, and its share of the overview. So memory is bounded by the largest unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypeAlias
+
+import polars as pl
+
+from msprobe_core import __version__
+from msprobe_core.compare.layouts.rules import Ranks
+from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.reading import check_exists, is_dump, read_dump
+from msprobe_core.compare.unit import compare_unit
+from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.interrupts import raise_if_interrupted
+from msprobe_core.locate import LocateOptions, locate
+from msprobe_core.overflow import search
+from msprobe_core.overflow.result import OverflowResult
+from msprobe_core.store.kernel_files import find_kernel_units
+from msprobe_core.store.layout import find_steps, find_units
+from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
+from msprobe_core.view.communication import Communication
+from msprobe_core.view.data import (
+    Counts,
+    Culprit,
+    Kind,
+    Made,
+    Side,
+    Sides,
+    TensorMap,
+    Unit,
+    Verdict,
+    ViewData,
+)
+from msprobe_core.view.graph import UnitGraph, graph_of
+from msprobe_core.view.located import (
+    Location,
+    culprits_of,
+    location_of,
+    overflow_culprits,
+    overflow_verdict,
+    verdict_of,
+)
+from msprobe_core.view.maps import axes_of, map_of
+from msprobe_core.view.overview import Overview
+from msprobe_core.view.spool import Spool
+
+ViewProgress: TypeAlias = Callable[[int, int, str], None]
+"""Told how many units are done, of how many, and which one was the last."""
+
+MAX_MAPS = 24
+_MAX_MAPS_OF_CULPRITS, _MAX_MAPS_OF_OTHERS = 8, 2
+_MAX_NOTES = 50
+
+_CONFIRM = "msprobe confirm {target} {golden} {node}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewOptions:
+    """What to show.
+
+    Attributes:
+        locate: How two runs are compared and searched, which steps and ranks are looked at.
+        ranks: How the ranks of the target are arranged; ``None`` if nobody said.
+        has_maps: Whether tensors are read for maps.
+    """
+
+    locate: LocateOptions = field(default_factory=LocateOptions)
+    ranks: Ranks | None = None
+    has_maps: bool = True
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One unit."""
+
+    label: str
+    step: int | None
+    rank: int | None
+    target: Path
+    pair: UnitPair | None = None
+
+
+def build(
+    target: Path,
+    golden: Path | None,
+    spool: Spool,
+    options: ViewOptions | None = None,
+    location: Location | None = None,
+    progress: ViewProgress | None = None,
+) -> ViewData:
+    """Make the data of a page; graphs are in ``spool``, and null in what is returned.
+
+    Args:
+        target: A run, a step, a rank's directory or a dump.
+        golden: The trusted run, of the same kind; ``None`` to look at one run.
+        spool: Takes the graphs, by index of the unit.
+        options: What to show.
+        location: What an earlier search has found; the search is made if there is none.
+        progress: Told what is done.
+
+    Raises:
+        CompareError: there is nothing to look at, or the two have nothing in common.
+        DumpError: a single dump cannot be read.
+        ConfigError: there is no such executor.
+        StoreError: there is no room for the graphs.
+    """
+    options = options or ViewOptions()
+    builder = _Builder(spool, options, progress or _tell_nobody)
+    if golden is None:
+        return builder.of_run(target)
+    return builder.of_pair(target, golden, location)
+
+
+def _tell_nobody(done: int, total: int, label: str) -> None:
+    del done, total, label
+
+
+class _Builder:
+    def __init__(self, spool: Spool, options: ViewOptions, progress: ViewProgress) -> None:
+        self._spool = spool
+        self._options = options
+        self._progress = progress
+        self._overview = Overview()
+        self._units: list[Unit] = []
+        self._places: dict[tuple[int | None, int | None], int] = {}
+        self._notes: list[str] = []
+        self._maps: list[TensorMap] = []
+        self._counts = Counts()
+        self._culprits: list[Culprit] = []
+        self._keeps_tensors = False
+
+    # --- one run ------------------------------------------------------------------------------------------------------
+
+    def of_run(self, target: Path) -> ViewData:
+        tasks = _tasks_of_run(target, self._options.locate.chosen)
+        self._add_all(tasks, self._calls_of_run)
+        found = self._overflow(target) if self._counts.flagged else None
+        self._culprits = [] if found is None else overflow_culprits(found, self._places)
+        return self._data(Kind.DUMP, target, None, overflow_verdict(found, self._counts), {})
+
+    def _calls_of_run(self, task: _Task) -> Calls:
+        dump = read_dump(task.target)
+        own = calls_of_dump(dump)
+        self._note(task, dump.notes)
+        return own
+
+    def _overflow(self, target: Path) -> OverflowResult | None:
+        try:
+            return search(target)
+        except MsprobeError as error:
+            self._notes.append(f"who made NaN or Inf first could not be told: {error}")
+            return None
+
+    # --- two runs -----------------------------------------------------------------------------------------------------
+
+    def of_pair(self, target: Path, golden: Path, location: Location | None) -> ViewData:
+        options = self._options.locate
+        pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
+        if location is None:
+            location = location_of(locate(target, golden, options, self._progress))
+        tasks = [_Task(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
+        self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
+        self._culprits = culprits_of(location, self._places)
+        first_step = tasks[0].step
+        self._add_all(tasks, lambda task: self._calls_of_pair(task, is_first=task.step == first_step))
+        self._notes = [*pairing.missing, *location.notes, *self._notes]
+        commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
+        return self._data(Kind.COMPARISON, target, golden, verdict_of(location, self._counts), commands)
+
+    def _calls_of_pair(self, task: _Task, *, is_first: bool) -> Calls:
+        assert task.pair is not None
+        options = self._options.locate.compare
+        unit = compare_unit(task.pair, options)
+        self._note(task, [*unit.notes, *(finding.text for finding in unit.replicas)])
+        return calls_of_pair(unit, options.limits, is_first_step=is_first)
+
+    # --- all of them --------------------------------------------------------------------------------------------------
+
+    def _add_all(self, tasks: Sequence[_Task], calls_of: Callable[[_Task], Calls]) -> None:
+        failed: list[str] = []
+        steps = list(dict.fromkeys(task.step for task in tasks))
+        done: list[_Task] = []
+        for step in steps:
+            own = [task for task in tasks if task.step == step]
+            peers = self._communication(own, len(done))
+            for task in own:
+                raise_if_interrupted()
+                try:
+                    calls = calls_of(task)
+                except (CompareError, DumpError) as error:
+                    if len(tasks) == 1:
+                        raise
+                    failed.append(f"{task.label} could not be read: {error}")
+                    calls = None
+                self._add(task, calls, peers)
+                done.append(task)
+                self._progress(len(done), len(tasks), task.label or str(task.target))
+        if len(failed) == len(tasks):
+            raise CompareError(f"nothing of it can be shown; {failed[0]}")
+        self._notes += failed
+
+    def _communication(self, tasks: Sequence[_Task], offset: int) -> Communication | None:
+        """Return who communicates with whom in a step; ``None`` where there is one rank, or ranks were merged."""
+        units = {task.rank: offset + i for i, task in enumerate(tasks) if task.rank is not None}
+        paths = {task.rank: task.target for task in tasks if task.rank is not None}
+        if len(units) < 2 or any(task.pair is not None and task.pair.target_parts for task in tasks):
+            return None
+        found = Communication(units, lambda rank: read_dump(paths[rank]))
+        step = tasks[0].step
+        self._notes += [note if step is None else f"step{step}: {note}" for note in found.notes]
+        return found
+
+    def _add(self, task: _Task, calls: Calls | None, peers: Communication | None) -> None:
+        number = len(self._units)
+        self._places[task.step, task.rank] = number
+        if calls is None:
+            self._units.append(self._unit(task, None))
+            return
+        made = graph_of(calls, None if peers is None else peers.peers(task.rank))
+        self._spool.put(number, made.graph)
+        self._overview.add(calls, made, task.step, task.rank)
+        self._units.append(self._unit(task, made))
+        own = self._counts
+        self._counts = Counts(
+            own.nodes + made.num_calls, own.flagged + made.num_flagged, own.unmatched + made.num_unmatched
+        )
+        self._keeps_tensors = self._keeps_tensors or _has_files(calls)
+        if self._options.has_maps and task.pair is not None and _has_files(calls):
+            self._add_maps(number, task.pair, calls)
+
+    def _unit(self, task: _Task, made: UnitGraph | None) -> Unit:
+        return Unit(
+            label=task.label,
+            step=task.step,
+            micro_steps=1 + max(made.tree.micro_steps, default=0) if made is not None else 0,
+            rank=task.rank,
+            groups=self._groups_of(task.rank),
+            paths=(str(task.target), None if task.pair is None else str(task.pair.golden)),
+            nodes=0 if made is None else len(made.tree.names),
+            flagged=0 if made is None else made.num_flagged,
+            severity=None if made is None else made.worst,
+        )
+
+    def _groups_of(self, rank: int | None) -> dict[str, int]:
+        ranks = self._options.ranks
+        if ranks is None or rank is None:
+            return {}
+        try:
+            return dict(ranks.place_of(rank).places)
+        except ConfigError:
+            return {}
+
+    def _note(self, task: _Task, notes: Sequence[str]) -> None:
+        prefix = f"{task.label}: " if task.label else ""
+        self._notes += [note if note in self._notes else f"{prefix}{note}" for note in notes]
+
+    # --- maps ---------------------------------------------------------------------------------------------------------
+
+    def _add_maps(self, number: int, pair: UnitPair, calls: Calls) -> None:
+        culprits = [each.node for each in self._culprits if each.unit == number]
+        room = min(_MAX_MAPS_OF_CULPRITS if culprits else _MAX_MAPS_OF_OTHERS, MAX_MAPS - len(self._maps))
+        wanted = _worth_a_map(calls, culprits, room)
+        if not wanted or pair.target_parts or pair.golden_parts:
+            return
+        target, golden = read_dump(pair.target), read_dump(pair.golden)
+        for node, slot, target_file, golden_file in wanted:
+            try:
+                self._maps += _maps(number, node, slot, (target, target_file), (golden, golden_file))
+            except DumpError as error:  # noqa: PERF203  # a tensor costs more than a try
+                self._notes.append(f"{node}.{slot} has no map: {error}")
+
+    # --- the document -------------------------------------------------------------------------------------------------
+
+    def _data(
+        self, kind: Kind, target: Path, golden: Path | None, verdict: Verdict, commands: Mapping[str, str]
+    ) -> ViewData:
+        title = target.name if golden is None else f"{target.name} and {golden.name}"
+        notes = list(dict.fromkeys(self._notes))
+        if len(notes) > _MAX_NOTES:
+            notes = [*notes[:_MAX_NOTES], f"… and {len(notes) - _MAX_NOTES:,} more"]
+        first = self._units[0].paths
+        return ViewData(
+            made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+            kind=kind,
+            title=title,
+            sides=Sides(
+                self._side(target, Path(first[0])), None if golden is None else self._side(golden, Path(first[1] or ""))
+            ),
+            verdict=verdict,
+            culprits=self._culprits,
+            units=self._units,
+            layers=self._overview.layers(),
+            heat=self._overview.heat(),
+            trends=self._overview.trends(),
+            tensors=self._maps,
+            commands=dict(commands),
+            notes=notes,
+        )
+
+    def _side(self, path: Path, first: Path) -> Side:
+        try:
+            header = read_dump(first).header
+        except (CompareError, DumpError):  # several ranks in one, or a rank that cannot be read, which is told
+            return Side(str(path), "", "", "")
+        ranks = self._options.ranks
+        return Side(
+            str(path), header.framework, header.task, header.level, None if ranks is None else dict(ranks.sizes)
+        )
+
+
+def _tasks_of_run(target: Path, chosen: Chosen) -> list[_Task]:
+    """Return the units of a run.
+
+    Raises:
+        CompareError: there is nothing there, or none of the steps and ranks that were chosen.
+        DumpError: it cannot be read, or holds no dump.
+    """
+    check_exists(target)
+    if is_dump(target):
+        return [_Task("", None, None, target)]
+    if kernels := find_kernel_units(target):
+        tasks = [
+            _Task(f"step{unit.iteration}/rank{unit.rank}", unit.iteration, unit.rank, unit.directory)
+            for unit in kernels
+        ]
+    else:
+        steps: dict[int | None, Path] = {**find_steps(target)} or {None: target}
+        tasks = [
+            _Task(unit.label if step is None else f"step{step}/{unit.label}", step, unit.rank, unit.directory)
+            for step, directory in steps.items()
+            if step is None or not chosen.steps or step in chosen.steps
+            for unit in find_units(directory)
+        ]
+    wanted = [
+        task
+        for task in tasks
+        if (not chosen.steps or task.step is None or task.step in chosen.steps)
+        and (not chosen.ranks or task.rank in chosen.ranks)
+    ]
+    if not wanted:
+        raise CompareError(f"{target}: has none of the steps and ranks that were asked for")
+    return wanted
+
+
+def _has_files(calls: Calls) -> bool:
+    column = calls.values["file_target"]
+    return column.null_count() < column.len()
+
+
+def _worth_a_map(calls: Calls, culprits: Sequence[str | None], room: int) -> list[tuple[str, str, str, str]]:
+    """Return node, slot and files of the values whose maps say most: those of culprits, then the worst ones."""
+    if room <= 0:
+        return []
+    names = calls.calls.select("name", "excess").with_row_index("call")
+    has_files = pl.all_horizontal(*[pl.col(f"file_{side}").is_not_null() for side in ("target", "golden")])
+    own = calls.values.filter(has_files & (pl.col("verdict") == "error")).join(names, on="call", how="left")
+    is_culprit = pl.col("name").is_in([name for name in culprits if name is not None])
+    is_made = pl.col("role").cast(pl.String) != "input"
+    ordered = own.sort(is_culprit & is_made, is_culprit, is_made, "error", descending=True, nulls_last=True)
+    return ordered.head(room).select("name", "slot", "file_target", "file_golden").rows()
+
+
+def _maps(unit: int, node: str, slot: str, target: tuple[Dump, str], golden: tuple[Dump, str]) -> list[TensorMap]:
+    sources = [dump.open_tensor(file) for dump, file in (target, golden)]
+    made = [map_of(unit, node, slot, sources[0], sources[1], axes) for axes in axes_of(sources[0].shape)]
+    return [each for each in made if each is not None]

@@ -1,0 +1,281 @@
+"""The calls of one rank in one step and their values, of one dump or of two side by side, in the same columns.
+
+``calls`` has a row per call in execution order, ``values`` a row per value in the order of its calls. Everything that
+is shown of a run goes through these two frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare import custom
+from msprobe_core.compare.align import Match
+from msprobe_core.compare.limits import LimitTable
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.result import UnitResult
+from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.compare.tensors import TensorMetrics
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.hookspecs import Dump
+from msprobe_core.locate.nodes import nodes_of, with_scores
+from msprobe_core.locate.sources import is_flagged
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+SIDES = ("target", "golden")
+_SHOWN = (*STATISTICS, "num_nan", "num_inf", "requires_grad", "value", "checksum")
+"""Statistics of a value, as pages have them."""
+
+_NUM_DIGITS = 7
+_GOLDEN_MARK = " (golden)"
+
+_TENSOR_METRICS = {
+    "cosine": "cosine_similarity",
+    "largest_abs": "max_abs_error",
+    "largest_rel": "max_rel_error",
+    "euclidean": "euclidean_distance",
+    "within_1e3": "share_within_0.001",
+    "within_5e3": "share_within_0.005",
+    "ulp_max": "ulp_max",
+    "num_different": "num_different",
+}
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of one rank in one step.
+
+    Attributes:
+        calls: ``name`` (unique), ``entry`` (as the dump of the side that has it calls it), ``phase``, ``side``,
+            ``partner``, ``excess`` (null: nothing to hold against), ``score``, ``reason``, ``is_flagged``.
+        values: ``call`` (row in ``calls``), ``slot``, ``role``, ``kind``, ``verdict``, ``reason``, ``identity`` (equal
+            for equal tensors, null where a value is not worth following); ``dtype``, ``shape``, ``file`` and the
+            statistics, each with ``_target`` and ``_golden``; ``numel``; the metrics.
+        metrics: Names of the columns that are metrics.
+        statistics: Names of the statistics that some value has.
+        parents: Name of the enclosing call by name of the call.
+        stacks: Frames by name of the call, innermost first.
+        is_pair: Whether there are two sides.
+    """
+
+    calls: pl.DataFrame
+    values: pl.DataFrame
+    metrics: Sequence[str]
+    statistics: Sequence[str]
+    parents: Mapping[str, str | None]
+    stacks: Mapping[str, Sequence[str]]
+    is_pair: bool
+
+
+def calls_of_dump(dump: Dump) -> Calls:
+    """Return the calls of one dump; those that make NaN or Inf of what had none are flagged."""
+    rows = dump.frame.with_columns(verdict=pl.lit("none"), reason=pl.lit(""), match=pl.lit("target only"))
+    kept = ("entry", "role", "phase", "key")
+    rows = rows.rename({name: f"{name}_target" for name in dump.frame.columns if name not in kept})
+    is_bad = _is_bad("target")
+    is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+    calls = (
+        rows.group_by("entry", maintain_order=True)
+        .agg(
+            phase=pl.col("phase").first(),
+            makes=(is_bad & is_made).any(),
+            gets=(is_bad & ~is_made).any(),
+            what=pl.col("name_target").filter(is_bad & is_made).first(),
+        )
+        .with_columns(is_flagged=pl.col("makes") & ~pl.col("gets"))
+        .select(
+            "entry", "phase", "is_flagged",
+            name=pl.col("entry"),
+            side=pl.lit("target"),
+            partner=pl.lit(None, pl.String),
+            excess=pl.when("makes").then(pl.lit(float("inf"))),
+            score=pl.lit(None, pl.Float64),
+            reason=pl.when("makes").then(pl.concat_str("what", pl.lit(" holds NaN or Inf"))).otherwise(pl.lit("")),
+        )
+    )  # fmt: skip
+    values, statistics = _values(rows, calls, ("target",))
+    return Calls(calls, values, (), statistics, dump.parents, dump.stacks, is_pair=False)
+
+
+def calls_of_pair(unit: UnitResult, limits: LimitTable, *, is_first_step: bool) -> Calls:
+    """Return the calls of two dumps that have been compared.
+
+    Args:
+        unit: The comparison.
+        limits: Those it was judged by.
+        is_first_step: Whether parameters are those that the runs began with.
+    """
+    rows = with_scores(unit.rows, limits, unit.parents, is_first_step=is_first_step)
+    nodes = nodes_of(rows).with_columns(is_flagged=is_flagged())
+    calls = _named(nodes).with_columns(
+        excess=pl.when(pl.col("side") != "both").then(None)
+        .when(pl.col("is_lost") | pl.col("parts_missing")).then(pl.lit(float("inf")))
+        .otherwise(pl.max_horizontal("output_excess", "parameter_excess")),
+        score=pl.when(pl.col("side") == "both").then(pl.max_horizontal("output_score", "parameter_score")),
+    )  # fmt: skip
+    calls = calls.join(_reasons(rows), on="entry", how="left", maintain_order="left")
+    lone = pl.concat_str(pl.lit("only the "), "side", pl.lit(" run has this call"))
+    told = (
+        pl.when(pl.col("side") != "both").then(lone)
+        .when((pl.col("excess") > 1) | pl.col("is_flagged")).then(pl.col("reason").fill_null(""))
+        .otherwise(pl.lit(""))
+    )  # fmt: skip
+    calls = calls.with_columns(reason=told)
+    metrics = _with_metrics(rows)
+    values, statistics = _values(metrics, calls, SIDES)
+    names = [name for name in metrics.columns if name.startswith(_METRIC) and metrics[name].null_count() < rows.height]
+    renamed = {name: name.removeprefix(_METRIC) for name in names}
+    parents, stacks = _of_both_sides(unit, calls)
+    own = calls.with_columns(entry=pl.when(pl.col("side") == "golden").then("entry_golden").otherwise("entry"))
+    columns = ("entry", "phase", "is_flagged", "name", "side", "partner", "excess", "score", "reason")
+    return Calls(
+        own.select(columns), values.rename(renamed), list(renamed.values()), statistics, parents, stacks, is_pair=True
+    )
+
+
+_METRIC = "metric."
+
+
+def _named(nodes: pl.DataFrame) -> pl.DataFrame:
+    """Add ``side``, ``name`` and ``partner``; make ``entry_golden`` that which the golden dump has."""
+    side = pl.coalesce(pl.col("only_on"), pl.lit("both"))
+    nodes = nodes.with_columns(side=side, entry_golden=pl.coalesce("entry_golden", "entry"))
+    taken = nodes.filter(pl.col("side") != "golden")["entry"].to_list()
+    is_taken = (pl.col("side") == "golden") & pl.col("entry_golden").is_in(taken)
+    name = pl.when(pl.col("side") != "golden").then("entry").otherwise("entry_golden")
+    return nodes.with_columns(
+        name=pl.when(is_taken).then(pl.concat_str(name, pl.lit(_GOLDEN_MARK))).otherwise(name),
+        partner=pl.when(pl.col("side") == "both").then("entry_golden"),
+    )
+
+
+def _reasons(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return ``entry`` and ``reason``: what is wrong with what a call made, else with what it was given."""
+    is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]) | (pl.col("excess") > 1)
+    message = pl.col("messages").list.join(" ").str.strip_prefix("error: ")
+    own = rows.filter(is_wrong & (pl.col("messages").list.len() > 0)).select(
+        "entry",
+        made=(pl.col("role") != Role.INPUT.value) | pl.col("is_parameter") | pl.col("is_argument"),
+        reason=pl.concat_str(_slot("target"), pl.lit(": "), message, ignore_nulls=True),
+    )
+    own = own.sort(~pl.col("made"), maintain_order=True)
+    return own.group_by("entry", maintain_order=True).agg(pl.col("reason").first().str.head(400))
+
+
+def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
+    are_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in SIDES])
+    is_judged = pl.col("judged_error").is_not_null()
+    known = {field.name for field in msgspec.structs.fields(TensorMetrics)}
+    found: dict[str, pl.Expr] = {
+        "error": pl.col("judged_error"),
+        "limit": pl.when(is_judged).then("limit"),
+        "score": pl.when(is_judged | (pl.col("score") > 0)).then("score"),
+        "score_limit": pl.when(is_judged).then("score_limit"),
+    }
+    found |= {title: pl.col(name) for name, title in _TENSOR_METRICS.items() if name in rows.columns and name in known}
+    found |= {name.removeprefix(custom.PREFIX): pl.col(name) for name in rows.columns if name.startswith(custom.PREFIX)}
+    if SKETCH_ERROR in rows.columns:
+        found["estimated_rel_error"] = pl.col(SKETCH_ERROR)
+    found |= {f"{name}_rel": pl.when(are_tensors).then(f"{name}_rel") for name in STATISTICS}
+    reason = pl.col("messages").list.join(" ")
+    is_pair = pl.col("match") == Match.BOTH.value
+    shown = [Verdict.PASS.value, Verdict.WARNING.value, Verdict.ERROR.value]
+    return rows.with_columns(
+        *[metric.cast(pl.Float64).alias(_METRIC + name) for name, metric in found.items()],
+        reason=reason.fill_null(""),
+        verdict=pl.when(is_pair & pl.col("verdict").is_in(shown)).then("verdict").otherwise(pl.lit("none")),
+    )
+
+
+def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tuple[pl.DataFrame, list[str]]:
+    """Return the values in the order of their calls, and which statistics there are."""
+    places = calls.select("entry").with_row_index("call")
+    rows = rows.join(places, on="entry", how="left", maintain_order="left").sort("call", maintain_order=True)
+    shown = {f"{name}_{side}": _statistic(name, side) for side in sides for name in _SHOWN}
+    described = {
+        f"{title}_{side}": pl.col(f"{name}_{side}")
+        for side in sides
+        for title, name in (("dtype", "dtype"), ("shape", "shape"), ("file", "file_name"))
+    }
+    kind = pl.coalesce(*[pl.col(f"kind_{side}") for side in sides])
+    slot = pl.coalesce(*[_slot(side) for side in sides])
+    metrics = [pl.col(name) for name in rows.columns if name.startswith(_METRIC)]
+    numel = pl.coalesce(*[pl.col(f"numel_{side}") for side in sides])
+    own = {"slot": slot, "kind": kind, "identity": _identity(sides), "numel": numel}
+    values = rows.select("call", "role", "verdict", "reason", *metrics, **own, **described, **shown)
+    floats = [name for name, kind in values.schema.items() if kind == pl.Float64]
+    values = values.with_columns(pl.col(floats).round_sig_figs(_NUM_DIGITS)) if floats else values
+    has_any = {name: any(values[f"{name}_{side}"].null_count() < values.height for side in sides) for name in _SHOWN}
+    return values, [name for name in _SHOWN if has_any[name]]
+
+
+def _statistic(name: str, side: str) -> pl.Expr:
+    is_tensor = pl.col(f"kind_{side}") == RowKind.TENSOR.value
+    if name == "value":
+        return pl.when(~is_tensor).then(f"text_{side}")
+    if name == "checksum":
+        return pl.col(f"checksum_{side}")
+    if name == "requires_grad":
+        return pl.when(is_tensor).then(pl.col(f"requires_grad_{side}").cast(pl.String))
+    return pl.when(is_tensor).then(f"{name}_{side}")
+
+
+def _slot(side: str, key_column: str = "key") -> pl.Expr:
+    """Return where a value stands in its call: its name without that of the call."""
+    entry = pl.col("entry") if side == "target" else pl.coalesce("entry_golden", "entry")
+    # A tensor whose file could not be called like it has the file's name, and its key tells.
+    name, key = (pl.col(column).str.strip_prefix(entry) for column in (f"name_{side}", key_column))
+    is_changed = name == pl.col(f"name_{side}")
+    own = pl.when(is_changed).then(key.str.strip_prefix(".0")).otherwise(name).str.strip_prefix(".")
+    return pl.when(own == "").then(pl.lit("value")).otherwise(own)
+
+
+_IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
+
+
+def _identity(sides: Sequence[str]) -> pl.Expr:
+    """Return a number that equal tensors share; null of those that many calls may make, such as all zeros."""
+    found: list[pl.Expr] = []
+    for side in sides:
+        high, low, numel = (pl.col(f"{name}_{side}") for name in ("max", "min", "numel"))
+        is_plain = pl.when(numel > 1).then(high == low).otherwise(high.is_in([0.0, 1.0]))
+        has_values = high.is_not_null() | pl.col(f"checksum_{side}").is_not_null()
+        is_worth = (pl.col(f"kind_{side}") == RowKind.TENSOR.value) & has_values & ~is_plain.fill_null(False)
+        own = pl.struct([pl.col(f"{name}_{side}").alias(name) for name in _IDENTITY]).hash()
+        found.append(pl.when(is_worth).then(own))
+    return pl.coalesce(*found)
+
+
+def _is_bad(side: str) -> pl.Expr:
+    counted = pl.col(f"num_nan_{side}").fill_null(0) + pl.col(f"num_inf_{side}").fill_null(0) > 0
+    extremes = [pl.col(f"{name}_{side}") for name in ("max", "min", "norm")]
+    is_tensor = pl.col(f"kind_{side}") == RowKind.TENSOR.value
+    return is_tensor & (counted | pl.any_horizontal(*[(~each.is_finite()).fill_null(False) for each in extremes]))
+
+
+def _of_both_sides(
+    unit: UnitResult, calls: pl.DataFrame
+) -> tuple[Mapping[str, str | None], Mapping[str, Sequence[str]]]:
+    """Return parents and stacks by the names that calls have here."""
+    parents = dict(unit.parents)
+    stacks = dict(unit.stacks)
+    lone = calls.filter(pl.col("side") == "golden")
+    if not lone.height:
+        return parents, stacks
+    shared = calls.filter(pl.col("side") != "target").select("name", "entry_golden").rows()
+    name_of: dict[str, str] = {golden: name for name, golden in shared}
+    for name, golden in lone.select("name", "entry_golden").rows():
+        parent = unit.golden_parents.get(golden)
+        parents[name] = None if parent is None else name_of.get(parent, parent)
+        if (frames := unit.golden_stacks.get(golden)) is not None:
+            stacks[name] = frames
+    return parents, stacks
+
+
+def is_late(phase: str) -> bool:
+    """Whether a call belongs to what comes after the forward pass."""
+    return phase in (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)

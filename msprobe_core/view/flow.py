@@ -1,0 +1,116 @@
+"""Whose output is whose input: a tensor is known again by its fingerprint, or its statistics where it has none.
+
+Edges connect the innermost calls that were recorded. A value that several calls in a row pass on, such as the output of
+a dropout that is switched off, comes from the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from msprobe_core.model import Role
+from msprobe_core.view.tree import Tree
+
+Edge = tuple[int, int, int]
+"""Producer and consumer, as nodes of the tree, and the row of the consumer's input in the values."""
+
+
+def edges_of(tree: Tree, values: pl.DataFrame) -> list[Edge]:
+    """Return the edges of a unit, by consumer in execution order.
+
+    Args:
+        tree: Its nodes; ``calls`` are rows of the frame that ``values`` refers to.
+        values: With ``call``, ``role`` and ``identity``, in the order of calls.
+    """
+    return _Search(tree, values).edges()
+
+
+@dataclass
+class _Pending:
+    """An input of a module that something outside of it has made; an edge if no call in the module takes it."""
+
+    producer: int
+    identity: int
+    row: int
+
+
+class _Search:
+    def __init__(self, tree: Tree, values: pl.DataFrame) -> None:
+        self._parents = tree.parents
+        num_calls = max(tree.calls, default=-1) + 1
+        self._node_of = [-1] * num_calls
+        for node, call in enumerate(tree.calls):
+            if call != -1:
+                self._node_of[call] = node
+        self._has_inner = [False] * len(tree.names)
+        starts = list(range(num_calls))
+        start_of = dict(zip(self._node_of, starts, strict=True))
+        # Children stand behind their parents in the tree.
+        for node in range(len(tree.names) - 1, -1, -1):
+            parent = tree.parents[node]
+            if parent != -1:
+                self._has_inner[parent] = True
+                start = start_of.get(node, num_calls)
+                start_of[parent] = min(start_of.get(parent, num_calls), start)
+        self._starting: dict[int, list[int]] = {}
+        for call, node in enumerate(self._node_of):
+            if node != -1 and self._has_inner[node]:
+                self._starting.setdefault(start_of[node], []).append(call)
+        self._inputs, self._outputs = _by_call(values)
+        self._made_inside: dict[int, int] = {}  # by innermost calls
+        self._made_outside: dict[int, int] = {}  # by modules, of what nothing recorded in them has made
+        self._taken: set[tuple[int, int]] = set()
+        self._pending: dict[int, list[_Pending]] = {}
+
+    def edges(self) -> list[Edge]:
+        return sorted(self._found(), key=lambda edge: edge[2])
+
+    def _found(self) -> Iterator[Edge]:
+        for call, node in enumerate(self._node_of):
+            for module in self._starting.get(call, ()):
+                self._pending[module] = list(self._resolved(module))
+            if node == -1:
+                continue
+            if self._has_inner[node]:
+                pending = self._pending.pop(call, ())
+                made = self._made_outside
+            else:
+                pending = self._resolved(call)
+                made = self._made_inside
+            for each in pending:
+                if (node, each.identity) not in self._taken:
+                    self._mark(node, each.identity)
+                    yield each.producer, node, each.row
+            for identity in self._outputs.get(call, ()):
+                if made is self._made_inside or identity not in self._made_inside:
+                    made[identity] = node
+
+    def _resolved(self, call: int) -> Iterator[_Pending]:
+        seen: set[int] = set()
+        for identity, row in self._inputs.get(call, ()):
+            producer = self._made_inside.get(identity, self._made_outside.get(identity))
+            if producer is not None and identity not in seen and producer != self._node_of[call]:
+                seen.add(identity)
+                yield _Pending(producer, identity, row)
+
+    def _mark(self, node: int, identity: int) -> None:
+        parent = self._parents[node]
+        while parent != -1 and (parent, identity) not in self._taken:
+            self._taken.add((parent, identity))
+            parent = self._parents[parent]
+
+
+def _by_call(values: pl.DataFrame) -> tuple[dict[int, list[tuple[int, int]]], dict[int, list[int]]]:
+    inputs: dict[int, list[tuple[int, int]]] = {}
+    outputs: dict[int, list[int]] = {}
+    made = (Role.OUTPUT.value, Role.PARAMETERS_GRAD.value)
+    wanted = values.with_row_index("row").filter(pl.col("identity").is_not_null())
+    for row, call, role, identity in wanted.select("row", "call", "role", "identity").iter_rows():
+        if role in made:
+            outputs.setdefault(call, []).append(identity)
+        elif role == Role.INPUT.value:
+            inputs.setdefault(call, []).append((identity, row))
+    return inputs, outputs

@@ -1,0 +1,205 @@
+"""One unit's graph, as the page has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.model import Phase
+from msprobe_core.store.stack_text import frames_of_user
+from msprobe_core.view.calls import SIDES, Calls
+from msprobe_core.view.data import Graph, NodeKind, Number, Peers, Severity, Values, number, severity_of
+from msprobe_core.view.flow import edges_of
+from msprobe_core.view.tree import Tree, tree_of
+
+_OPTIMIZER = "optimizer"
+_PHASES = {
+    Phase.FORWARD.value: "forward",
+    Phase.BACKWARD.value: "backward",
+    Phase.PARAMETERS_GRAD.value: "parameters_grad",
+}
+_MAX_FRAMES = 24
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """A graph, and what the overview needs of it.
+
+    Attributes:
+        graph: What the page has.
+        tree: Its nodes.
+        worst: Of all nodes; ``None`` if there is nothing to hold against.
+        num_flagged: Calls with an error that is not explained.
+        num_unmatched: Calls that one side has alone.
+    """
+
+    graph: Graph
+    tree: Tree
+    worst: Severity
+    num_flagged: int
+    num_unmatched: int
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls were recorded."""
+        return sum(call != -1 for call in self.tree.calls)
+
+
+def graph_of(own: Calls, peers: Mapping[str, Peers] | None = None) -> UnitGraph:
+    """Return the graph of a unit.
+
+    Args:
+        own: Its calls.
+        peers: By name of a call of communication, with whom it communicates.
+    """
+    calls = own.calls
+    columns = {name: calls[name].to_list() for name in calls.columns}
+    tree = tree_of(columns["name"], columns["phase"], own.parents)
+    excesses = dict(enumerate(columns["excess"]))
+    severities = [severity_of(excesses.get(call)) for call in tree.calls]
+    stacks, stack_of = _stacks(own, columns)
+
+    def of_call(name: str, default: object) -> list[object]:
+        return [default if call == -1 else columns[name][call] for call in tree.calls]
+
+    scores = [number(None if call == -1 else _rounded(columns["score"][call])) for call in tree.calls]
+    graph = Graph(
+        name=tree.names,
+        label=[_label(name, kind) for name, kind in zip(tree.names, tree.kinds, strict=True)],
+        type=[_type(name) for name in tree.names],
+        kind=[kind.value for kind in tree.kinds],
+        phase=_phases(tree, columns["phase"]),
+        parent=tree.parents,
+        micro_step=tree.micro_steps,
+        severity=_aggregated(tree, severities),
+        own=severities,
+        side=[str(side) for side in of_call("side", "both" if own.is_pair else "target")],
+        partner=[None if partner is None else str(partner) for partner in of_call("partner", None)],
+        score=scores,
+        reason=[str(reason) for reason in of_call("reason", "")],
+        stack=[-1 if call == -1 else stack_of[call] for call in tree.calls],
+        rows=_rows(tree, own.values),
+        communication=[None if peers is None else peers.get(name) for name in tree.names],
+        edges=edges_of(tree, own.values),
+        stacks=stacks,
+        values=_values(own),
+    )
+    known = [severity for severity in severities if severity is not None]
+    return UnitGraph(
+        graph=graph,
+        tree=tree,
+        worst=max(known, default=None),
+        num_flagged=int(calls["is_flagged"].sum()),
+        num_unmatched=int((calls["side"] != "both").sum()) if own.is_pair else 0,
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return value if value is None else float(f"{value:.5g}")
+
+
+def _aggregated(tree: Tree, own: Sequence[float | None]) -> list[Severity]:
+    """Return for each node the worst of it and all that is in it."""
+    worst = list(own)
+    for node in range(len(worst) - 1, -1, -1):  # what is in a node stands behind it
+        parent, value = tree.parents[node], worst[node]
+        if parent != -1 and value is not None:
+            above = worst[parent]
+            worst[parent] = value if above is None else max(above, value)
+    return list(worst)
+
+
+def _label(name: str, kind: NodeKind) -> str:
+    """Return what fits in a small place: the last part of a module's path, an API with its number."""
+    stem = None if kind is NodeKind.COLLECTION else names.stem_of(name)
+    if stem is None:
+        return name
+    if names.is_module(stem):
+        _, path, class_name = names.split_module(stem)
+        last = path.rpartition(".")[2] or class_name
+        return f"{last} gradients" if kind is NodeKind.VALUE else last
+    return f"{names.split_api(stem)[1]}.{names.parse_entry(name).index}"
+
+
+def _type(name: str) -> str:
+    stem = names.stem_of(name)
+    if stem is None:
+        return ""
+    return names.split_module(stem)[2] if names.is_module(stem) else names.split_api(stem)[0]
+
+
+def _phases(tree: Tree, phases: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for node, call in enumerate(tree.calls):
+        if tree.is_stepping[node]:
+            found.append(_OPTIMIZER)
+        elif call != -1:
+            found.append(_PHASES.get(phases[call], ""))
+        else:
+            found.append(_phase_of_name(tree.names[node]))
+    # A collection is of the phase of what is in it.
+    for node in range(len(found) - 1, -1, -1):
+        parent = tree.parents[node]
+        if parent != -1 and tree.kinds[parent] is NodeKind.COLLECTION and not found[parent]:
+            found[parent] = found[node]
+    return found
+
+
+def _phase_of_name(name: str) -> str:
+    if not names.is_module(name):
+        return ""
+    return "backward" if names.is_backward(name) else "forward"
+
+
+def _stacks(own: Calls, columns: Mapping[str, Sequence[str]]) -> tuple[list[Sequence[str]], list[int]]:
+    """Return the different stacks, and which each call has; a backward has that of its forward."""
+    found: dict[tuple[str, ...], int] = {}
+    places: list[int] = []
+    for name in columns["name"]:
+        frames = own.stacks.get(name) or own.stacks.get(names.forward_of(name) or "")
+        if not frames:
+            places.append(-1)
+            continue
+        shown = tuple(" ".join(frame.split()) for frame in frames_of_user(frames)[:_MAX_FRAMES])
+        places.append(found.setdefault(shown, len(found)))
+    return [list(frames) for frames in found], places
+
+
+def _rows(tree: Tree, values: pl.DataFrame) -> list[Sequence[int]]:
+    bounds = values.with_row_index("row").group_by("call").agg(first=pl.col("row").min(), last=pl.col("row").max())
+    of_call = {call: range(first, last + 1) for call, first, last in bounds.rows()}
+    return [list(of_call.get(call, ())) for call in tree.calls]
+
+
+def _values(own: Calls) -> Values:
+    values = own.values
+    sides = SIDES if own.is_pair else SIDES[:1]
+
+    def pairs(name: str) -> list[tuple[str | None, str | None]]:
+        columns = [values[f"{name}_{side}"].to_list() if side in sides else [None] * values.height for side in SIDES]
+        return list(zip(*columns, strict=True))
+
+    def statistics(side: str) -> dict[str, Sequence[Number]]:
+        return {name: numbers_of(values[f"{name}_{side}"]) for name in own.statistics}
+
+    return Values(
+        slot=values["slot"].to_list(),
+        dtype=pairs("dtype"),
+        shape=pairs("shape"),
+        target=statistics("target"),
+        golden=statistics("golden") if own.is_pair else None,
+        metrics={name: numbers_of(values[name]) for name in own.metrics},
+        verdict=values["verdict"].to_list(),
+        reason=values["reason"].to_list(),
+        file=pairs("file"),
+    )
+
+
+def numbers_of(column: pl.Series) -> Sequence[Number]:
+    """Return a column as the file has it."""
+    if column.dtype == pl.Float64 and not column.is_finite().all():
+        return [number(value) for value in column.to_list()]
+    return column.to_list()

@@ -1,0 +1,228 @@
+"""What a search for the first fault has found, as pages have it: from the search, or from its ``locate.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.errors import CompareError
+from msprobe_core.locate.result import LocateResult
+from msprobe_core.overflow.result import Finding, OverflowResult
+from msprobe_core.report.locate_file import content_of
+from msprobe_core.store.stack_text import frames_of_user
+from msprobe_core.view.data import Check, Counts, Culprit, Evidence, Number, State, Verdict
+
+_VERSION = 1
+
+
+class _Suspect(msgspec.Struct, frozen=True):
+    entry: str
+    kind: str
+    strength: str
+    reason: str
+    step: int | None = None
+    micro_step: int | None = None
+    ranks: tuple[int, ...] = ()
+    score: Number = None
+    limit: Number = None
+    seen_at: str | None = None
+    evidence: tuple[Evidence, ...] = ()
+    parents: tuple[str, ...] = ()
+    stack: tuple[str, ...] = ()
+    command: str = ""
+    num_alike: int = 0
+    about: str | None = None
+    confirmation: dict[str, object] | None = None
+
+
+class _Calls(msgspec.Struct, frozen=True):
+    judged: int = 0
+    beyond_rounding: int = 0
+
+
+class Location(msgspec.Struct, frozen=True):
+    """What a ``locate.json`` holds, as far as pages need it."""
+
+    version: int
+    verdict: str
+    target: str
+    golden: str
+    noise: str = ""
+    examined: str = ""
+    calls: _Calls = _Calls()
+    checks: tuple[Check, ...] = ()
+    suspects: tuple[_Suspect, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def location_of(result: LocateResult) -> Location:
+    """Return what has been found."""
+    return msgspec.convert(content_of(result), Location)
+
+
+def read_location(path: Path) -> Location:
+    """Return what a ``locate.json`` holds.
+
+    Raises:
+        CompareError: it is none, or of a later version.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Location)
+    except OSError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CompareError(f"{path}: is not what msprobe locate writes ({error})") from error
+    if found.version != _VERSION:
+        raise CompareError(f"{path}: is of version {found.version}, and {_VERSION} is known; run msprobe locate again")
+    return found
+
+
+Places = Mapping[tuple[int | None, int | None], int]
+"""Index of the unit by step and rank."""
+
+
+def verdict_of(found: Location, counts: Counts) -> Verdict:
+    """Return the answer.
+
+    Args:
+        found: By the search.
+        counts: Of what is in the page.
+    """
+    state = State(found.verdict)
+    detail = [f"Looked at {found.examined}: {found.calls.judged:,} calls, against {found.noise}."]
+    if found.suspects:
+        first = found.suspects[0]
+        detail.insert(0, first.reason)
+        if first.about:
+            detail.insert(1, f"It is about {first.about}.")
+        if first.seen_at:
+            detail.insert(1, f"It shows beyond rounding at {first.seen_at}.")
+        if first.confirmation:
+            detail.insert(1, f"Made again: {first.confirmation.get('reason')}")
+    return Verdict(
+        state=state,
+        sentence=_sentence(state, found),
+        detail=detail,
+        checks=found.checks,
+        counts=counts,
+        noise=found.noise,
+    )
+
+
+def _sentence(state: State, found: Location) -> str:
+    if state is State.AGREE:
+        return "The runs agree: rounding explains every difference."
+    if state is State.INSUFFICIENT or not found.suspects:
+        return "Nothing is wrong in what could be compared, but not everything could be compared."
+    first = found.suspects[0]
+    inside = f" in {first.parents[0]}" if first.parents else ""
+    return f"The runs part first{_place(first)} at {first.entry}{inside}: {first.kind}."
+
+
+def _place(suspect: _Suspect) -> str:
+    parts = [] if suspect.step is None else [f"step {suspect.step}"]
+    parts += [f"micro step {suspect.micro_step}"] if suspect.micro_step else []
+    if suspect.ranks:
+        word = "rank" if len(suspect.ranks) == 1 else "ranks"
+        shown = ", ".join(map(str, suspect.ranks[:4])) + (", …" if len(suspect.ranks) > 4 else "")
+        parts.append(f"{word} {shown}")
+    return f" in {', '.join(parts)}" if parts else ""
+
+
+def culprits_of(found: Location, places: Places) -> list[Culprit]:
+    """Return the suspects.
+
+    Args:
+        found: By the search.
+        places: Of the units in the page.
+    """
+    return [
+        Culprit(
+            unit=place,
+            node=suspect.entry,
+            step=suspect.step,
+            ranks=suspect.ranks,
+            kind=suspect.kind,
+            strength=_strength(suspect.strength),
+            score=suspect.score,
+            limit=suspect.limit,
+            reason=suspect.reason,
+            evidence=suspect.evidence,
+            parents=suspect.parents,
+            stack=_frames(suspect.stack),
+            command=suspect.command,
+        )
+        for suspect in found.suspects
+        if (place := _unit_of(places, suspect.step, suspect.ranks)) is not None
+    ]
+
+
+def _frames(stack: Sequence[str]) -> list[str]:
+    return [" ".join(frame.split()) for frame in frames_of_user(stack)]
+
+
+def _strength(text: str) -> str:
+    return text if text in ("strong", "moderate", "weak") else "weak"
+
+
+def _unit_of(places: Places, step: int | None, ranks: Sequence[int]) -> int | None:
+    """Return the unit of a suspect: that of its first rank, else the first of its step."""
+    exact = places.get((step, min(ranks, default=None)))
+    if exact is not None:
+        return exact
+    return next((place for (own, _), place in places.items() if own == step), None)
+
+
+def overflow_culprits(result: OverflowResult, places: Places) -> list[Culprit]:
+    """Return what made NaN or Inf first, of a single run."""
+    first = result.first
+    if first is None:
+        return []
+    steps = {step for step, _ in places}
+    step = first.step if first.step in steps else None
+    return [
+        Culprit(
+            unit=place,
+            node=finding.entry,
+            step=first.step,
+            ranks=() if finding.rank is None else sorted({finding.rank, *finding.same_on}),
+            kind=f"NaN or Inf: {finding.kind.value}",
+            strength="strong",
+            score="inf",
+            limit=None,
+            reason=finding.reason,
+            evidence=[Evidence(each.name, _told(finding, i)) for i, each in enumerate(finding.evidence)],
+            parents=finding.parents,
+            stack=_frames(finding.stack),
+            command=finding.command,
+        )
+        for finding in first.first
+        if (place := _unit_of(places, step, [] if finding.rank is None else [finding.rank])) is not None
+    ]
+
+
+def _told(finding: Finding, number: int) -> str:
+    each = finding.evidence[number]
+    state = {True: "finite", False: "not finite", None: "unknown"}[each.is_finite]
+    return f"{each.role} {each.dtype} {each.shape}: {state}"
+
+
+def overflow_verdict(result: OverflowResult | None, counts: Counts) -> Verdict:
+    """Return what is to say of a single run."""
+    first = None if result is None else result.first
+    if first is None:
+        sentence = f"A single run, with nothing to hold it against: {counts.nodes:,} calls"
+        state = "none of which makes NaN or Inf of finite values" if result is None else "no harmful NaN or Inf"
+        return Verdict(State.NONE, f"{sentence}, {state}.", counts=counts)
+    finding = first.first[0]
+    places = [] if first.step is None else [f"step {first.step}"]
+    places += [] if finding.rank is None else [f"rank {finding.rank}"]
+    where = f" in {', '.join(places)}" if places else ""
+    return Verdict(
+        State.FAULT,
+        f"Values stop being finite{where} at {finding.entry}: {finding.kind.value}.",
+        detail=[finding.reason, finding.harm, finding.advice],
+        counts=counts,
+    )

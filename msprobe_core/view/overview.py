@@ -1,0 +1,179 @@
+"""What is seen of all units at once: severity by layer, and statistics over steps and ranks.
+
+A layer is a part of a model as people name it: what stands in a list of modules, such as ``model.layers.3``, and the
+modules beside these, such as ``model.embed_tokens``. Units are added one by one, and none is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.model import Role
+from msprobe_core.view.calls import SIDES, Calls
+from msprobe_core.view.data import Heat, Layer, NodeKind, Number, Severity, Trend, number
+from msprobe_core.view.graph import UnitGraph
+
+OUTSIDE = "(outside of modules)"
+OPTIMIZER = "optimizer"
+
+_PARTS = ("forward", "backward", "parameters")
+_PART_OF_PHASE = {"forward": 0, "backward": 1, "parameters_grad": 2, "optimizer": 2, "": 0}
+_DEPTH = 2
+"""Parts of a path that name a layer where no number does."""
+
+_MAX_FOLLOWED = 150
+"""Values whose statistics are followed over steps and ranks."""
+
+_MAX_NUMBERS = 400_000
+"""Numbers of all trends together; beyond, norms alone are followed."""
+
+
+def layer_of(path: str) -> str:
+    """Return the layer that a module's path belongs to.
+
+    Args:
+        path: Dotted; empty for the outermost module.
+    """
+    parts = path.split(".")
+    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
+    if not numbered:
+        return ".".join(parts[:_DEPTH])
+    # A model given as one of a list has its number first.
+    inner = [i for i in numbered if i > 0]
+    return ".".join(parts[: (inner or numbered)[0] + 1])
+
+
+@dataclass
+class _Followed:
+    """One value of one call over steps and ranks: by side, rank and step its statistics."""
+
+    phase: str
+    found: dict[str, dict[str, dict[int, list[Number]]]] = field(
+        default_factory=dict[str, dict[str, dict[int, list[Number]]]]
+    )
+
+
+class Overview:
+    """Collects what an overview shows, from unit after unit."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, None] = {}
+        self._cells: list[list[dict[str, float]]] = []
+        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._steps: dict[int, None] = {}
+        self._ranks: dict[str, None] = {}
+        self._is_pair = False
+
+    def add(self, own: Calls, unit: UnitGraph, step: int | None, rank: int | None) -> None:
+        """Add a unit."""
+        layers = _layers(unit)
+        cells: list[dict[str, float]] = [{}, {}, {}]
+        for node, layer in enumerate(layers):
+            if layer not in self._layers:
+                self._layers[layer] = None
+            severity = unit.graph.own[node]
+            if isinstance(severity, float):
+                part = cells[_PART_OF_PHASE.get(unit.graph.phase[node], 0)]
+                part[layer] = max(part.get(layer, 0.0), severity)
+        self._cells.append(cells)
+        self._is_pair = self._is_pair or own.is_pair
+        self._follow(own, unit, layers, step or 0, "-" if rank is None else str(rank))
+
+    def layers(self) -> list[Layer]:
+        """Return the rows of the overview."""
+        return [Layer(name, i) for i, name in enumerate(self._layers)]
+
+    def heat(self) -> Heat | None:
+        """Return the severities; ``None`` if there are none at all."""
+        if not any(part for cells in self._cells for part in cells):
+            return None
+
+        def table(part: int) -> list[list[Severity]]:
+            return [[cells[part].get(layer) for cells in self._cells] for layer in self._layers]
+
+        return Heat(len(self._layers), len(self._cells), *[table(part) for part in range(len(_PARTS))])
+
+    # --- trends -------------------------------------------------------------------------------------------------------
+
+    def _follow(self, own: Calls, unit: UnitGraph, layers: Sequence[str], step: int, rank: str) -> None:
+        self._steps[step] = self._ranks[rank] = None
+        nodes = {unit.tree.calls[node]: node for node in _telling(unit, layers)}
+        is_telling = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+        rows = own.values.filter(pl.col("call").is_in(list(nodes)) & is_telling & (pl.col("kind") == "tensor"))
+        sides = SIDES if own.is_pair else SIDES[:1]
+        columns = [f"{name}_{side}" for side in sides for name in STATISTICS]
+        for call, slot, *values in rows.select("call", "slot", *columns).iter_rows():
+            node = nodes[call]
+            key = (unit.graph.name[node], slot)
+            if key not in self._followed and len(self._followed) >= _MAX_FOLLOWED:
+                continue
+            followed = self._followed.setdefault(key, _Followed(unit.graph.phase[node]))
+            for i, side in enumerate(sides):
+                shown = [number(value) for value in values[i * len(STATISTICS) : (i + 1) * len(STATISTICS)]]
+                followed.found.setdefault(side, {}).setdefault(rank, {})[step] = shown
+
+    def trends(self) -> list[Trend]:
+        """Return the statistics over steps and ranks; none where there is one step of one rank."""
+        if len(self._steps) * len(self._ranks) < 2:
+            return []
+        total = len(self._followed) * len(self._steps) * len(self._ranks) * len(STATISTICS) * (1 + self._is_pair)
+        shown = STATISTICS if total <= _MAX_NUMBERS else ("norm",)
+        steps = sorted(self._steps)
+
+        def series(of_rank: dict[int, list[Number]], statistic: str) -> list[Number]:
+            place = STATISTICS.index(statistic)
+            return [of_rank[step][place] if step in of_rank else None for step in steps]
+
+        def table(followed: _Followed, side: str, statistic: str) -> dict[str, Sequence[Number]]:
+            return {rank: series(found, statistic) for rank, found in followed.found.get(side, {}).items()}
+
+        return [
+            Trend(
+                name=name,
+                slot=slot,
+                statistic=statistic,
+                phase=followed.phase,
+                steps=steps,
+                target=table(followed, "target", statistic),
+                golden=table(followed, "golden", statistic) if self._is_pair else None,
+            )
+            for (name, slot), followed in self._followed.items()
+            for statistic in shown
+        ]
+
+
+def _layers(unit: UnitGraph) -> list[str]:
+    """Return the layer of each node."""
+    tree = unit.tree
+    found: list[str] = []
+    for node, name in enumerate(tree.names):
+        parent = tree.parents[node]
+        stem = names.stem_of(name) if names.is_module(name) else None
+        if tree.is_stepping[node]:
+            found.append(OPTIMIZER)
+        elif stem is not None:
+            _, path, class_name = names.split_module(stem)
+            found.append(layer_of(path) if path else class_name)
+        else:
+            found.append(OUTSIDE if parent == -1 else found[parent])
+    return found
+
+
+def _telling(unit: UnitGraph, layers: Sequence[str]) -> list[int]:
+    """Return the nodes that stand for the layers: the outermost of each, and gradients of parameters directly in it."""
+    tree, seen = unit.tree, set[tuple[str, str, int]]()
+    found: list[int] = []
+    for node, layer in enumerate(layers):
+        if tree.calls[node] == -1 or layer == OPTIMIZER:
+            continue
+        is_scalar_loss = layer == OUTSIDE and tree.kinds[node] is NodeKind.API
+        key = (layer, unit.graph.phase[node], tree.micro_steps[node])
+        if is_scalar_loss or key not in seen:
+            seen.add(key)
+            found.append(node)
+    return found

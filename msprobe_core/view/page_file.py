@@ -1,0 +1,148 @@
+"""Put data into the page: one file that needs no server and no network.
+
+Data stand in the page as base64, which has no character that could end its element, whatever a dump calls its modules.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import zlib
+from collections.abc import Collection, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from msprobe_core.errors import StoreError
+from msprobe_core.report.whole import whole_file
+from msprobe_core.store.layout import make_directory
+from msprobe_core.view.data import Unit, ViewData, encode
+from msprobe_core.view.spool import Spool
+
+PLACEHOLDER = "<!--msprobe-data-->"
+MAX_BYTES = 256 << 20
+"""Graphs in one file, in bytes of JSON: about 500,000 calls. A browser takes some seconds for as many."""
+
+_LEVEL = 6
+_GZIP = 16 + zlib.MAX_WBITS
+"""Tells zlib to write the header of gzip."""
+
+
+def template() -> str:
+    """Return the page without data.
+
+    Raises:
+        StoreError: the package lacks it, or it has no place for data, as if it had been built in part.
+    """
+    page = resources.files("msprobe_core.view") / "page" / "index.html"
+    try:
+        text = page.read_text("utf-8")
+    except OSError as error:
+        raise StoreError(f"{page}: is part of the package and cannot be read; install msprobe-core again") from error
+    if text.count(PLACEHOLDER) != 1:
+        raise StoreError(f"{page}: has no place for data; install msprobe-core again")
+    return text
+
+
+def write_page(data: ViewData, spool: Spool, path: Path, units: Collection[int]) -> int:
+    """Write a page with its data; return its size in bytes.
+
+    Args:
+        data: With graphs that are null.
+        spool: Has the graphs.
+        path: Of the page; its directory is created if it is missing.
+        units: Those whose graphs are in it.
+
+    Raises:
+        StoreError: it cannot be written; nothing of it is left then.
+    """
+    before, _, after = template().partition(PLACEHOLDER)
+    make_directory(path.parent)
+    with whole_file(path) as file:
+        file.write(before.encode())
+        file.write(b'<script type="application/octet-stream;base64" id="msprobe-data">')
+        _write_packed(document(data, spool, units), file)
+        file.write(b"</script>")
+        file.write(after.encode())
+        return file.tell()
+
+
+def served_page(source: dict[str, str]) -> bytes:
+    """Return the page that asks a server for its data.
+
+    Args:
+        source: Where they are; see docs/view_format.md.
+    """
+    text = html.escape(msgspec.json.encode(source).decode(), quote=False).replace("/", "\\/")
+    element = f'<script type="application/json" id="msprobe-source">{text}</script>'
+    before, _, after = template().partition(PLACEHOLDER)
+    return (before + element + after).encode()
+
+
+def units_that_fit(data: ViewData, spool: Spool, max_bytes: int = MAX_BYTES) -> list[int]:
+    """Return the units whose graphs belong in one file: those of culprits first, then the worst, as many as fit."""
+    culprits = {culprit.unit: i for i, culprit in reversed(list(enumerate(data.culprits)))}
+
+    def key(number: int) -> tuple[int, float, int]:
+        severity = data.units[number].severity
+        worst = severity if isinstance(severity, float) else 0.0
+        return culprits.get(number, len(culprits)), -worst, number
+
+    chosen: list[int] = []
+    left = max_bytes
+    for number in sorted(spool.sizes, key=key):
+        if spool.sizes[number] <= left or not chosen:
+            chosen.append(number)
+            left -= spool.sizes[number]
+    return sorted(chosen)
+
+
+def document(data: ViewData, spool: Spool, units: Collection[int]) -> Iterator[bytes]:
+    """Yield the whole document in pieces, of which each holds one graph at the most.
+
+    Args:
+        data: With graphs that are null.
+        spool: Has the graphs.
+        units: Those whose graphs are in it.
+    """
+    yield b"{"
+    for i, name in enumerate(data.__struct_fields__):
+        yield b"%b%b:" % (b"," if i else b"", encode(name))
+        if name == "units":
+            yield from _units(data.units, spool, units)
+        else:
+            yield encode(getattr(data, name))
+    yield b"}"
+
+
+_NO_GRAPH = b"null}"
+
+
+def _units(every: Collection[Unit], spool: Spool, chosen: Collection[int]) -> Iterator[bytes]:
+    yield b"["
+    for number, unit in enumerate(every):
+        if number:
+            yield b","
+        own = encode(unit)
+        graph = spool.content(number) if number in chosen else None
+        assert own.endswith(_NO_GRAPH), "the graph is the last field, and it is null here"
+        yield own if graph is None else own.removesuffix(_NO_GRAPH) + graph + b"}"
+    yield b"]"
+
+
+def _write_packed(pieces: Iterator[bytes], file: BinaryIO) -> None:
+    """Write base64 of gzip, without holding more than a piece."""
+    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
+    left = b""
+    for piece in pieces:
+        left = _write_encoded(left + packer.compress(piece), file)
+    file.write(base64.b64encode(left + packer.flush()))
+
+
+def _write_encoded(content: bytes, file: BinaryIO) -> bytes:
+    """Write as much as makes whole groups of characters; return the rest."""
+    end = len(content) // 3 * 3
+    file.write(base64.b64encode(content[:end]))
+    return content[end:]
