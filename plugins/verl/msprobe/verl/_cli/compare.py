@@ -2,12 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
 import click
+
+if TYPE_CHECKING:
+    from msprobe.verl._compare.outcome import Outcome
+    from msprobe.verl._compare.recorded import RecordedRun
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.group()
 def compare() -> None:
     """Compare stages of a recorded RL run with each other, or two runs.
 
-    Exit status: 0 if they agree, 1 if they differ, 2 if they could not be compared.
+    Exit status of each: 0 if they agree, 1 if they differ, 2 if they could not be compared.
     """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """Where results go, as click gives it."""
+
+    output_path: Path
+    form: str | None
+    xlsx: bool
+
+
+def _common(command: _Command) -> _Command:
+    """Add the options that every comparison has."""
+    options = [
+        click.option(
+            "-o",
+            "--output_path",
+            type=click.Path(path_type=Path),
+            default=Path("output"),
+            show_default=True,
+            help="Directory for the results.",
+        ),
+        click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx."),
+        click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_run = click.argument("run", type=click.Path(path_type=Path))
+_steps = click.option("--steps", "--step", "steps", metavar="LIST", help="Steps to compare, for example 1,3-5.")
+_baseline = click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    help="A healthy run of the same engines: what it differs by is rounding.",
+)
+
+
+def _open(path: Path | None) -> RecordedRun | None:
+    from msprobe.verl._compare.recorded import open_run
+
+    return None if path is None else open_run(path)
+
+
+def _opened(path: Path) -> RecordedRun:
+    from msprobe.verl._compare.recorded import open_run
+
+    return open_run(path)
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    from msprobe_core.config.ranges import parse_ranges
+
+    if text is None:
+        return ()
+    numbers = parse_ranges([part for part in text.split(",") if part.strip()], "--steps")
+    if not numbers:
+        raise click.UsageError("--steps names none; give for example --steps 0-3,10")
+    return tuple(numbers)
+
+
+def _finish(outcome: Outcome, written: _Written) -> int:
+    from msprobe.verl._compare.outcome import print_outcome, write_outcome
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.cli.show import show
+    from msprobe_core.report.files import TableForm
+
+    if written.xlsx and written.form not in {None, "xlsx"}:
+        raise click.UsageError(f"--xlsx and --format {written.form} contradict each other; give one of them")
+    form = TableForm(written.form or ("xlsx" if written.xlsx else "csv"))
+    files = write_outcome(outcome, written.output_path, form)
+    show(lambda console: print_outcome(outcome, files, console), f"it is in {files[-1]}")
+    return EXIT_AGREES if outcome.agrees else EXIT_DIFFERENT
+
+
+@compare.command()
+@_run
+@_steps
+@click.option("--training", default="old_log_probs", show_default=True, help="Log-probs under test, of the batch.")
+@click.option("--rollout", default="rollout_log_probs", show_default=True, help="Those that they are compared with.")
+@click.option("--dtype", metavar="DTYPE", help="Of the coarser engine; as the recorded weights have it by default.")
+@_baseline
+@_common
+def logprob(
+    *,
+    run: Path,
+    steps: str | None,
+    training: str,
+    rollout: str,
+    dtype: str | None,
+    baseline: Path | None,
+    **written: Any,
+) -> int:
+    """Compare log-probs of trainer and rollout engine token by token, and test why they differ.
+
+    RUN is the directory of a recorded run that has the stage trainer.
+    """
+    from msprobe.verl._compare.log_probs_outcome import LogProbOptions, compare_log_probs
+    from msprobe_core.cli.progress import progress_bar
+
+    options = LogProbOptions(
+        training=training, rollout=rollout, steps=_numbers(steps), dtype=dtype, baseline=_open(baseline)
+    )
+    with progress_bar("comparing") as progress:
+        outcome = compare_log_probs(_opened(run), options, progress)
+    return _finish(outcome, _Written(**written))
+
+
+@compare.command()
+@_run
+@_steps
+@_common
+def weights(*, run: Path, steps: str | None, **written: Any) -> int:
+    """Compare the weights that were sent with those that were received, and each step with the one before.
+
+    RUN is the directory of a recorded run that has the stages update_weights_send and update_weights_recv.
+    """
+    from msprobe.verl._compare.weights_outcome import compare_weights
+
+    return _finish(compare_weights(_opened(run), _numbers(steps)), _Written(**written))

@@ -1,0 +1,440 @@
+"""``msprobe verl compare logprob``: log-probs of the trainer and of the engine, token by token, and why they differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from msprobe.verl._compare.floors import Floor, FloorSource, Score, log_prob_floor, log_prob_scores, precision_named
+from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
+from msprobe.verl._compare.log_probs import LogProbMeasures, Tokens, by_group, frame_of, measure, tokens_of
+from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
+from msprobe.verl._compare.recorded import Array, RecordedRun, chosen_steps, policy_versions, retokenised_rows
+from msprobe.verl._compare.weights import Transfer, coarser_of
+from msprobe.verl._compare.weights_outcome import Sync, syncs
+from msprobe.verl._files import BatchFile, Sampling, Stage
+from msprobe_core.compare.limits import Precision, precision_of
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import CompareError
+
+MASK = "response_mask"
+_NEEDED_FOR = {
+    "rollout_log_probs": "; set actor_rollout_ref.rollout.calculate_log_probs=True, so that the engine gives them",
+    "ref_log_prob": "; the run has no reference policy",
+}
+_ENTROPIES = ("entropys", "entropy", "old_entropy")
+_WORST = 200
+"""Tokens of a step that the table of the worst ones has."""
+
+_MEASURES = (
+    ("mean_abs", "mean |difference|"), ("rms", "root mean square"), ("p50", "median"), ("p99", "99th percentile"),
+    ("max", "largest"), ("mean", "mean"), ("probability_max", "largest difference of probabilities"),
+    ("pearson", "correlation of probabilities"), ("kl", "KL, k1"), ("k3", "KL, k3"), ("ppl_ratio", "perplexity ratio"),
+    ("chi2", "chi-squared"), ("share_over_ln2", "share over ln 2"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogProbOptions:
+    """How log-probs are compared.
+
+    Attributes:
+        training: Tensor of the batch with the log-probs under test.
+        rollout: Tensor with those that they are compared with.
+        steps: Which steps; all if empty.
+        dtype: Of the coarser engine; ``None`` for what the recorded weights have.
+        baseline: A healthy run of the same engines, whose difference is what rounding explains.
+    """
+
+    training: str = "old_log_probs"
+    rollout: str = "rollout_log_probs"
+    steps: Collection[int] = ()
+    dtype: str | None = None
+    baseline: RecordedRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLogProbs:
+    """The comparison of one step.
+
+    Attributes:
+        step: Of the trainer.
+        tokens: Those that count.
+        ids: Of the samples, by row.
+        measures: How far they are apart.
+        floor: What rounding explains, in nats.
+        scores: The measures against the floor.
+        diagnoses: Outcome of each test.
+        sampling: How tokens were drawn.
+        retokenised: Ids of samples with other tokens than were generated.
+        notes: What there is to say.
+    """
+
+    step: int
+    tokens: Tokens
+    ids: Mapping[int, str]
+    measures: LogProbMeasures
+    floor: Floor
+    scores: Sequence[Score]
+    diagnoses: Sequence[Diagnosis]
+    sampling: Sampling
+    retokenised: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=list[str])
+
+    @property
+    def is_different(self) -> bool:
+        """Whether rounding does not explain the difference."""
+        return any(score.is_over for score in self.scores) or bool(self.measures.num_not_finite)
+
+
+def compare_log_probs(
+    run: RecordedRun, options: LogProbOptions | None = None, progress: Callable[[int, int, str], None] | None = None
+) -> Outcome:
+    """Compare log-probs of a run's batches.
+
+    Raises:
+        CompareError: there is no batch, or it lacks the log-probs.
+        DumpError: a file cannot be read.
+    """
+    options = options or LogProbOptions()
+    available = run.need(Stage.TRAINER.value, "the trainer's batch, which has the log-probs")
+    chosen = chosen_steps(available, options.steps, f"{Stage.TRAINER.value} of {run.path}")
+    floor = None if options.baseline is None else _baseline(options.baseline, options)
+    compared: list[StepLogProbs] = []
+    for number, step in enumerate(chosen):
+        if progress is not None:
+            progress(number, len(chosen), f"step {step}")
+        compared.append(compare_step(run, step, options, floor))
+    return _outcome(run, options, compared)
+
+
+def _baseline(run: RecordedRun, options: LogProbOptions) -> Floor:
+    """Return the largest difference of the steps of a healthy run, as a floor."""
+    sizes = [measure(_tokens(run, step, options)[1]).rms for step in run.need(Stage.TRAINER.value, "the batches")]
+    return Floor(size=max(sizes), source=FloorSource.BASELINE)
+
+
+def _tokens(run: RecordedRun, step: int, options: LogProbOptions) -> tuple[BatchFile, Tokens]:
+    batch, tensors = run.batch(step)
+    names = (options.training, options.rollout, MASK)
+    for name in names:
+        if name not in tensors:
+            raise CompareError(
+                f"{run.path}: the batch of step {step} has no '{name}', but {', '.join(sorted(tensors)) or 'nothing'}"
+                f"{_NEEDED_FOR.get(name, '')}"
+            )
+    training, rollout, mask = (tensors[name] for name in names)
+    try:
+        return batch, tokens_of(
+            training,
+            rollout,
+            mask,
+            responses=_same_shape(tensors, "responses", training),
+            entropy=next((e for n in _ENTROPIES if (e := _same_shape(tensors, n, training)) is not None), None),
+        )
+    except CompareError as error:
+        raise CompareError(f"{run.path}: step {step}: {error}") from error
+
+
+def _same_shape(tensors: Mapping[str, Array], name: str, like: Array) -> Array | None:
+    found = tensors.get(name)
+    return found if found is not None and found.shape == like.shape else None
+
+
+def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Floor | None = None) -> StepLogProbs:
+    """Compare the log-probs of one step.
+
+    Args:
+        run: Whose.
+        step: Which.
+        options: How.
+        floor: What rounding explains; by the closed form if it is not given.
+
+    Raises:
+        CompareError: the batch lacks the log-probs, or no token counts.
+        DumpError: a file cannot be read.
+    """
+    batch, tokens = _tokens(run, step, options)
+    notes: list[str] = []
+    found = measure(tokens)
+    transfers = _weights_in_use(run, step)
+    precision, assumed = _precision(run, transfers, options.dtype)
+    if assumed:
+        notes.append(assumed)
+    size = float(np.sqrt(np.mean(tokens.finite().rollout ** 2)))
+    fine = _sent_precision(transfers)
+    own = floor or log_prob_floor(precision, size)
+    scores = log_prob_scores(
+        own, rms=found.rms, mean=found.mean, largest=found.max, num_tokens=found.num_tokens,
+        num_samples=found.num_samples,
+    )  # fmt: skip
+    other_tokens = retokenised_rows(run, step, batch) if options.rollout == "rollout_log_probs" else None
+    evidence = _evidence(run, step, batch, transfers, other_tokens)
+    evidence = _with_fine_floor(evidence, fine, size)
+    is_different = any(score.is_over for score in scores)
+    ids = {row: sample.id for row, sample in enumerate(batch.samples)}
+    return StepLogProbs(
+        step=step,
+        tokens=tokens,
+        ids=ids,
+        measures=found,
+        floor=own,
+        scores=scores,
+        diagnoses=examine(tokens, own.size, evidence, is_different=is_different),
+        sampling=batch.sampling,
+        retokenised=[ids[row] for row, is_other in enumerate(other_tokens or ()) if is_other],
+        notes=notes,
+    )
+
+
+def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:
+    """Return how the weights came to the engine that drew the tokens of a step: the last transfer before it."""
+    before = [number for number in run.steps(Stage.WEIGHTS_SENT.value) if number < step]
+    return syncs(run, before[-1]) if before else []
+
+
+def _sent_precision(transfers: Sequence[Sync]) -> Precision | None:
+    dtypes = [one.sent.dtype for sync in transfers for one in sync.parameters if one.sent is not None]
+    return coarser_of(*dtypes)
+
+
+def _precision(run: RecordedRun, transfers: Sequence[Sync], dtype: str | None) -> tuple[Precision, str]:
+    """Return the precision of the coarser engine, and a note if it is assumed."""
+    if dtype is not None:
+        if precision_of(dtype) is None:
+            raise CompareError(f"--dtype {dtype}: is no floating-point dtype; give for example bfloat16")
+        return precision_named(dtype), ""
+    names = [w.dtype for sync in transfers for one in sync.parameters for w in (one.sent, one.received) if w]
+    if not names:
+        names = [
+            weight.dtype
+            for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED)
+            for step in run.steps(stage.value)[:1]
+            for file in run.weights(stage, step).values()
+            for weight in file.parameters
+        ]
+    found = coarser_of(*set(names))
+    if found is not None:
+        return found, ""
+    return Precision.FLOAT32, "no weights are recorded, so float32 is assumed of both engines; --dtype says another"
+
+
+def _evidence(
+    run: RecordedRun, step: int, batch: BatchFile, transfers: Sequence[Sync], other_tokens: Sequence[bool] | None
+) -> Evidence:
+    versions = policy_versions(run, step, batch)
+    newest = max((version for version in versions or () if version is not None), default=None)
+    stale = None
+    if versions is not None and newest is not None:
+        stale = np.array([version is not None and version < newest for version in versions], bool)
+    faults = {one.name: one for sync in transfers for one in sync.faults}
+    sampling = batch.sampling
+    casts = [precision for sync in transfers if (precision := sync.cast) is not None]
+    return Evidence(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        logprobs_mode=sampling.logprobs_mode,
+        retokenised=None if other_tokens is None else np.array(other_tokens, bool),
+        stale=stale if stale is not None and stale.any() else None,
+        num_parameters=max((len(sync.parameters) for sync in transfers), default=None),
+        unsynchronised=tuple(faults),
+        outdated=tuple(name for name, one in faults.items() if one.transfer is Transfer.OUTDATED),
+        cast=max(casts, default=None),
+    )
+
+
+def _with_fine_floor(evidence: Evidence, fine: Precision | None, size: float) -> Evidence:
+    if evidence.cast is None or fine is None:
+        return evidence
+    own = {name: getattr(evidence, name) for name in evidence.__dataclass_fields__}
+    return Evidence(**{**own, "fine_floor": log_prob_floor(fine, size).size})
+
+
+# --- what is said of it ----------------------------------------------------------------------------------------------
+
+
+def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepLogProbs]) -> Outcome:
+    findings = [finding for one in compared for finding in _findings(one)]
+    worst = next((one for one in compared if one.is_different), None)
+    num_tokens = sum(one.measures.num_tokens for one in compared)
+    steps = ", ".join(str(one.step) for one in compared)
+    return Outcome(
+        command="logprob",
+        paths=[run.path],
+        compared=(
+            f"Compared {options.training} with {options.rollout}: {num_tokens:,} tokens of "
+            f"{sum(one.measures.num_samples for one in compared):,} samples, step{'s' * (len(compared) > 1)} {steps}."
+        ),
+        headline=_headline(compared, worst),
+        findings=findings,
+        notes=list(dict.fromkeys(note for one in compared for note in one.notes)),
+        lines=[line for one in compared for line in _lines(one, options)],
+        numbers={"steps": {str(one.step): _numbers(one) for one in compared}},
+        tables={
+            "measures": _measures_table(compared),
+            "causes": _causes_table(compared),
+            "groups": _groups_table(compared),
+            "tokens": _tokens_table(compared),
+        },
+    )
+
+
+def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
+    m = one.measures
+    sampling = one.sampling
+    given = {
+        "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
+        "logprobs_mode": sampling.logprobs_mode,
+    }  # fmt: skip
+    said = ", ".join(f"{name} {'not recorded' if value is None else value}" for name, value in given.items())
+    worst = worst_token(one.tokens)
+    place = (
+        "" if worst is None
+        else f", the worst {worst['difference']:+.3g} at sample {worst['sample']}, position {worst['position']}"
+        + ("" if worst["token"] is None else f", token {worst['token']}")
+    )  # fmt: skip
+    return [
+        f"step {one.step}: {said}",
+        (
+            f"  {options.training} - {options.rollout}: mean {m.mean:.3g}, mean |.| {m.mean_abs:.3g}, rms {m.rms:.3g}, "
+            f"p99 {m.p99:.3g}, max {m.max:.3g} nats{place}"
+        ),
+        (
+            f"  KL {m.kl:.3g} (k3 {m.k3:.3g}), chi2 {m.chi2:.3g}, perplexity ratio {m.ppl_ratio:.6g}, correlation "
+            f"{m.pearson:.6g}, |.| > ln 2 in {m.share_over_ln2:.2%}; mean importance weight {m.mean_ratio:.4f} "
+            f"+- {m.ratio_error:.1g}"
+        ),
+        f"  rounding explains {one.floor.size:.2g} nats ({one.floor.source.value}): "
+        + ", ".join(f"{score.measure} {score.score:.2g}x of {score.limit:.2g}x" for score in one.scores),
+    ]
+
+
+def _findings(one: StepLogProbs) -> list[Finding]:
+    found: list[Finding] = []
+    if one.retokenised:
+        sentence = (
+            f"{len(one.retokenised):,} of {len(one.ids):,} samples have other token ids than were generated, the first "
+            f"{one.retokenised[0]}"
+        )
+        found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.retokenised[0]))
+    if one.measures.num_not_finite:
+        sentence = f"{one.measures.num_not_finite:,} log-probs are NaN or Inf on a side"
+        found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step))
+    for score in one.scores:
+        if score.is_over:
+            sentence = (
+                f"the {score.measure} difference, {score.value:.3g} nats, is {score.score:.2g}x what rounding explains "
+                f"({score.floor:.2g}, {score.source.value}; limit {score.limit:.2g}x)"
+            )
+            found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=score.measure))
+    for diagnosis in one.diagnoses:
+        if diagnosis.is_named:
+            sentence = f"{diagnosis.cause.value} explains {diagnosis.explained:.0%}: {diagnosis.sentence}"
+            found.append(
+                Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=diagnosis.cause.value)
+            )
+    return found
+
+
+def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None) -> str:
+    other = next((one for one in compared if one.retokenised), None)
+    if worst is None and other is None:
+        cast = next((d for one in compared for d in one.diagnoses if d.is_named), None)
+        but = "" if cast is None else f"; what there is, {cast.cause.value} explains"
+        return f"AGREE: the log-probs are within what rounding explains{but}."
+    if worst is None:
+        assert other is not None
+        return f"DIFFERENT: step {other.step}: samples have other tokens than were generated."
+    named = [d.cause.value for d in worst.diagnoses if d.is_named]
+    why = (
+        f"{' and '.join(named)} explain{'s' * (len(named) == 1)} it" if named
+        else "none of the known causes explains it; go on with `msprobe verl compare weights` and `layers`"
+    )  # fmt: skip
+    return f"DIFFERENT: the log-probs of step {worst.step} are apart by more than rounding; {why}."
+
+
+def _numbers(one: StepLogProbs) -> dict[str, Any]:
+    return {
+        **asdict(one.measures),
+        "floor": one.floor.size,
+        "floor_source": one.floor.source.value,
+        "scores": {s.measure: {"value": s.value, "score": s.score, "limit": s.limit} for s in one.scores},
+        "causes": {
+            d.cause.value: {"explained": d.explained, "statistic": d.statistic, "is_named": d.is_named}
+            for d in one.diagnoses
+        },
+        "worst": worst_token(one.tokens),
+    }
+
+
+def worst_token(tokens: Tokens) -> dict[str, Any] | None:
+    """Return the token that is farthest off: sample, position, token and difference; ``None`` if there is none."""
+    finite = tokens.finite()
+    if not finite.training.size:
+        return None
+    place = int(np.abs(finite.difference).argmax())
+    return {
+        "sample": int(finite.sample[place]),
+        "position": int(finite.position[place]),
+        "turn": int(finite.turn[place]),
+        "token": None if finite.token is None else int(finite.token[place]),
+        "difference": float(finite.difference[place]),
+    }
+
+
+def _measures_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
+    rows = [
+        {"step": one.step, "tokens": one.measures.num_tokens, "measure": text, "value": getattr(one.measures, name),
+         "floor": None, "score": None, "limit": None, VERDICT: Verdict.PASS.value}
+        for one in compared for name, text in _MEASURES
+    ] + [
+        {"step": one.step, "tokens": one.measures.num_tokens, "measure": f"{score.measure}, judged",
+         "value": score.value, "floor": score.floor, "score": None if math.isinf(score.score) else score.score,
+         "limit": score.limit, VERDICT: (Verdict.ERROR if score.is_over else Verdict.PASS).value}
+        for one in compared for score in one.scores
+    ]  # fmt: skip
+    numbers = dict.fromkeys(("value", "floor", "score", "limit"), pl.Float64)
+    schema = {"step": pl.Int64, "tokens": pl.Int64, "measure": pl.String, **numbers, VERDICT: pl.String}
+    return pl.DataFrame(rows, schema=schema)
+
+
+def _causes_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
+    rows = [
+        {"step": one.step, "cause": d.cause.value, "explained": d.explained, "statistic": d.statistic,
+         "meaning": d.meaning, "sentence": d.sentence, "is_named": d.is_named,
+         VERDICT: (Verdict.WARNING if d.is_named else Verdict.PASS).value}
+        for one in compared for d in one.diagnoses
+    ]  # fmt: skip
+    schema = {
+        "step": pl.Int64, "cause": pl.String, "explained": pl.Float64, "statistic": pl.Float64, "meaning": pl.String,
+        "sentence": pl.String, "is_named": pl.Boolean, VERDICT: pl.String,
+    }  # fmt: skip
+    return pl.DataFrame(rows, schema=schema)
+
+
+def _groups_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
+    parts: list[pl.DataFrame] = []
+    for one in compared:
+        over = max(score.limit * score.floor for score in one.scores if score.measure == "largest")
+        verdict = pl.when(pl.col("max") > over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))
+        parts.append(by_group(one.tokens).select(pl.lit(one.step).alias("step"), pl.all(), verdict.alias(VERDICT)))
+    return pl.concat(parts)
+
+
+def _tokens_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
+    """Return the worst tokens of each step."""
+    parts: list[pl.DataFrame] = []
+    for one in compared:
+        over = max(score.limit * score.floor for score in one.scores if score.measure == "largest")
+        size = pl.col("difference").abs()
+        is_over = (size > over) | size.is_nan()
+        verdict = pl.when(is_over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))
+        worst = frame_of(one.tokens, one.ids).sort(size, descending=True, nulls_last=False).head(_WORST)
+        parts.append(worst.select(pl.lit(one.step).alias("step"), pl.all(), verdict.alias(VERDICT)))
+    return pl.concat(parts)

@@ -1,0 +1,183 @@
+"""What a comparison of RL runs came to, whatever was compared; written to files and shown on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.report.files import TableForm, time_stamp
+from msprobe_core.report.sheet import MAX_SHEET_ROWS
+from msprobe_core.report.spreadsheet import write_spreadsheet
+from msprobe_core.report.table import BY_VERDICT, Colours, Column, Table, Width
+from msprobe_core.report.text_table import write_csv, write_parquet
+from msprobe_core.report.whole import unused_paths, whole_file
+from msprobe_core.store.layout import make_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+VERSION = 1
+VERDICT = "verdict"
+"""Column of every table, by which spreadsheets colour rows."""
+
+_MAX_SHOWN = 6
+_STYLES = {Verdict.ERROR: "bold red", Verdict.UNMATCHED: "bold red", Verdict.WARNING: "yellow", Verdict.PASS: "green"}
+_WIDE = {"module", "name", "id", "sentence", "place", "reason"}
+
+
+class Agreement(str, Enum):
+    """The answer of a comparison."""
+
+    AGREE = "agree"
+    DIFFER = "differ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing to say.
+
+    Attributes:
+        verdict: How bad it is; ``ERROR`` and ``UNMATCHED`` make the sides differ.
+        sentence: What it is, and where.
+        step: Of the trainer.
+        place: What it is about: a module, a parameter, a cause; empty if it is about all.
+    """
+
+    verdict: Verdict
+    sentence: str
+    step: int | None = None
+    place: str = ""
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the sides differ by it."""
+        return self.verdict in {Verdict.ERROR, Verdict.UNMATCHED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a comparison came to.
+
+    Attributes:
+        command: Which comparison.
+        paths: The runs, in the order in which they were given.
+        compared: What was compared, in words.
+        headline: The verdict, in words.
+        findings: The worst and earliest first.
+        notes: What else there is to say.
+        lines: What the terminal shows before the findings.
+        numbers: For programs; plain values by name.
+        tables: Rows with a column ``verdict``, by name.
+    """
+
+    command: str
+    paths: Sequence[Path]
+    compared: str
+    headline: str
+    findings: Sequence[Finding] = ()
+    notes: Sequence[str] = ()
+    lines: Sequence[str] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    tables: Mapping[str, pl.DataFrame] = field(default_factory=dict[str, pl.DataFrame])
+
+    @property
+    def agreement(self) -> Agreement:
+        """Whether the sides agree."""
+        return Agreement.DIFFER if any(finding.is_fault for finding in self.findings) else Agreement.AGREE
+
+    @property
+    def agrees(self) -> bool:
+        """Likewise."""
+        return self.agreement is Agreement.AGREE
+
+
+def write_outcome(outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV) -> list[Path]:
+    """Write the tables and ``verl_{command}.json``; return their paths, the latter last.
+
+    Raises:
+        StoreError: they cannot be written.
+    """
+    make_directory(directory)
+    stamp = time_stamp()
+    written = {
+        name: _write_table(rows, directory, f"verl_{outcome.command}_{name}_{stamp}", form)
+        for name, rows in outcome.tables.items()
+    }
+    path = directory / f"verl_{outcome.command}.json"
+    content = {
+        "version": VERSION,
+        "command": outcome.command,
+        "paths": [str(given) for given in outcome.paths],
+        "compared": outcome.compared,
+        "verdict": outcome.agreement.value,
+        "headline": outcome.headline,
+        "findings": [
+            {"verdict": f.verdict.value, "step": f.step, "place": f.place, "sentence": f.sentence}
+            for f in outcome.findings
+        ],
+        "notes": list(outcome.notes),
+        "numbers": outcome.numbers,
+        "tables": {name: table.name for name, table in written.items()},
+    }
+    with whole_file(path) as file:
+        # Numbers that are no numbers become null.
+        file.write(msgspec.json.format(msgspec.json.encode(msgspec.to_builtins(content, enc_hook=str)), indent=2))
+    return [*written.values(), path]
+
+
+def _write_table(rows: pl.DataFrame, directory: Path, stem: str, form: TableForm) -> Path:
+    columns = [Column(name, pl.col(name), width=Width.NAME if name in _WIDE else Width.NUMBER) for name in rows.columns]
+    has_verdict = VERDICT in rows.columns
+    table = Table(columns, rows if has_verdict else rows.with_columns(pl.lit("").alias(VERDICT)), _COLOURS)
+    # What is longer than a sheet goes into a file that has no end.
+    wanted = TableForm.CSV if form is TableForm.XLSX and rows.height >= MAX_SHEET_ROWS else form
+    (path,) = unused_paths(directory, stem, [wanted.value])
+    with whole_file(path) as file:
+        if wanted is TableForm.XLSX:
+            write_spreadsheet(table, file)
+        elif wanted is TableForm.PARQUET:
+            write_parquet(table, file)
+        else:
+            write_csv(table, file)
+    return path
+
+
+_COLOURS = Colours(VERDICT, BY_VERDICT.fills)
+
+
+def print_outcome(outcome: Outcome, files: Sequence[Path], console: Console) -> None:
+    """Print what was found; the last line is the verdict."""
+    for text, style in _lines_of(outcome, files):
+        _print(text, style, console)
+
+
+def _lines_of(outcome: Outcome, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    yield outcome.compared, ""
+    for line in outcome.lines:
+        yield line, ""
+    for finding in outcome.findings[:_MAX_SHOWN]:
+        where = "" if finding.step is None else f"step {finding.step}: "
+        yield f"{where}{finding.sentence}", _STYLES[finding.verdict]
+    if len(outcome.findings) > _MAX_SHOWN:
+        yield f"… and {len(outcome.findings) - _MAX_SHOWN:,} more, in {files[-1]}", ""
+    for note in outcome.notes[:_MAX_SHOWN]:
+        yield f"Note: {note}", "yellow"
+    if len(outcome.notes) > _MAX_SHOWN:
+        yield f"Note: … and {len(outcome.notes) - _MAX_SHOWN:,} more, in {files[-1]}", "yellow"
+    for path in files[:-1]:
+        yield f"Table:   {path}", ""
+    yield f"Summary: {files[-1]}", ""
+    yield outcome.headline, "bold green" if outcome.agrees else "bold red"
+
+
+def _print(text: str, style: str, console: Console) -> None:
+    from rich.text import Text
+
+    console.print(Text(text, style=style), soft_wrap=True)

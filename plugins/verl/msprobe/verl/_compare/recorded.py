@@ -1,0 +1,172 @@
+"""Recorded runs of verl, as comparisons ask for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from msprobe.verl._files import (
+    SAMPLES_FILE,
+    WEIGHTS_FILE,
+    BatchFile,
+    RunInfo,
+    Stage,
+    StageSamples,
+    WeightsFile,
+    load_batch,
+    load_run,
+    load_samples,
+    load_weights,
+    ranks_of,
+    stages_of,
+    steps_of,
+    trainer_directory,
+)
+from msprobe_core.compare.reading import check_exists
+from msprobe_core.errors import CompareError, DumpError
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The directory of a recorded run.
+
+    Attributes:
+        path: The directory.
+        info: What its ``run.json`` says.
+        stages: Those that it holds, in their order.
+    """
+
+    path: Path
+    info: RunInfo
+    stages: tuple[str, ...]
+
+    def steps(self, stage: str) -> list[int]:
+        """Return the steps of a stage; empty if it was not recorded."""
+        return sorted(steps_of(self.path, stage))
+
+    def ranks(self, stage: str, step: int) -> Mapping[int, Path]:
+        """Return the directories of a stage's ranks in a step; empty if there is none."""
+        return ranks_of(self.path, stage, step)
+
+    def batch(self, step: int) -> tuple[BatchFile, dict[str, Array]]:
+        """Return the trainer's batch of a step.
+
+        Raises:
+            DumpError: it is missing, or cannot be read.
+        """
+        return load_batch(trainer_directory(self.path, step))
+
+    def samples(self, stage: str, step: int) -> dict[int, StageSamples]:
+        """Return where samples lie in a stage, by rank; ranks without ``samples.json`` are left out.
+
+        Raises:
+            DumpError: one cannot be read.
+        """
+        ranks = self.ranks(stage, step)
+        return {rank: load_samples(path) for rank, path in ranks.items() if (path / SAMPLES_FILE).exists()}
+
+    def weights(self, stage: Stage, step: int) -> dict[int, WeightsFile]:
+        """Return the weights that were sent or received in a step, by rank; empty if they were not recorded.
+
+        Raises:
+            DumpError: a file cannot be read.
+        """
+        ranks = self.ranks(stage.value, step)
+        return {rank: load_weights(path) for rank, path in ranks.items() if (path / WEIGHTS_FILE).exists()}
+
+    def need(self, stage: str, why: str) -> list[int]:
+        """Return the steps of a stage that is needed.
+
+        Raises:
+            CompareError: it was not recorded.
+        """
+        steps = self.steps(stage)
+        if not steps:
+            raise CompareError(
+                f"{self.path}: holds nothing of {stage}, {why}; it has {', '.join(self.stages) or 'no stage'}. "
+                f"Record again with {stage} among 'stages'"
+            )
+        return steps
+
+
+def open_run(path: Path) -> RecordedRun:
+    """Return a recorded run.
+
+    Raises:
+        CompareError: there is nothing at ``path``.
+        DumpError: it is no directory of a recorded run.
+    """
+    check_exists(path)
+    if not path.is_dir():
+        raise DumpError(f"{path}: is a file; give the directory that 'out' named when the run was recorded")
+    info = load_run(path)
+    return RecordedRun(path, info, tuple(stages_of(path)))
+
+
+def chosen_steps(available: Collection[int], asked: Collection[int], what: str) -> list[int]:
+    """Return the steps to compare.
+
+    Args:
+        available: Those that there are.
+        asked: Those that were asked for; empty for all.
+        what: What has these steps, for messages.
+
+    Raises:
+        CompareError: one is not there.
+    """
+    missing = sorted(set(asked) - set(available))
+    if missing:
+        known = ", ".join(map(str, sorted(available))) or "none"
+        raise CompareError(f"{what} has no step {missing[0]}; recorded are {known}")
+    return sorted(asked or available)
+
+
+def retokenised_rows(run: RecordedRun, step: int, batch: BatchFile) -> list[bool] | None:
+    """Return for each row of a batch whether its tokens are others than those that the engine has generated.
+
+    A row is said to be so if the engine has generated something for its prompt that no row has. ``None`` if nobody
+    recorded what was generated.
+
+    Raises:
+        DumpError: ``samples.json`` of a replica cannot be read.
+    """
+    generated: Counter[tuple[str, str]] = Counter()
+    for earlier in run.steps(Stage.ROLLOUT.value):
+        if earlier > step:
+            continue
+        ids = {
+            (row.prompt_id, row.id)
+            for samples in run.samples(Stage.ROLLOUT.value, earlier).values()
+            for call in samples.micro_batches
+            for row in call.rows
+        }
+        generated.update(ids)
+    if not generated:
+        return None
+    own = {(row.prompt_id, row.id) for row in batch.samples}
+    lost = {prompt for prompt, sample in generated if (prompt, sample) not in own}
+    return [(row.prompt_id, row.id) not in generated and row.prompt_id in lost for row in batch.samples]
+
+
+def policy_versions(run: RecordedRun, step: int, batch: BatchFile) -> list[int | None] | None:
+    """Return with which version of the policy each row was drawn; ``None`` if nobody recorded any.
+
+    Raises:
+        DumpError: ``samples.json`` of a replica cannot be read.
+    """
+    found: dict[str, int] = {}
+    for samples in run.samples(Stage.ROLLOUT.value, step).values():
+        if samples.policy_version is not None:
+            version = samples.policy_version
+            found.update({row.id: version for call in samples.micro_batches for row in call.rows})
+    whole = batch.policy_version
+    default = whole.min if whole is not None and whole.min == whole.max else None
+    versions = [found.get(row.id, default) for row in batch.samples]
+    return versions if any(version is not None for version in versions) else None

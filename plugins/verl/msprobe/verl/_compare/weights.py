@@ -1,0 +1,179 @@
+"""Weights that were sent and received, parameter by parameter: by their checksums, and where these differ by norms."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from msprobe.verl._files import Weight, WeightsFile
+from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, precision_of
+
+
+class Transfer(str, Enum):
+    """What became of a parameter on its way to the engine."""
+
+    EQUAL = "equal"
+    CAST = "cast"
+    FUSED = "fused"
+    OUTDATED = "as sent earlier"
+    DIFFERS = "differs"
+    MISSING = "missing"
+    EXTRA = "not sent"
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the engine has not what it should have."""
+        return self in {Transfer.OUTDATED, Transfer.DIFFERS, Transfer.MISSING}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transferred:
+    """One parameter.
+
+    Attributes:
+        name: As it was sent; of fused parameters as it was received.
+        transfer: What became of it.
+        sent: As it was sent; ``None`` if it was not.
+        received: As it was received; ``None`` if it was not.
+        error: Relative difference of the norms, where the bytes differ; ``None`` if it is not known.
+        reason: More about it.
+        is_unchanged: Whether it was sent as it had been sent a step before; ``None`` if that is not known.
+    """
+
+    name: str
+    transfer: Transfer
+    sent: Weight | None
+    received: Weight | None
+    error: float | None = None
+    reason: str = ""
+    is_unchanged: bool | None = None
+
+
+_FUSED = (
+    (re.compile(r"(.*\.)qkv_proj(\..*)?"), ("q_proj", "k_proj", "v_proj")),
+    (re.compile(r"(.*\.)gate_up_proj(\..*)?"), ("gate_proj", "up_proj")),
+)
+"""Modules of serving engines and their parts, as vLLM and SGLang fuse them."""
+
+_CAST_ROUNDOFFS = 4.0
+"""Norms of a cast tensor differ by no more than so many unit round-offs: roundings of elements average out."""
+
+
+def transfers(sent: WeightsFile, received: WeightsFile, earlier: Sequence[WeightsFile] = ()) -> Iterator[Transferred]:
+    """Yield what became of each parameter.
+
+    Args:
+        sent: By the trainer.
+        received: By a replica of the engine.
+        earlier: What was sent before, the latest last; tells whether the engine has an older version.
+    """
+    own = {weight.name: weight for weight in received.parameters}
+    fused = _fused_parts(own, {weight.name: weight for weight in sent.parameters})
+    of_parts = {part.name for parts in fused.values() for part in parts}
+    last = {weight.name: weight for weight in earlier[-1].parameters} if earlier else {}
+    known = {(weight.name, weight.crc32) for file in earlier for weight in file.parameters}
+    for weight in sent.parameters:
+        before = last.get(weight.name)
+        unchanged = None if before is None else before.crc32 == weight.crc32
+        if weight.name in own:
+            yield _transferred(weight, own[weight.name], known, is_unchanged=unchanged)
+        elif weight.name not in of_parts:
+            yield Transferred(
+                name=weight.name, transfer=Transfer.MISSING, sent=weight, received=None, is_unchanged=unchanged,
+                reason="sent and not received",
+            )  # fmt: skip
+    names = {weight.name for weight in sent.parameters}
+    for name, weight in own.items():
+        if name in fused:
+            yield _fused(weight, fused[name])
+        elif name not in names:
+            yield Transferred(
+                name=name, transfer=Transfer.EXTRA, sent=None, received=weight, reason="received and not sent"
+            )
+
+
+def _transferred(
+    sent: Weight, received: Weight, earlier: set[tuple[str, str]], *, is_unchanged: bool | None
+) -> Transferred:
+    error = relative_norm(sent, received)
+    if sent.dtype == received.dtype and sent.crc32 == received.crc32 and sent.shape == received.shape:
+        transfer, reason, error = Transfer.EQUAL, "", 0.0
+    elif sent.shape != received.shape:
+        transfer, reason = Transfer.DIFFERS, f"shape {list(sent.shape)} became {list(received.shape)}"
+    elif sent.dtype != received.dtype:
+        transfer, reason = _cast(sent, received, error)
+    elif (sent.name, received.crc32) in earlier:
+        transfer, reason = Transfer.OUTDATED, "the engine has what was sent at an earlier step"
+    else:
+        transfer, reason = Transfer.DIFFERS, "the bytes differ"
+    return Transferred(
+        name=sent.name, transfer=transfer, sent=sent, received=received, error=error, reason=reason,
+        is_unchanged=is_unchanged,
+    )  # fmt: skip
+
+
+def _cast(sent: Weight, received: Weight, error: float | None) -> tuple[Transfer, str]:
+    coarser = coarser_of(sent.dtype, received.dtype)
+    said = f"{sent.dtype} became {received.dtype}"
+    if coarser is None or error is None:
+        return Transfer.CAST, f"{said}; the values could not be compared"
+    if error <= _CAST_ROUNDOFFS * UNIT_ROUNDOFF[coarser]:
+        return Transfer.CAST, said
+    return Transfer.DIFFERS, f"{said}, and the norm is {error:.2g} off, which the cast does not explain"
+
+
+def relative_norm(sent: Weight, received: Weight) -> float | None:
+    """Return ``|norm - norm'| / norm``; ``None`` if a norm is not known."""
+    if sent.l2 is None or received.l2 is None:
+        return None
+    return abs(received.l2 - sent.l2) / sent.l2 if sent.l2 else (0.0 if not received.l2 else math.inf)
+
+
+def coarser_of(*dtypes: str) -> Precision | None:
+    """Return the coarser precision; ``None`` if none is a floating-point dtype."""
+    found = [precision for precision in map(precision_of, dtypes) if precision is not None]
+    return max(found, default=None)
+
+
+def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> dict[str, list[Weight]]:
+    """Return by name of a fused parameter those that it is made of."""
+    found: dict[str, list[Weight]] = {}
+    for name in received:
+        if name in sent:
+            continue
+        for pattern, parts in _FUSED:
+            match = pattern.fullmatch(name)
+            names = [] if match is None else [f"{match[1]}{part}{match[2] or ''}" for part in parts]
+            if names and all(part in sent for part in names):
+                found[name] = [sent[part] for part in names]
+    return found
+
+
+def _fused(received: Weight, parts: Sequence[Weight]) -> Transferred:
+    """Compare a fused parameter with its parts by the norm, ``|whole|^2 = sum |part|^2``."""
+    norms = [part.l2 for part in parts if part.l2 is not None]
+    whole = math.sqrt(sum(norm * norm for norm in norms)) if len(norms) == len(parts) else None
+    named = " + ".join(part.name.rpartition(".")[0].rpartition(".")[2] for part in parts)
+    rows = sum(part.shape[0] for part in parts if part.shape)
+    if received.shape and rows != received.shape[0]:
+        reason = f"{named} have {rows} rows and it has {received.shape[0]}"
+        return Transferred(name=received.name, transfer=Transfer.DIFFERS, sent=None, received=received, reason=reason)
+    if whole is None or received.l2 is None:
+        reason = f"{named}; norms are not known"
+        return Transferred(name=received.name, transfer=Transfer.FUSED, sent=None, received=received, reason=reason)
+    error = abs(received.l2 - whole) / whole if whole else (0.0 if not received.l2 else math.inf)
+    precision = coarser_of(received.dtype, *(part.dtype for part in parts)) or Precision.FLOAT32
+    is_cast = any(part.dtype != received.dtype for part in parts)
+    allowed = _CAST_ROUNDOFFS * UNIT_ROUNDOFF[precision] if is_cast else UNIT_ROUNDOFF[Precision.FLOAT32]
+    fits = error <= allowed
+    return Transferred(
+        name=received.name,
+        transfer=Transfer.FUSED if fits else Transfer.DIFFERS,
+        sent=None,
+        received=received,
+        error=error,
+        reason=f"{named}, by the norm" if fits else f"its norm is {error:.2g} off that of {named}",
+    )

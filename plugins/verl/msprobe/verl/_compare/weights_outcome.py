@@ -1,0 +1,265 @@
+"""``msprobe verl compare weights``: whether the engine has what the trainer sent, and what changed between steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
+from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
+from msprobe.verl._compare.weights import Transfer, Transferred, coarser_of, transfers
+from msprobe.verl._files import Stage, WeightsFile
+from msprobe_core.compare.limits import Precision
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import CompareError
+
+_MAX_NAMES = 5
+
+_VERDICTS = {
+    Transfer.EQUAL: Verdict.PASS,
+    Transfer.FUSED: Verdict.PASS,
+    Transfer.CAST: Verdict.WARNING,
+    Transfer.EXTRA: Verdict.WARNING,
+    Transfer.MISSING: Verdict.UNMATCHED,
+    Transfer.OUTDATED: Verdict.ERROR,
+    Transfer.DIFFERS: Verdict.ERROR,
+}
+_SCHEMA: dict[str, Any] = {
+    "step": pl.Int64,
+    "replica": pl.Int64,
+    "name": pl.String,
+    "transfer": pl.String,
+    VERDICT: pl.String,
+    "error": pl.Float64,
+    "sent_dtype": pl.String,
+    "received_dtype": pl.String,
+    "shape": pl.String,
+    "sent_l2": pl.Float64,
+    "received_l2": pl.Float64,
+    "is_unchanged": pl.Boolean,
+    "reason": pl.String,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """One transfer of all parameters to one replica.
+
+    Attributes:
+        step: Of the trainer.
+        replica: Number of the replica.
+        parameters: What became of each.
+    """
+
+    step: int
+    replica: int
+    parameters: tuple[Transferred, ...]
+
+    @property
+    def faults(self) -> list[Transferred]:
+        """Those that the engine has otherwise than they were sent."""
+        return [one for one in self.parameters if one.transfer.is_fault]
+
+    @property
+    def cast(self) -> Precision | None:
+        """Coarsest precision to which parameters were cast; ``None`` if none was."""
+        dtypes = [
+            one.received.dtype
+            for one in self.parameters
+            if one.received is not None and one.sent is not None and one.received.dtype != one.sent.dtype
+        ]
+        return coarser_of(*dtypes)
+
+
+def syncs(run: RecordedRun, step: int) -> list[Sync]:
+    """Return what became of the parameters sent in a step, by replica; empty if nothing was received.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    sent = run.weights(Stage.WEIGHTS_SENT, step)
+    if not sent:
+        return []
+    first = sent[min(sent)]
+    earlier = [
+        files[min(files)]
+        for other in run.steps(Stage.WEIGHTS_SENT.value)
+        if other < step and (files := run.weights(Stage.WEIGHTS_SENT, other))
+    ]
+    received = run.weights(Stage.WEIGHTS_RECEIVED, step)
+    return [
+        Sync(step=step, replica=replica, parameters=tuple(transfers(first, file, earlier)))
+        for replica, file in sorted(received.items())
+    ]
+
+
+def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
+    """Compare what was sent with what was received, and each step with the one before.
+
+    Raises:
+        CompareError: nothing was sent, or there is neither a receiver nor a second step to compare with.
+        DumpError: a file cannot be read.
+    """
+    available = run.need(Stage.WEIGHTS_SENT.value, "the weights that were sent")
+    chosen = chosen_steps(available, steps, f"{Stage.WEIGHTS_SENT.value} of {run.path}")
+    sent = {step: run.weights(Stage.WEIGHTS_SENT, step) for step in chosen}
+    found = {step: syncs(run, step) for step in chosen}
+    if not any(found.values()) and len(available) < 2:
+        raise CompareError(
+            f"{run.path}: holds the weights that were sent in one step, and none that were received; record "
+            f"{Stage.WEIGHTS_RECEIVED.value} too, or a second step"
+        )
+    findings: list[Finding] = []
+    notes: list[str] = []
+    lines: list[str] = []
+    for step in chosen:
+        findings += _disagreeing_senders(step, sent[step])
+        if not found[step]:
+            notes.append(f"step {step}: nothing that was received is recorded")
+        for sync in found[step]:
+            lines.append(_line(sync))
+            findings += _findings(sync)
+    changes, told = _changes(run, chosen)
+    lines += changes
+    notes += told
+    parameters = [sync for own in found.values() for sync in own]
+    faults = [finding for finding in findings if finding.is_fault]
+    return Outcome(
+        command="weights",
+        paths=[run.path],
+        compared=f"Compared the weights of {_steps(chosen)}: {_count(parameters)}.",
+        headline=_headline(faults, has_received=bool(parameters)),
+        findings=sorted(findings, key=lambda finding: (not finding.is_fault, finding.step or 0)),
+        notes=notes,
+        lines=lines,
+        numbers={"steps": {str(step): _numbers(own) for step, own in found.items()}},
+        tables={"parameters": _table(parameters)},
+    )
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return ("step " if len(steps) == 1 else "steps ") + ", ".join(map(str, steps))
+
+
+def _count(parameters: Sequence[Sync]) -> str:
+    replicas = len({sync.replica for sync in parameters})
+    most = max((len(sync.parameters) for sync in parameters), default=0)
+    return f"{most:,} parameters, {replicas} replica{'s' * (replicas != 1)}"
+
+
+def _line(sync: Sync) -> str:
+    counts = Counter(one.transfer for one in sync.parameters)
+    told = ", ".join(f"{counts[transfer]:,} {transfer.value}" for transfer in Transfer if counts[transfer])
+    return f"  step {sync.step}, replica {sync.replica}: {told}"
+
+
+def _findings(sync: Sync) -> list[Finding]:
+    found: list[Finding] = []
+    for one in sync.faults:
+        size = "" if one.error is None else f", the norm {one.error:.2g} off"
+        found.append(
+            Finding(
+                verdict=_VERDICTS[one.transfer],
+                sentence=f"replica {sync.replica} has not {one.name} as it was sent: {one.reason}{size}",
+                step=sync.step,
+                place=one.name,
+            )
+        )
+    casts = [one for one in sync.parameters if one.transfer is Transfer.CAST]
+    if casts:
+        sentence = f"{len(casts):,} parameters of replica {sync.replica} were cast, {casts[0].reason}"
+        found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=casts[0].name))
+    extra = [one.name for one in sync.parameters if one.transfer is Transfer.EXTRA]
+    if extra:
+        sentence = f"replica {sync.replica} received what was not sent: {_names(extra)}"
+        found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=extra[0]))
+    return found
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (f", … ({len(names):,})" if len(names) > _MAX_NAMES else "")
+
+
+def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Finding]:
+    """Return findings of parameters that ranks have sent differently; those that some do not send are no matter."""
+    found: list[Finding] = []
+    first_rank = min(sent, default=0)
+    first = {weight.name: weight for weight in sent[first_rank].parameters} if sent else {}
+    for rank, file in sorted(sent.items()):
+        other = [
+            weight.name
+            for weight in file.parameters
+            if weight.name in first and weight.crc32 != first[weight.name].crc32
+        ]
+        if other:
+            sentence = f"ranks {first_rank} and {rank} send other values of {_names(other)}"
+            found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=step, place=other[0]))
+    return found
+
+
+def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Return in words how many parameters changed from each step to the next, and which did not."""
+    lines: list[str] = []
+    notes: list[str] = []
+    available = run.steps(Stage.WEIGHTS_SENT.value)
+    for before, step in itertools.pairwise(available):
+        if step not in steps:
+            continue
+        files = [run.weights(Stage.WEIGHTS_SENT, number) for number in (before, step)]
+        if not all(files):
+            continue
+        old, new = ({w.name: w.crc32 for w in file[min(file)].parameters} for file in files)
+        same = [name for name, crc in new.items() if old.get(name) == crc]
+        lines.append(f"  step {before} to {step}: {len(new) - len(same):,} of {len(new):,} parameters changed")
+        if len(same) == len(new):
+            notes.append(f"no parameter changed from step {before} to {step}; was there an update in between?")
+        elif same:
+            notes.append(f"unchanged from step {before} to {step}: {_names(same)}")
+    return lines, notes
+
+
+def _headline(faults: Sequence[Finding], *, has_received: bool) -> str:
+    if not has_received and not faults:
+        return "AGREE: steps were compared with each other only, as nothing that was received is recorded."
+    if not faults:
+        return "AGREE: the engine has every parameter as it was sent."
+    first = faults[0]
+    return f"DIFFERENT: step {first.step}: {first.place} is not synchronised ({len(faults)} in all)."
+
+
+def _numbers(own: Sequence[Sync]) -> dict[str, Any]:
+    return {
+        str(sync.replica): {
+            **{transfer.value: sum(one.transfer is transfer for one in sync.parameters) for transfer in Transfer},
+            "unsynchronised": [one.name for one in sync.faults],
+        }
+        for sync in own
+    }
+
+
+def _table(parameters: Sequence[Sync]) -> pl.DataFrame:
+    rows = [
+        {
+            "step": sync.step,
+            "replica": sync.replica,
+            "name": one.name,
+            "transfer": one.transfer.value,
+            VERDICT: _VERDICTS[one.transfer].value,
+            "error": one.error,
+            "sent_dtype": None if one.sent is None else one.sent.dtype,
+            "received_dtype": None if one.received is None else one.received.dtype,
+            "shape": str(list((one.sent or one.received).shape)) if (one.sent or one.received) else "",  # pyright: ignore[reportOptionalMemberAccess]
+            "sent_l2": None if one.sent is None else one.sent.l2,
+            "received_l2": None if one.received is None else one.received.l2,
+            "is_unchanged": one.is_unchanged,
+            "reason": one.reason,
+        }
+        for sync in parameters
+        for one in sync.parameters
+    ]
+    return pl.DataFrame(rows, schema=_SCHEMA)
