@@ -223,7 +223,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--sample", type=int, default=2, metavar="N", help="each Nth fault, others of each program (%(default)s)"
     )
     parser.add_argument("--jobs", type=int, default=2)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    from bench.faults.recording import DTYPES
+
+    if unknown := [dtype for dtype in arguments.dtype if dtype not in DTYPES]:
+        parser.error(f"--dtype: there is no {unknown[0]}; known: {', '.join(DTYPES)}")
+    return arguments
 
 
 def _run(
@@ -235,7 +240,7 @@ def _run(
         try:
             done(future.result())
         except Exception as error:
-            raise SystemExit(f"{task.kind} {task.name} of {task.setup[1:]} failed: {error!r}") from error
+            raise SystemExit(f"{task.kind} {task.name or 'run'} of {task.setup[1:]} failed: {error!r}") from error
         if not i % 20 or i == len(tasks):
             print(f"{i} of {len(tasks)}", file=sys.stderr)
 
