@@ -148,7 +148,7 @@ class _Reader:
         values = self._read.get(file_name)
         if values is None:
             values = self._read[file_name] = self._load(file_name, row)
-        dtype = str(row["dtype"]).rpartition(".")[2]
+        dtype = str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, and Float32 of MindSpore
         return ReplayTensor(values=values, dtype=dtype)
 
     def _load(self, file_name: str, row: Mapping[str, Any]) -> NDArray[Any]:

@@ -45,13 +45,22 @@ from msprobe_core.hookspecs import (
     Removable,
     TrainingState,
 )
-from msprobe_core.model import Argument, KernelOptions, Perturbation, TensorContent, TensorMeta
+from msprobe_core.model import (
+    Argument,
+    KernelOptions,
+    Perturbation,
+    ReplayCall,
+    Replayed,
+    Site,
+    TensorContent,
+    TensorMeta,
+)
 
 _logger = logging.getLogger(__name__)
 
 _TENSORS = (Tensor, *SPARSE, GraphValues)
 
-_DTYPE: Any = type(ms.float32)
+_DTYPE: Any = ms.common.dtype.Type
 
 
 class MindSporeFramework:
@@ -111,6 +120,18 @@ class MindSporeFramework:
         if isinstance(value, _DTYPE):
             return Argument("mindspore.dtype", str(value))
         return None
+
+    def why_not_replayed(self, site: Site) -> str | None:
+        """Return why calls of this API are not replayed; see `msprobe_core.hookspecs.ReplayingFramework`."""
+        from msprobe.mindspore._replay import why_not_replayed  # of no use to a training
+
+        return why_not_replayed(site)
+
+    def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
+        """Make a recorded call again; see `msprobe_core.hookspecs.ReplayingFramework`."""
+        from msprobe.mindspore._replay import replay
+
+        return replay(call, model)
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""

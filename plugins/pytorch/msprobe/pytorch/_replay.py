@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import re
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._replay_table import RANDOM, find_function
-from msprobe_core.capture.values import children_of
+from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, literal_of, tensors_in
 from msprobe_core.errors import ReplayError
-from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, ReplayValue, Site, SiteKind
+from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
 
@@ -71,7 +71,9 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
         output = function(*args, **kwargs)
         if output is None and args:  # it has written to its first argument, as ``x[i] = y`` does
             output = args[0]
-        values = _gradients(call, output, leaves) if call.site.phase is Phase.BACKWARD else dict(_tensors_in(output))
+        values = (
+            _gradients(call, output, leaves) if call.site.phase is Phase.BACKWARD else dict(tensors_in(output, Tensor))
+        )
     is_random = not torch.equal(before, torch.get_rng_state())
     return Replayed(values={path: _recorded(value) for path, value in values.items()}, is_random=is_random)
 
@@ -172,64 +174,27 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
 def _arguments(
     call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor], device: str = "cpu"
 ) -> tuple[list[Any], dict[str, Any]]:
-    def build(value: ReplayValue, path: str) -> Any:
-        if isinstance(value, ReplayTensor):
-            return make(value, path)
-        if isinstance(value, Argument):
-            return _argument(value, device)
-        if isinstance(value, dict):
-            return {key: build(item, f"{path}.{key}") for key, item in value.items()}
-        if isinstance(value, list):
-            items = [build(item, f"{path}.{i}") for i, item in enumerate(value)]
-            return items if call.has_lists else tuple(items)
-        return None
-
-    args = [build(value, str(i)) for i, value in enumerate(call.args)]
-    return args, {name: build(value, name) for name, value in call.kwargs.items()}
+    return build_arguments(call, make, partial(_special, device=device))
 
 
-def _argument(value: Argument, device: str) -> Any:
-    """Return what an argument that is no tensor was.
+def _special(value: Argument, device: str) -> Any:
+    """Return what an argument of a type of PyTorch's was.
 
     Raises:
-        ReplayError: it was something that a dump does not hold.
+        ReplayError: this PyTorch does not have it.
     """
-    text = str(value.value)
-    if value.type == "str" and _DEVICE.fullmatch(text):
-        return torch.device(device)
-    if value.type in _SCALARS:
-        return _SCALARS[value.type](value.value)
-    if value.type == "slice":
-        return slice(*_literal(text))
-    if value.type == "ellipsis":
-        return ...
-    if value.type == "torch.Size":
-        return torch.Size(_literal(text))
-    if value.type == "torch.device":
+    if value.type == "torch.device" or (value.type == "str" and _DEVICE.fullmatch(str(value.value))):
         return torch.device(device)  # wherever the program ran
+    if value.type == "torch.Size":
+        return torch.Size(literal_of(value))
     if value.type in ("torch.dtype", "torch.layout"):
-        return _constant(text.removeprefix("torch."), value.type)
+        return _constant(str(value.value).removeprefix("torch."), value.type)
     if value.type == "torch.memory_format":
-        return _constant(next(iter(_literal(text).values())).removeprefix("torch."), value.type)
-    raise ReplayError(f"one of its arguments is a {value.type}, which a dump does not hold whole")
+        return _constant(next(iter(literal_of(value).values())).removeprefix("torch."), value.type)
+    return NOT_SPECIAL
 
 
 _DEVICE = re.compile(r"(cpu|cuda|npu|xpu|mps)(:[0-9]+)?")
-
-_SCALARS: Mapping[str, Callable[[Any], Any]] = {
-    "int": int, "float": float, "str": str, "bool": lambda text: text in (True, "True"),
-    **dict.fromkeys(("float64", "float32", "float16"), float),
-    **dict.fromkeys(("int64", "int32", "int16", "int8", "uint8"), int),
-}  # fmt: skip
-
-
-def _literal(text: str) -> Any:
-    if len(text) > _MAX_LITERAL:
-        raise ReplayError("one of its arguments is longer than any size or slice")
-    return ast.literal_eval(text)
-
-
-_MAX_LITERAL = 4096
 
 
 def _constant(name: str, kind: str) -> Any:
@@ -275,7 +240,7 @@ def _check_size(function: Function, call: ReplayCall) -> None:
             if isinstance(value, int) and abs(value) > call.max_elements:
                 raise ReplayError(f"one of its arguments is {value}, which is more than any size here") from error
         return
-    if (size := sum(value.numel() for _, value in _tensors_in(output))) > call.max_elements:
+    if (size := sum(value.numel() for _, value in tensors_in(output, Tensor))) > call.max_elements:
         raise ReplayError(
             f"its results would have {size:,} elements, more than the {call.max_elements:,} replayed here"
         )
@@ -284,28 +249,11 @@ def _check_size(function: Function, call: ReplayCall) -> None:
 # --- results ----------------------------------------------------------------------------------------------------
 
 
-def _tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a result by the paths that dumps give them."""
-    several = cast("Sequence[Any]", value) if type(value) in (tuple, list) else (value,)
-    for i, item in enumerate(several):
-        yield from _inside(item, str(i))
-
-
-def _inside(value: Any, path: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield path, value
-        return
-    if (children := children_of(value)) is not None:
-        items = children.items() if isinstance(children, Mapping) else enumerate(children)
-        for key, item in items:
-            yield from _inside(item, f"{path}.{key}")
-
-
 def _gradients(call: ReplayCall, output: Any, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the gradients with respect to the arguments that take one."""
     ends: list[Tensor] = []
     incoming: list[Tensor] = []
-    for path, tensor in _tensors_in(output):
+    for path, tensor in tensors_in(output, Tensor):
         given = call.gradients.get(path)
         if given is not None and tensor.requires_grad:
             if tuple(tensor.shape) != given.values.shape:

@@ -1,0 +1,97 @@
+"""What a plugin needs to make a recorded call again: the arguments as they were, and the places of the results."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from msprobe_core.capture.values import children_of
+from msprobe_core.errors import ReplayError
+from msprobe_core.model import Argument, ReplayCall, ReplayTensor, ReplayValue
+
+Make = Callable[[ReplayTensor, str], Any]
+"""Makes the tensor that stood at a path."""
+
+Special = Callable[[Argument], Any]
+"""Makes what is the framework's own, such as a dtype, and returns `NOT_SPECIAL` for all else."""
+
+NOT_SPECIAL: Final = object()
+
+_SCALARS: Mapping[str, Callable[[Any], Any]] = {
+    "int": int, "float": float, "str": str, "bool": lambda text: text in (True, "True"),
+    **dict.fromkeys(("float64", "float32", "float16"), float),
+    **dict.fromkeys(("int64", "int32", "int16", "int8", "uint8"), int),
+}  # fmt: skip
+
+_MAX_LITERAL = 4096
+
+
+def build_arguments(call: ReplayCall, make: Make, special: Special) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional arguments and the keyword arguments of a call.
+
+    Raises:
+        ReplayError: one of them was something that a dump does not hold.
+    """
+
+    def build(value: ReplayValue, path: str) -> Any:
+        if isinstance(value, ReplayTensor):
+            return make(value, path)
+        if isinstance(value, Argument):
+            return _argument(value, special)
+        if isinstance(value, dict):
+            return {key: build(item, f"{path}.{key}") for key, item in value.items()}
+        if isinstance(value, list):
+            items = [build(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return items if call.has_lists else tuple(items)
+        return None
+
+    args = [build(value, str(i)) for i, value in enumerate(call.args)]
+    return args, {name: build(value, name) for name, value in call.kwargs.items()}
+
+
+def _argument(value: Argument, special: Special) -> Any:
+    made = special(value)
+    if made is not NOT_SPECIAL:
+        return made
+    if value.type in _SCALARS:
+        return _SCALARS[value.type](value.value)
+    if value.type == "slice":
+        return slice(*literal_of(value))
+    if value.type == "ellipsis":
+        return ...
+    raise ReplayError(f"one of its arguments is a {value.type}, which a dump does not hold whole")
+
+
+def literal_of(value: Argument) -> Any:
+    """Return what the text of an argument says: numbers, and tuples, lists and dicts of such.
+
+    Raises:
+        ReplayError: it is too long to be an argument.
+    """
+    text = str(value.value)
+    if len(text) > _MAX_LITERAL:
+        raise ReplayError("one of its arguments is longer than any size or slice")
+    return ast.literal_eval(text)
+
+
+def tensors_in(value: Any, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a result by the paths that dumps give them.
+
+    Args:
+        value: What a call has returned.
+        kind: The framework's class of tensors.
+    """
+    several = cast("Sequence[Any]", value) if type(value) in (tuple, list) else (value,)
+    for i, item in enumerate(several):
+        yield from _inside(item, str(i), kind)
+
+
+def _inside(value: Any, path: str, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, kind):
+        yield path, value
+        return
+    if (children := children_of(value)) is not None:
+        items = children.items() if isinstance(children, Mapping) else enumerate(children)
+        for key, item in items:
+            yield from _inside(item, f"{path}.{key}", kind)

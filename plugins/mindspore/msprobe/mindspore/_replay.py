@@ -1,0 +1,284 @@
+"""Make one recorded call again, by itself, in the dynamic graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from math import prod
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from msprobe.mindspore._apis import find_places
+from msprobe.mindspore._jit import is_tracing
+from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
+from msprobe_core.capture.repetition import RandomStates
+from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in
+from msprobe_core.capture.standin import FunctionStandIn, StandIns
+from msprobe_core.config import RiskLevel
+from msprobe_core.errors import ReplayError
+from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, Site, SiteKind
+
+Function = Callable[..., Any]
+
+_DTYPE: Any = ms.common.dtype.Type
+_FLOATING = (ms.float16, ms.bfloat16, ms.float32)
+
+
+def why_not_replayed(site: Site) -> str | None:
+    """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
+    if site.path in RANDOM:
+        return "it draws random numbers"
+    if site.prefix == "Distributed":
+        return "it communicates, and what the other ranks sent is not in this rank's dump"
+    if site.prefix == "Primitive":
+        return "it is a primitive, whose attributes are not in a dump; the Cell around it can be, with its model"
+    if find_function(site.prefix, site.path) is None:
+        return "it is not among the numerical functions of MindSpore that are called for a dump"
+    return None
+
+
+def replay(call: ReplayCall, model: object | None) -> Replayed:
+    """See `msprobe_core.hookspecs.ReplayingFramework`."""
+    try:
+        with _by_itself():
+            return _replay(call, model)
+    except ReplayError:
+        raise
+    except Exception as error:  # whatever MindSpore, or the user's model, makes of arguments out of a file
+        reason = " ".join(str(error).partition("\n\n")[0].split())[:300]
+        raise ReplayError(f"it cannot be called again ({type(error).__name__}: {reason})") from error
+
+
+@contextmanager
+def _by_itself() -> Generator[None, None, None]:
+    """Keep the program's random state and mode out of the call, and the call out of them."""
+    states, drawn, mode = RandomStates(), ms.get_rng_state().copy(), ms.get_context("mode")
+    try:
+        if mode != ms.PYNATIVE_MODE:
+            ms.set_context(mode=ms.PYNATIVE_MODE)
+        yield
+    finally:
+        if mode != ms.PYNATIVE_MODE:
+            ms.set_context(mode=mode)
+        ms.set_rng_state(drawn)
+        states.restore()
+
+
+def _replay(call: ReplayCall, model: object | None) -> Replayed:
+    function = _function_of(call, model)
+    before = ms.get_rng_state().asnumpy().copy()
+    with _widened_calls() if call.is_widened else nullcontext():
+        if call.site.phase is Phase.BACKWARD:
+            values = _gradients(call, function)
+        else:
+            values = _outputs(function, *_arguments(call, lambda value, _: _tensor_of(value)))
+        recorded = {path: _recorded(value) for path, value in values.items()}
+    is_random = not np.array_equal(before, ms.get_rng_state().asnumpy())
+    return Replayed(values=recorded, is_random=is_random)
+
+
+def _outputs(function: Function, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Tensor]:
+    output = function(*args, **kwargs)
+    if output is None and args:  # it has written to its first argument, as ``x[i] = y`` does
+        output = args[0]
+    return dict(tensors_in(output, Tensor))
+
+
+# --- in float64 -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _widened_calls() -> Generator[None, None, None]:
+    """Make float64 of every floating dtype that anything inside asks for, so that nothing rounds on the way."""
+    stand_ins = _wideners()
+    stand_ins.install()
+    try:
+        yield
+    finally:
+        stand_ins.remove()
+
+
+@cache
+def _wideners() -> StandIns:
+    # Kept: there are a thousand, and a call is made several times.
+    places = [
+        FunctionStandIn(
+            place.owner, place.attribute, _cast if _casts(place.prefix, place.name) else _run_widened, is_tracing
+        )
+        for place in find_places(RiskLevel.ALL)
+    ]
+    return StandIns([*places, FunctionStandIn(ops.Cast, "__call__", _run_widened, is_tracing)])
+
+
+def _run_widened(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return function(*map(_widened, args), **{key: _widened(value) for key, value in kwargs.items()})
+
+
+def _cast(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    del function, kwargs
+    return ops.cast(args[0], ms.float64)
+
+
+def _casts(prefix: str, name: str) -> bool:
+    return prefix == "Tensor" and name in {"float", "half", "bfloat16"}
+
+
+def _widened(value: Any) -> Any:
+    return ms.float64 if isinstance(value, _DTYPE) and value in _FLOATING else value
+
+
+# --- what is called ---------------------------------------------------------------------------------------------
+
+
+def _function_of(call: ReplayCall, model: object | None) -> Function:
+    site = call.site
+    if site.kind is SiteKind.API:
+        function = find_function(site.prefix, site.path)
+        if (reason := why_not_replayed(site)) is not None or function is None:
+            raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
+        _check_size(call)
+        return function
+    if not isinstance(model, nn.Cell):
+        raise ReplayError("a Cell is replayed with the model that it is part of; name it with --model")
+    return _cell_of(call, model)
+
+
+def _cell_of(call: ReplayCall, model: nn.Cell) -> nn.Cell:
+    """Return a copy of the Cell that was called, with its recorded parameters."""
+    site = call.site
+    cells = dict(model.cells_and_names())
+    # Of models given as a list, the path begins with the position.
+    first, _, rest = site.path.partition(".")
+    found = cells.get(rest) if site.path not in cells and first.isdecimal() else cells.get(site.path)
+    if found is None:
+        raise ReplayError(f"the model has no Cell {site.path!r}; name the function that makes the model recorded here")
+    if type(found).__name__ != site.type_name:
+        raise ReplayError(
+            f"the Cell {site.path!r} of the model is a {type(found).__name__}, and a {site.type_name} was recorded"
+        )
+    cell = copy.deepcopy(found)
+    own = {
+        f"{path}.{name}" if path else name: parameter
+        for path, inner in cell.cells_and_names()
+        for name, parameter in inner._params.items()
+        if parameter is not None
+    }
+    for parameter in own.values():
+        parameter.requires_grad = False
+        if call.is_widened and parameter.dtype in _FLOATING:
+            parameter.set_dtype(ms.float64)
+    for name, value in call.parameters.items():
+        parameter = own.get(name)
+        if parameter is None or tuple(parameter.shape) != value.values.shape:
+            raise ReplayError(f"the recorded parameter {name!r} of {site.path!r} does not fit the model")
+        parameter.set_data(_tensor_of(value))
+    return cell
+
+
+def _check_size(call: ReplayCall) -> None:
+    """Raise if the call's results may be too large.
+
+    Raises:
+        ReplayError: they may.
+    """
+    if call.site.path.removesuffix("_ext") not in SIZED:
+        return
+    sizes: list[int] = []
+    args, kwargs = build_arguments(call, lambda value, _: sizes.append(max(1, value.values.size)), _special)
+    numbers = _numbers_in([*args, *kwargs.values()])
+    if (size := max(sizes, default=1) * prod(max(1, abs(number)) for number in numbers)) > call.max_elements:
+        raise ReplayError(f"its results may have {size:,} elements, more than the {call.max_elements:,} replayed here")
+
+
+def _numbers_in(value: Any) -> list[int]:
+    if isinstance(value, int):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [number for item in value for number in _numbers_in(item)]
+    return []
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+def _arguments(call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    args, kwargs = build_arguments(call, make, _special)
+    if not call.is_widened:
+        return args, kwargs
+    return [_widened(value) for value in args], {key: _widened(value) for key, value in kwargs.items()}
+
+
+def _special(value: Argument) -> Any:
+    return _dtype_of(str(value.value)) if value.type == "mindspore.dtype" else NOT_SPECIAL
+
+
+def _dtype_of(name: str) -> Any:
+    """Return a dtype by the name that a dump has for it.
+
+    Raises:
+        ReplayError: this MindSpore does not have it.
+    """
+    found = getattr(ms, name, None) or getattr(ms, name.lower(), None)
+    if name.lower() == "bool":
+        found = ms.bool_
+    if not isinstance(found, _DTYPE):
+        raise ReplayError(f"it has the dtype {name}, which this MindSpore does not have")
+    return found
+
+
+def _tensor_of(value: ReplayTensor) -> Tensor:
+    return Tensor(np.ascontiguousarray(value.values).reshape(value.values.shape)).astype(_dtype_of(value.dtype))
+
+
+def _recorded(tensor: Tensor) -> ReplayTensor:
+    dtype = str(tensor.dtype)
+    values = tensor.astype(ms.float32) if tensor.dtype in (ms.bfloat16, ms.float16) else tensor
+    return ReplayTensor(values=np.array(values.asnumpy()), dtype=dtype.lower())
+
+
+# --- gradients --------------------------------------------------------------------------------------------------
+
+
+def _gradients(call: ReplayCall, function: Function) -> dict[str, Tensor]:
+    """Return the gradients with respect to the arguments that take one."""
+    leaves: dict[str, Tensor] = {}
+    sources: dict[str, str] = {}
+    by_identity: dict[int, str] = {}
+
+    def collect(value: ReplayTensor, path: str) -> Tensor:
+        if value.takes_gradient:
+            source = path if value.identity is None else by_identity.setdefault(value.identity, path)
+            sources[path] = source
+            return leaves.setdefault(source, _tensor_of(value))
+        return _tensor_of(value)
+
+    first = _outputs(function, *_arguments(call, collect))
+    given = {path: value for path, value in call.gradients.items() if path in first}
+    for path, value in given.items():
+        if tuple(first[path].shape) != value.values.shape:
+            raise ReplayError(f"its output {path} has the shape {list(first[path].shape)}, and the gradient another")
+    if not given or not leaves:
+        raise ReplayError("no gradient flows through it from what was recorded")
+    names = list(leaves)
+
+    def forward(*values: Tensor) -> Any:
+        by_source = dict(zip(names, values, strict=True))
+
+        def make(value: ReplayTensor, path: str) -> Tensor:
+            # Not the leaf itself: the call may write to it.
+            return by_source[sources[path]] * 1 if value.takes_gradient else _tensor_of(value)
+
+        made = _outputs(function, *_arguments(call, make))
+        ends = tuple(made[path] for path in given)
+        return ends[0] if len(ends) == 1 else ends
+
+    incoming = tuple(_tensor_of(value).astype(first[path].dtype) for path, value in given.items())
+    derive: Any = ops.GradOperation(get_all=True, sens_param=True)(forward)
+    found = derive(*leaves.values(), incoming[0] if len(incoming) == 1 else incoming)
+    by_source = dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+    return {path: by_source[source] for path, source in sources.items()}
