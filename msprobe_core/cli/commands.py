@@ -16,6 +16,7 @@ from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.cli.plugins import plugins
+from msprobe_core.cli.view import view
 from msprobe_core.hookspecs import hookimpl
 
 
@@ -34,4 +35,5 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         nan_analyze,
         overflow_check,
         plugins,
+        view,
     ]

@@ -84,7 +84,7 @@ def calls_of_dump(dump: Dump) -> Calls:
             phase=pl.col("phase").first(),
             makes=(is_bad & is_made).any(),
             gets=(is_bad & ~is_made).any(),
-            what=pl.col("name_target").filter(is_bad & is_made).first(),
+            what=_slot("target").filter(is_bad & is_made).first(),
         )
         .with_columns(is_flagged=pl.col("makes") & ~pl.col("gets"))
         .select(

@@ -1,0 +1,179 @@
+"""``msprobe view``: look at a run, or at two and where they part, on one page."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
+from msprobe_core.cli.progress import progress_bar
+from msprobe_core.errors import printable
+
+if TYPE_CHECKING:
+    from msprobe_core.compare.layouts.rules import Ranks
+    from msprobe_core.view.build import ViewOptions
+    from msprobe_core.view.data import ViewData
+    from msprobe_core.view.spool import Spool
+    from msprobe_core.view.subject import Subject
+
+PAGE = "view.html"
+
+_subject = click.argument("subject", type=click.Path(path_type=Path))
+_golden = click.argument("golden", required=False, type=click.Path(path_type=Path))
+_noise = click.option(
+    "--noise",
+    type=click.Choice(["auto", "measured", "closed", "off"]),
+    default="auto",
+    show_default=True,
+    help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
+)
+_mapping = click.option(
+    "--mapping", type=click.Path(path_type=Path), help="Manual matches, as the page has written them; the same as -dm."
+)
+_groups = click.option(
+    "--groups", metavar="LIST", help="How ranks are arranged, the nearest first, for example tp=2,pp=2,dp=4."
+)
+
+
+@click.command()
+@_subject
+@_golden
+@click.option(
+    "-o",
+    "--output_path",
+    type=click.Path(path_type=Path),
+    default=Path("output"),
+    show_default=True,
+    help="The page, or the directory for it.",
+)
+@_noise
+@pairing_options
+@_mapping
+@_groups
+@click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
+@click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --serve: where; any that is free.")
+def view(**given: Any) -> None:
+    """Show the run in SUBJECT, or where it parts from the trusted run in GOLDEN, on one page.
+
+    SUBJECT is a dump, a rank's, a step's or a run's directory; or the directory of what `msprobe locate` or `compare`
+    has found, which says itself which two runs it is of. The page is one file that needs neither network nor server.
+
+    Exit status: 0 if there is a page, 2 if not.
+    """
+    is_served, port = given.pop("is_served"), given.pop("port")
+    asked = Asked(**given)
+    from msprobe_core.view.spool import Spool
+    from msprobe_core.view.subject import subject_of
+
+    subject = subject_of(asked.subject, asked.golden)
+    with closing(Spool()) as spool:
+        data = built(subject, asked, spool)
+        if is_served:
+            serve(data, spool, port)
+        else:
+            write(data, spool, page_path(asked.output_path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(Pairing):
+    """The arguments and options, as click gives them."""
+
+    subject: Path
+    golden: Path | None
+    output_path: Path
+    noise: str
+    mapping: Path | None
+    groups: str | None
+    has_maps: bool = True
+    layout_ranks: Ranks | None = None
+
+
+def built(subject: Subject, asked: Asked, spool: Spool) -> ViewData:
+    """Return the data of a page, drawing a bar meanwhile."""
+    from msprobe_core.view.build import build
+
+    with progress_bar("looked at") as progress:
+        return build(subject.target, subject.golden, spool, _options(subject, asked), subject.location, progress)
+
+
+def _options(subject: Subject, asked: Asked) -> ViewOptions:
+    from msprobe_core.compare import CompareOptions
+    from msprobe_core.locate.engine import LocateOptions
+    from msprobe_core.view.build import ViewOptions
+
+    if asked.mapping is not None:
+        if asked.data_mapping is not None:
+            raise click.UsageError("--mapping and -dm are the same; give one of them")
+        asked = replace(asked, data_mapping=str(asked.mapping))
+    layouts = asked.layout_rules
+    compare = CompareOptions(
+        limits=asked.limit_table,
+        matching=asked.matching,
+        layouts=layouts,
+        noise=None if subject.golden is None else noise_given(asked.noise, subject.golden),
+    )
+    ranks = asked.layout_ranks or (None if asked.groups is None else _ranks_of(asked.groups))
+    if ranks is None and layouts is not None:
+        from msprobe_core.compare.layouts.rules import Side
+
+        ranks = layouts.ranks.get(Side.TARGET)
+    locate = LocateOptions(
+        compare=compare, chosen=asked.chosen, executor=asked.executor_name, workers=asked.executor_options
+    )
+    return ViewOptions(locate=locate, ranks=ranks, has_maps=asked.has_maps)
+
+
+def _ranks_of(text: str) -> Ranks:
+    from msprobe_core.compare.layouts.rules import Ranks
+
+    sizes: list[tuple[str, int]] = []
+    for part in text.split(","):
+        axis, _, size = part.strip().partition("=")
+        if not (axis.isidentifier() and size.isascii() and size.isdigit() and int(size)):
+            raise click.UsageError(f"--groups is {text!r}; give axes with their sizes, for example tp=2,pp=2,dp=4")
+        sizes.append((axis, int(size)))
+    return Ranks(tuple(sizes))
+
+
+def page_path(path: Path) -> Path:
+    """Return where the page goes: the file that was named, or one in the directory."""
+    is_file = path.suffix.lower() in {".html", ".htm"} and not path.is_dir()
+    return path if is_file else path / PAGE
+
+
+def write(data: ViewData, spool: Spool, path: Path) -> None:
+    """Write the page, and say where it is."""
+    from msprobe_core.view.page_file import units_that_fit, write_page
+
+    units = units_that_fit(data, spool)
+    left_out = len(spool.sizes) - len(units)
+    if left_out:
+        note = f"graphs that the file has no room for: {left_out:,} of {len(spool.sizes):,}; --serve shows all of them"
+        data = replace_notes(data, note)
+    size = write_page(data, spool, path, units)
+    click.echo(printable(data.verdict.sentence))
+    for note in data.notes[-1:] if left_out else ():
+        click.echo(f"note: {printable(note)}", err=True)
+    click.echo(f"Page, {size / 1e6:.1f} MB: {path}")
+
+
+def replace_notes(data: ViewData, note: str) -> ViewData:
+    """Return the data with one more note."""
+    import msgspec
+
+    return msgspec.structs.replace(data, notes=[*data.notes, note])
+
+
+def serve(data: ViewData, spool: Spool, port: int) -> None:
+    """Serve the page until Ctrl-C."""
+    from msprobe_core.view.serve import PageServer
+
+    with PageServer(data, spool, port) as server:
+        click.echo(printable(data.verdict.sentence))
+        click.echo(f"Page, for you on this machine until Ctrl-C: {server.url}")
+        server.serve_forever()

@@ -1,0 +1,125 @@
+"""Serve a page and its graphs to a browser on this machine, one graph when it is looked at.
+
+Nobody else gets anything: the server listens on the loopback interface only; each request needs the token that was
+drawn when it began, which is compared in constant time; and it must be meant for this host, so that a foreign page whose
+name was made to lead here (DNS rebinding) is refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import re
+import secrets
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from msprobe_core.errors import StoreError
+from msprobe_core.view.data import ViewData
+from msprobe_core.view.page_file import document, served_page
+from msprobe_core.view.spool import Spool
+
+HOST = "127.0.0.1"
+_TOKEN_BYTES = 32
+_UNIT = re.compile(r"/data/unit/([0-9]{1,9})", re.ASCII)
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline' blob:; worker-src blob:; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""The page has all that it needs in itself; a name that became code in spite of everything could send nothing away."""
+
+_HTML, _JSON = "text/html; charset=utf-8", "application/json"
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one page until it is shut down."""
+
+    daemon_threads = True
+
+    def __init__(self, data: ViewData, spool: Spool, port: int = 0) -> None:
+        """Begin to listen.
+
+        Args:
+            data: With graphs that are null.
+            spool: Has the graphs; stays open as long as the server.
+            port: 0 for any that is free.
+
+        Raises:
+            StoreError: the port is taken.
+        """
+        try:
+            super().__init__((HOST, port), _Handler)
+        except OSError as error:
+            raise StoreError(
+                f"nothing can be served at {HOST}:{port} ({error.strerror or error}); give another --port"
+            ) from error
+        self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+        self.spool = spool
+        query = f"?token={self.token}"
+        self.page = served_page({"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"})
+        self.index = gzip.compress(b"".join(document(data, spool, ())), mtime=0)
+
+    @property
+    def url(self) -> str:
+        """Where the page is; whoever has it can look at the data."""
+        return f"http://{HOST}:{self.server_port}/?token={self.token}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    server_version = "msprobe"
+    sys_version = ""
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # of a connection that says nothing, in seconds
+
+    def do_GET(self) -> None:  # as the library calls it
+        """Answer with the page, the index, or a graph."""
+        address = urlsplit(self.path)
+        if not self._is_for_us(address.query):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"give the address that msprobe view has printed\n")
+        elif address.path == "/":
+            self._answer(HTTPStatus.OK, _HTML, self.server.page)
+        elif address.path == "/data/index":
+            self._answer(HTTPStatus.OK, _JSON, self.server.index, is_packed=True)
+        else:
+            found = _UNIT.fullmatch(address.path)
+            graph = None if found is None else self.server.spool.compressed(int(found[1]))
+            if graph is None:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such unit\n")
+            else:
+                self._answer(HTTPStatus.OK, _JSON, graph, is_packed=True)
+
+    def _is_for_us(self, query: str) -> bool:
+        given = parse_qs(query).get("token", [""])[0]
+        has_token = hmac.compare_digest(given.encode("utf-8", "replace"), self.server.token.encode())
+        return has_token and self.headers.get("Host", "") in self.server.hosts
+
+    def _answer(self, status: HTTPStatus, kind: str, content: bytes, *, is_packed: bool = False) -> None:
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        if is_packed:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        try:
+            self.wfile.write(content)
+        except (BrokenPipeError, ConnectionResetError):  # the browser has seen enough
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as the library calls it
+        """Say nothing: requests hold the token."""

@@ -1,0 +1,107 @@
+"""What somebody wants to look at: one or two runs, or the result of a comparison or a search, which says which two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from msprobe_core.compare.reading import check_exists
+from msprobe_core.errors import CompareError
+from msprobe_core.report.locate_file import LOCATE_FILE
+from msprobe_core.report.summary import SUMMARY_FILE
+from msprobe_core.view.located import Location, read_location
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What to look at.
+
+    Attributes:
+        target: A run, a step, a rank's directory or a dump.
+        golden: The trusted run; ``None`` to look at one.
+        location: What a search has found; ``None`` if it is still to be made.
+    """
+
+    target: Path
+    golden: Path | None = None
+    location: Location | None = None
+
+
+class _Sides(msgspec.Struct, frozen=True):
+    target: str
+    golden: str
+
+
+class _Request(msgspec.Struct, frozen=True):
+    npu_path: str
+    bench_path: str | None = None
+    stack_path: str | None = None
+
+
+def subject_of(path: Path, golden: Path | None = None) -> Subject:
+    """Return what to look at.
+
+    Args:
+        path: A run, a step, a rank's directory or a dump; or what ``msprobe compare`` or ``locate`` has written: its
+            directory, ``locate.json`` or ``summary.json``.
+        golden: The trusted run.
+
+    Raises:
+        CompareError: there is nothing at ``path``, or the runs that a result is of are not there any more.
+    """
+    check_exists(path)
+    if golden is not None:
+        return Subject(path, golden)
+    result = _result_in(path)
+    if result is None:
+        return Subject(path)
+    if result.name == LOCATE_FILE:
+        found = read_location(result)
+        return Subject(*_sides(result, found.target, found.golden), found)
+    sides = _decoded(result, _Sides, "the summary of a comparison")
+    return Subject(*_sides(result, sides.target, sides.golden))
+
+
+def requested(path: Path) -> Subject:
+    """Return what a ``compare.json`` asks for, whose ``bench_path`` may be left out.
+
+    Raises:
+        CompareError: it is none, or names what is not there.
+    """
+    request = _decoded(path, _Request, "a compare.json, which names npu_path and, to compare, bench_path")
+    golden = None if request.bench_path is None else Path(request.bench_path)
+    return subject_of(Path(request.npu_path), golden)
+
+
+def _result_in(path: Path) -> Path | None:
+    """Return the file of a result; ``None`` if there is none. What a search has found says more than a summary."""
+    names = (LOCATE_FILE, SUMMARY_FILE)
+    if path.is_file():
+        return path if path.name in names else None
+    return next((path / name for name in names if (path / name).is_file()), None)
+
+
+def _sides(result: Path, target: str, golden: str) -> tuple[Path, Path]:
+    for side in (target, golden):
+        if not Path(side).exists():
+            raise CompareError(
+                f"{result} is of {target} and {golden}, and {side} is not there; give the directories of the two runs, "
+                "or the command from where these paths lead to them"
+            )
+    return Path(target), Path(golden)
+
+
+_Content = TypeVar("_Content", bound=msgspec.Struct)
+
+
+def _decoded(path: Path, kind: type[_Content], what: str) -> _Content:
+    try:
+        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
+        return msgspec.json.decode(content, type=kind)
+    except OSError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CompareError(f"{path}: is not {what} ({error})") from error
