@@ -1,8 +1,8 @@
 """Serve a page and its graphs to a browser on this machine, one graph when it is looked at.
 
 Nobody else gets anything: the server listens on the loopback interface only; each request needs the token that was
-drawn when it began, which is compared in constant time; and it must be meant for this host, so that a foreign page whose
-name was made to lead here (DNS rebinding) is refused.
+drawn when it began, which is compared in constant time; and it must be meant for this host, so that a foreign page
+whose name was made to lead here (DNS rebinding) is refused.
 """
 
 from __future__ import annotations
