@@ -204,6 +204,10 @@ class StageRecorder:
             self._current = None
             stage.end()
 
+    def open(self, name: str) -> Stage:
+        """Return a stage that ends when ``end`` is called: for engines whose work has no block around it."""
+        return Stage(self, name)
+
     @contextmanager
     def guard(self, where: str) -> Generator[None, None, None]:
         """Keep a failure of ours from the training: it is logged once, and told to ``on_failure``."""

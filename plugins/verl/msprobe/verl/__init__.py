@@ -1,19 +1,26 @@
-"""verl for msprobe. Not built yet: every public name raises `PluginError`."""
+"""verl for msprobe: every stage of RL training recorded without editing verl.
 
-from typing import Any
+The environment variable ``MSPROBE_VERL`` switches it on, see ``docs/verl.md``. A serving engine of one's own calls::
 
-from msprobe_core.errors import PluginError
+    from msprobe.verl import Part, watch_engine
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from msprobe.verl.hooks import __version__
 from msprobe_core.plugins import refuse_shadowing
+
+if TYPE_CHECKING:
+    from msprobe.verl.rollout import EngineProbe, Part, watch_engine
+
+__all__ = ["EngineProbe", "Part", "__version__", "watch_engine"]
 
 refuse_shadowing()
 
-__all__: list[str] = []
-
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    raise PluginError(
-        f"msprobe.verl.{name} is not available yet: this release of msprobe-verl records nothing; call "
-        "PrecisionDebugger of msprobe.pytorch in the worker instead"
-    )
+    if name in {"EngineProbe", "Part", "watch_engine"}:
+        from msprobe.verl import rollout
+
+        return getattr(rollout, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

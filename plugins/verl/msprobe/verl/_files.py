@@ -32,9 +32,9 @@ from msprobe_core.store.structs import load_struct, save_struct
 __all__ = [
     "BATCH_FILE", "RUN_FILE", "SAMPLES_FILE", "TENSORS_FILE", "VERSION", "WEIGHTS_FILE", "BatchFile", "BatchLayout",
     "BatchRow", "CallPhase", "Capability", "HookStatus", "MicroBatch", "ProcessInfo", "Row", "RunInfo", "Sampling",
-    "Stage", "StageSamples", "Weight", "WeightsFile", "load_batch", "load_run", "load_samples", "load_weights",
-    "rank_directory", "ranks_of", "sample_id", "save_batch", "save_process", "save_run", "save_samples",
-    "save_weights", "stages_of", "steps_of", "trainer_directory",
+    "Stage", "StageSamples", "Weight", "WeightsFile", "announce_policy_version", "announced_policy_version",
+    "load_batch", "load_run", "load_samples", "load_weights", "rank_directory", "ranks_of", "sample_id", "save_batch",
+    "save_process", "save_run", "save_samples", "save_weights", "stages_of", "steps_of", "trainer_directory",
 ]  # fmt: skip
 
 VERSION = 1
@@ -327,6 +327,27 @@ def load_weights(directory: Path) -> WeightsFile:
         DumpError: it is missing or no such file.
     """
     return load_struct(directory / WEIGHTS_FILE, WeightsFile)
+
+
+class _Announced(_File, frozen=True, kw_only=True):
+    policy_version: int
+
+
+def announce_policy_version(run: Path, version: int) -> None:
+    """Say which weights are being sent: engines in other processes are not told.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    save_struct(run / _PROCESSES / "policy_version", _Announced(policy_version=version))
+
+
+def announced_policy_version(run: Path) -> int | None:
+    """Return which weights are being sent, or were last; ``None`` if nobody has said so."""
+    try:
+        return load_struct(run / _PROCESSES / "policy_version", _Announced).policy_version
+    except DumpError:
+        return None
 
 
 def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) -> None:

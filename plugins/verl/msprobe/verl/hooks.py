@@ -1,21 +1,40 @@
-"""The RL trainer verl, recorded stage by stage. Not built yet: it registers, and says so when it is used."""
+"""The RL trainer verl: every stage of a step recorded without editing it, and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_core.hookspecs import hookimpl
+from msprobe_core.hookspecs import TrainerStages, hookimpl
 
 if TYPE_CHECKING:
     import click
 
 __version__ = "0.1.0"
 
+_STAGES = {
+    "rollout_generate": "the serving engine: prompts and further tokens",
+    "reward": "the rewards of samples",
+    "actor_compute_log_prob": "log-probs of the actor before it is updated",
+    "ref_compute_log_prob": "log-probs of the reference",
+    "compute_values": "values of the critic",
+    "critic_update": "forward, backward and update of the critic",
+    "actor_update": "forward, backward and update of the actor",
+    "update_weights_send": "parameters as the trainer sends them",
+    "update_weights_recv": "parameters as the serving engine has them then",
+    "trainer": "the driver's batch and metrics",
+}
+
+
+@hookimpl
+def msprobe_register_stages() -> Sequence[TrainerStages]:
+    """Offer verl's stages."""
+    return [TrainerStages("verl", _STAGES)]
+
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``verl``, a group of commands."""
-    from msprobe.verl._cli import verl
+    """Offer ``msprobe verl``."""
+    from msprobe.verl._commands import verl
 
     return [verl]

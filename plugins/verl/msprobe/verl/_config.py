@@ -1,0 +1,91 @@
+"""The configuration of the plugin: what a trainer with stages has, and what verl has besides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from msprobe.verl._files import Stage
+from msprobe_core.config.load import read_fields
+from msprobe_core.config.stages import StageConfig, check_stage_config
+from msprobe_core.errors import ConfigError
+
+SWITCH = "MSPROBE_VERL"
+"""Environment variable that names the configuration file."""
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is recorded of a serving engine.
+
+    Attributes:
+        prefill: Whether forwards of prompts are recorded.
+        decode_steps: How many further tokens of each request; -1 for all.
+        requests: How many requests in each step, in the order in which they come; -1 for all.
+    """
+
+    prefill: bool = True
+    decode_steps: int = -1
+    requests: int = -1
+
+
+@dataclass(frozen=True)
+class VerlConfig:
+    """A checked file.
+
+    Attributes:
+        stages: What is recorded, and how.
+        batch: Whether the driver's batch is recorded.
+        weights: Whether parameters are recorded that are sent and received.
+        rollout: What is recorded of the serving engine.
+    """
+
+    stages: StageConfig
+    batch: bool = True
+    weights: bool = True
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+
+    def selects_weights(self, stage: str, version: int, rank: int) -> bool:
+        """Whether a transfer of weights is recorded: behind a step that is, or before the one that they are for."""
+        selects = self.stages.selects
+        return self.weights and (selects(stage, version, rank) or selects(stage, version + 1, rank))
+
+
+_OWN: dict[str, Any] = {"batch": bool, "weights": bool, "rollout": RolloutConfig}
+
+
+def load_verl_config(path: Path) -> VerlConfig:
+    """Return the configuration in ``path``, JSON or YAML.
+
+    Raises:
+        ConfigError: it cannot be read, a field or a stage is unknown, or a value is not allowed.
+    """
+    return check_verl_config(read_fields(path), str(path))
+
+
+def check_verl_config(fields: dict[str, Any], where: str) -> VerlConfig:
+    """Return the configuration that a file with the content ``fields`` and the name ``where`` stands for.
+
+    Raises:
+        ConfigError: a field or a stage is unknown, or a value is not allowed.
+    """
+    own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
+    rest = {name: value for name, value in fields.items() if name not in _OWN}
+    stages = check_stage_config(rest, where, [stage.value for stage in Stage], further=_OWN)
+    checked = {name: _checked(name, value, where) for name, value in own.items()}
+    return VerlConfig(stages, **checked)
+
+
+def _checked(name: str, value: Any, where: str) -> Any:
+    try:
+        checked = msgspec.convert(value, _OWN[name])
+    except msgspec.ValidationError as error:
+        known = f"; known: {', '.join(RolloutConfig.__struct_fields__)}" if name == "rollout" else ""
+        raise ConfigError(f"{where}: {name!r} is {value!r}: {error}{known}") from error
+    if isinstance(checked, RolloutConfig):
+        for limit in ("decode_steps", "requests"):
+            if cast("int", getattr(checked, limit)) < -1:
+                raise ConfigError(f"{where}: '{limit}' of 'rollout' must be at least 0, or -1 for all")
+    return checked

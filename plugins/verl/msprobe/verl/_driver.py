@@ -1,0 +1,263 @@
+"""Hooks in the driver: it tells workers which step it is, and has the batch of a step with all that was computed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.verl._files import (
+    VERSION,
+    BatchFile,
+    BatchRow,
+    PolicyVersions,
+    Sampling,
+    Stage,
+    load_batch,
+    sample_id,
+    save_batch,
+    trainer_directory,
+)
+from msprobe.verl._probe import STEP_KEY, Probe
+from msprobe_core.errors import DumpError
+
+Method = Callable[..., Any]
+Array = NDArray[Any]
+
+_LEFT = frozenset({"prompts"})
+"""What is padded on the left, as verl's own padded batches have it."""
+
+_NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask"})
+"""Of batches that are not padded: made anew, or of no use."""
+
+
+def driver_method(original: Method) -> Method:
+    """Wrap a method of a trainer that has workers compute something for a batch: they are told the trainer's step."""
+
+    @functools.wraps(original)
+    def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is not None:
+            with probe.guard("the trainer's step"):
+                _tell_step(probe, self, batch)
+        return original(self, batch, *args, **kwargs)
+
+    return call
+
+
+def update_method(original: Method) -> Method:
+    """Wrap the method that updates a model: behind it, the batch is whole."""
+    tells = driver_method(original)
+
+    @functools.wraps(original)
+    def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = tells(self, batch, *args, **kwargs)
+        probe = Probe.current()
+        if probe is not None and probe.config.batch and probe.is_open:
+            with probe.guard(Stage.TRAINER.value):
+                _save_batch(probe, self, batch)
+        return result
+
+    return call
+
+
+def log_method(original: Method) -> Method:
+    """Wrap what logs the metrics of a step: they are put beside its batch."""
+
+    @functools.wraps(original)
+    def call(self: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is not None and probe.config.batch:
+            with probe.guard("metrics of the trainer"):
+                _add_metrics(probe, data, int(step))
+        return original(self, data, step, *args, **kwargs)
+
+    return call
+
+
+def environment_method(original: Method) -> Method:
+    """Wrap what makes the environment of all processes of the job: the switch is to be on in all of them."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        probe = Probe.current()
+        if probe is not None and isinstance(result, dict):
+            from msprobe.verl.boot import inherited_environment
+
+            result.setdefault("env_vars", {}).update(inherited_environment())
+        return result  # pyright: ignore[reportUnknownVariableType]
+
+    return call
+
+
+def _tell_step(probe: Probe, trainer: Any, batch: Any) -> None:
+    step = int(trainer.global_steps)
+    if probe.role == "process":
+        probe.act_as("driver")
+    probe.describe_run(_container(trainer.config), sampling_of(trainer.config))
+    for name in ("extra_info", "meta_info"):  # of keys in TransferQueue, of a DataProto
+        info = getattr(batch, name, None)
+        if isinstance(info, dict):
+            info[STEP_KEY] = step
+
+
+def _container(config: Any) -> Mapping[str, Any]:
+    try:
+        from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # of verl's own environment
+    except ImportError:
+        return cast("Mapping[str, Any]", config)
+    return cast("Mapping[str, Any]", OmegaConf.to_container(config, resolve=True))
+
+
+def sampling_of(config: Any) -> Sampling:
+    """Return how responses are drawn for training."""
+    rollout = config.actor_rollout_ref.rollout
+
+    def number(name: str, kind: Callable[[Any], Any]) -> Any:
+        value = rollout.get(name, None)
+        return None if value is None else kind(value)
+
+    return Sampling(
+        temperature=number("temperature", float), top_p=number("top_p", float), top_k=number("top_k", int),
+        do_sample=number("do_sample", bool), logprobs_mode=number("logprobs_mode", str),
+    )  # fmt: skip
+
+
+def _save_batch(probe: Probe, trainer: Any, batch: Any) -> None:
+    step = int(trainer.global_steps)
+    if not probe.config.stages.selects(Stage.TRAINER.value, step, 0):
+        return
+    if hasattr(batch, "keys") and hasattr(batch, "partition_id"):
+        tensors, others = _queued(batch)
+    else:
+        tensors, others = _padded(batch.batch.items()), dict(batch.non_tensor_batch)
+    samples, versions = _samples(tensors, others), _versions(others)
+    file = BatchFile(
+        version=VERSION, step=step, rows=len(samples), sampling=sampling_of(trainer.config),
+        policy_version=versions, samples=tuple(samples),
+    )  # fmt: skip
+    save_batch(trainer_directory(probe.out, step), file, tensors)
+
+
+def _queued(batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return tensors and other values of a batch in TransferQueue, padded as verl's older trainer has them."""
+    import transfer_queue as tq  # pyright: ignore[reportMissingImports]  # of verl's own environment
+
+    data: Any = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
+    others: dict[str, Any] = {}
+    nested: list[tuple[str, Any]] = []
+    for key in data.keys():  # noqa: SIM118  # of a TensorDict, which iterates over rows
+        value = data.get(key)
+        if hasattr(value, "is_nested"):  # a tensor
+            nested.append((key, value))
+        elif hasattr(value, "tolist"):
+            others[key] = value.tolist()
+    tags = getattr(batch, "tags", None)
+    for name in ("min_global_steps", "max_global_steps"):
+        if tags:
+            others.setdefault(name, [tag.get(name) for tag in tags])
+    tensors = _padded((key, value) for key, value in nested if key not in _NOT_KEPT)
+    lengths = {key: _lengths(value) for key, value in nested if key in {"prompts", "responses"}}
+    if len(lengths) == 2:
+        prompts, responses = tensors["prompts"], tensors["responses"]
+        masks = _mask(lengths["prompts"], prompts.shape[1], left=True), _mask(lengths["responses"], responses.shape[1])
+        tensors["input_ids"] = np.concatenate([prompts, responses], axis=1)
+        tensors["attention_mask"] = np.concatenate(masks, axis=1)
+    return tensors, others
+
+
+def _padded(items: Iterable[tuple[str, Any]]) -> dict[str, Array]:
+    """Return tensors as arrays ``[rows, …]``: nested ones are filled up with zeros, others than plain ones left out."""
+    found: dict[str, Array] = {}
+    for key, tensor in items:
+        array = _rows(tensor.detach().cpu(), left=key in _LEFT)
+        if array is not None:
+            found[key] = array
+    return found
+
+
+def _rows(tensor: Any, *, left: bool) -> Array | None:
+    if not tensor.is_nested:
+        return _array(tensor)
+    parts = [_array(part) for part in tensor.unbind()]
+    if any(part is None or part.ndim != 1 for part in parts):  # positions with several axes and the like
+        return None
+    rows = cast("list[Array]", parts)
+    width = max((len(row) for row in rows), default=0)
+    padded = np.zeros((len(rows), width), rows[0].dtype if rows else np.float32)
+    for line, row in zip(padded, rows, strict=True):
+        line[width - len(row) if left else 0 : width if left else len(row)] = row
+    return padded
+
+
+def _array(tensor: Any) -> Array | None:
+    if str(tensor.dtype) in {"torch.bfloat16", "torch.float16"}:
+        tensor = tensor.float()  # exact, and every reader knows it
+    try:
+        return np.array(tensor.numpy())  # a copy: rows of a batch that was loaded may share their memory
+    except (TypeError, RuntimeError):
+        return None
+
+
+def _lengths(tensor: Any) -> list[int]:
+    if tensor.is_nested:
+        return [int(part.shape[0]) for part in tensor.unbind()]
+    return [int(tensor.shape[1])] * int(tensor.shape[0])
+
+
+def _mask(lengths: list[int], width: int, *, left: bool = False) -> Array:
+    mask = np.zeros((len(lengths), width), np.int64)
+    for line, length in zip(mask, lengths, strict=True):
+        line[width - length if left else 0 : width if left else length] = 1
+    return mask
+
+
+def _samples(tensors: Mapping[str, Array], others: Mapping[str, Any]) -> list[BatchRow]:
+    if not {"prompts", "input_ids", "attention_mask"} <= tensors.keys():
+        return []
+    width = tensors["prompts"].shape[1]
+    uids = others.get("uid")
+    rows: list[BatchRow] = []
+    for i, (ids, mask) in enumerate(zip(tensors["input_ids"], tensors["attention_mask"].astype(bool), strict=True)):
+        prompt = ids[:width][mask[:width]]
+        uid = None if uids is None else str(uids[i])
+        rows.append(
+            BatchRow(
+                id=sample_id(ids[mask]), prompt_id=sample_id(prompt), uid=uid, prompt_length=len(prompt),
+                total_length=int(mask.sum()),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _versions(others: Mapping[str, Any]) -> PolicyVersions | None:
+    def numbers(name: str) -> list[int]:
+        values = others.get(name)
+        return [] if values is None else [int(value) for value in values if value is not None]
+
+    oldest, newest = numbers("min_global_steps"), numbers("max_global_steps")
+    if not oldest and not newest:
+        return None
+    return PolicyVersions(min=min(oldest, default=None), max=max(newest, default=None))
+
+
+def _add_metrics(probe: Probe, data: Any, step: int) -> None:
+    directory = trainer_directory(probe.out, step)
+    if not probe.config.stages.selects(Stage.TRAINER.value, step, 0) or not directory.is_dir():
+        return
+    try:
+        batch, tensors = load_batch(directory)
+    except DumpError:
+        return  # another step's leftovers
+    metrics = dict(batch.metrics)
+    for name, value in dict(data).items():
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            continue
+        metrics[str(name)] = float(value) if math.isfinite(value) else None
+    save_batch(directory, msgspec.structs.replace(batch, metrics=metrics), tensors)

@@ -1,0 +1,148 @@
+"""Hooks in vLLM and SGLang, by their documented interfaces. Not run here: tested with stand-ins of the same shape.
+
+Both run many requests in one forward, packed into one dimension; which ones is known to the scheduler's output alone.
+Models have to run eagerly, since a captured graph calls no module, and without reuse of prefixes, since what is not
+computed cannot be recorded.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from msprobe.verl._files import CallPhase
+from msprobe.verl._probe import Probe
+from msprobe.verl.rollout import EngineProbe, Part, watch_engine
+
+Method = Callable[..., Any]
+
+_probes: WeakKeyDictionary[Any, EngineProbe] = WeakKeyDictionary()
+"""By the engine's runner, of which a process may have several: target and draft."""
+
+_scheduled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""What a runner has been told to run."""
+
+
+def _replica() -> int:
+    """Return the number of this process among those of all replicas."""
+    replica = int(os.environ.get("VERL_REPLICA_RANK", "0"))
+    size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    return replica * size + rank % size
+
+
+def _probe_of(runner: Any) -> EngineProbe:
+    probe = _probes.get(runner)
+    if probe is None:
+        probe = _probes[runner] = watch_engine(runner.model, _replica())
+    return probe
+
+
+# --- vLLM ----------------------------------------------------------------------------------------------------------
+
+
+def vllm_execute_method(original: Method) -> Method:
+    """Wrap `GPUModelRunner.execute_model(scheduler_output)`: which requests are over, and which come."""
+
+    @functools.wraps(original)
+    def call(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is not None:
+            with probe.guard("vLLM's schedule"):
+                for request in scheduler_output.finished_req_ids:
+                    state = self.requests.get(request)
+                    if state is not None:
+                        _probe_of(self).finish(request, state.prompt_token_ids, state.output_token_ids)
+                _scheduled[self] = scheduler_output
+        return original(self, scheduler_output, *args, **kwargs)
+
+    return call
+
+
+def vllm_forward_method(original: Method) -> Method:
+    """Wrap `GPUModelRunner._model_forward`: by now the runner's batch has its requests in the order of their tokens."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        scheduled = _scheduled.pop(self, None)
+        parts: list[Part] = []
+        if probe is not None and scheduled is not None:  # warm-up and profiling run without a schedule
+            with probe.guard("vLLM's batch"):
+                parts = _vllm_parts(self, scheduled)
+        if not parts:
+            return original(self, *args, **kwargs)
+        has_prompt = any(part.length > 1 or part.start == 0 for part in parts)
+        phase = CallPhase.PREFILL if has_prompt else CallPhase.DECODE
+        with _probe_of(self).forward(parts, phase.value):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _vllm_parts(runner: Any, scheduled: Any) -> list[Part]:
+    parts: list[Part] = []
+    offset = 0
+    for request in runner.input_batch.req_ids:
+        length = scheduled.num_scheduled_tokens.get(request, 0)
+        if length:
+            start = int(runner.requests[request].num_computed_tokens)
+            parts.append(Part(request, length=int(length), start=start, offset=offset))
+            offset += int(length)
+    return parts
+
+
+def vllm_update_method(original: Method) -> Method:
+    """Wrap `vLLMColocateWorkerExtension.update_weights_from_ipc`: behind it the model has its new weights."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        probe = Probe.current()
+        if probe is not None:
+            with probe.guard("weights received by vLLM"):
+                runner = self.model_runner
+                _probe_of(runner).weights_updated(None, runner.model.named_parameters())
+        return result
+
+    return call
+
+
+# --- SGLang --------------------------------------------------------------------------------------------------------
+
+
+def sglang_forward_method(original: Method) -> Method:
+    """Wrap `ModelRunner.forward(forward_batch)`: the batch knows its requests, their lengths and what is cached."""
+
+    @functools.wraps(original)
+    def call(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        parts: list[Part] = []
+        is_decode = False
+        if probe is not None:
+            with probe.guard("SGLang's batch"):
+                is_decode = bool(forward_batch.forward_mode.is_decode())
+                parts = _sglang_parts(forward_batch, is_decode=is_decode)
+        if not parts:
+            return original(self, forward_batch, *args, **kwargs)
+        phase = CallPhase.DECODE if is_decode else CallPhase.PREFILL
+        with _probe_of(self).forward(parts, phase.value):
+            return original(self, forward_batch, *args, **kwargs)
+
+    return call
+
+
+def _sglang_parts(batch: Any, *, is_decode: bool) -> list[Part]:
+    requests = getattr(batch, "rids", None)
+    if not requests:
+        return []
+    ends = [int(length) for length in batch.seq_lens_cpu]
+    lengths = [1] * len(ends) if is_decode else [int(length) for length in batch.extend_seq_lens_cpu]
+    parts: list[Part] = []
+    offset = 0
+    for request, length, end in zip(requests, lengths, ends, strict=True):
+        parts.append(Part(str(request), length=length, start=end - length, offset=offset))
+        offset += length
+    return parts

@@ -1,0 +1,204 @@
+"""Where hooks are put: the table of modules, classes and methods, and what stands around each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from msprobe.verl._files import HookStatus, Stage
+from msprobe.verl._probe import Probe
+
+Method = Callable[..., Any]
+Wrap = Callable[[Method], Method]
+Loader = Callable[[], Wrap]
+
+_MARK = "_msprobe_wraps"
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """One method, or one function, that something of ours stands around.
+
+    Attributes:
+        hook: What it is for.
+        module: Where it is.
+        owner: Its class; ``None`` for a function of the module; ``*`` for all classes of the module that define it.
+        name: Its name.
+        load: Returns what stands around it; imports the code for that.
+        since: Versions of verl, or of the engine, that have it.
+        is_optional: Whether it is no loss where it is missing: another version has another.
+    """
+
+    hook: str
+    module: str
+    owner: str | None
+    name: str
+    load: Loader
+    since: str = "0.8"
+    is_optional: bool = False
+
+    @property
+    def target(self) -> str:
+        """Module and function, as it is written in reports."""
+        return ".".join(part for part in (self.module, self.owner, self.name) if part)
+
+    def attach(self, module: ModuleType) -> tuple[HookStatus, str | None]:
+        """Put it into an imported module; returns what became of it, and why."""
+        owners = self._owners(module)
+        if not owners:
+            what = f"there is no {self.owner or self.name}"
+            return HookStatus.ABSENT, what if self.owner != "*" else f"no class defines {self.name}"
+        found = [owner for owner in owners if callable(getattr(owner, self.name, None))]
+        if not found:
+            return HookStatus.ABSENT, f"there is no {self.name}"
+        wrap = self.load()
+        for owner in found:
+            original = vars(owner).get(self.name) or getattr(owner, self.name)
+            if isinstance(original, staticmethod | classmethod):
+                return HookStatus.FAILED, f"{self.name} is a {type(original).__name__}"
+            if getattr(original, _MARK, False):
+                continue
+            wrapped = wrap(original)
+            setattr(wrapped, _MARK, True)
+            setattr(owner, self.name, wrapped)
+        return HookStatus.ATTACHED, None
+
+    def _owners(self, module: ModuleType) -> list[Any]:
+        if self.owner is None:
+            return [module]
+        if self.owner == "*":
+            classes = [value for value in vars(module).values() if isinstance(value, type)]
+            return [cls for cls in classes if cls.__module__ == module.__name__ and self.name in vars(cls)]
+        owner = getattr(module, self.owner, None)
+        return [] if owner is None else [owner]
+
+
+def attach_all(probe: Probe, points: Sequence[HookPoint], module: ModuleType) -> None:
+    """Put all hooks of one module in place; nothing is raised, and the probe takes note of each."""
+    for point in points:
+        try:
+            status, reason = point.attach(module)
+        except Exception as error:  # noqa: BLE001  # of code that is not ours to know
+            status, reason = HookStatus.FAILED, f"{type(error).__name__}: {error}"
+        if status is HookStatus.ABSENT and point.is_optional:
+            continue
+        probe.note_hook(point.hook, point.target, status, reason)
+
+
+def _worker(name: str, *args: Any) -> Loader:
+    def load() -> Wrap:
+        from msprobe.verl import _worker as worker
+
+        wrap = getattr(worker, name)
+        return wrap(*args) if args else wrap
+
+    return load
+
+
+def _driver(name: str) -> Loader:
+    def load() -> Wrap:
+        from msprobe.verl import _driver as driver
+
+        return getattr(driver, name)
+
+    return load
+
+
+def _engine(name: str) -> Loader:
+    def load() -> Wrap:
+        from msprobe.verl import _engines as engines
+
+        return getattr(engines, name)
+
+    return load
+
+
+def _stage(stage: Stage) -> Loader:
+    return _worker("stage_method", stage.value)
+
+
+_ENGINES = "verl.workers.engine"
+_WORKERS = "verl.workers.engine_workers"
+_ACTOR = "ActorRolloutRefWorker"
+_V0, _V1 = "verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base"
+
+
+def _step_points(engine: str) -> list[HookPoint]:
+    module = f"{_ENGINES}.{engine}.transformer_impl"
+    step = "pipeline_step_method" if engine in {"megatron", "mindspeed"} else "step_method"
+    return [
+        HookPoint("micro-batches", module, "*", "forward_step", _worker(step)),
+        HookPoint("gradient norm", module, "*", "optimizer_step", _worker("optimizer_method")),
+        HookPoint("weights sent", module, "*", "get_per_tensor_param", _worker("export_method")),
+    ]
+
+
+def _driver_points(module: str, owner: str, since: str) -> list[HookPoint]:
+    tells = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values")
+    return [
+        *(HookPoint("trainer step", module, owner, name, _driver("driver_method"), since) for name in tells),
+        *(
+            HookPoint("batch", module, owner, name, _driver("update_method"), since)
+            for name in ("_update_critic", "_update_actor")
+        ),
+    ]
+
+
+def _older_points(module: str) -> list[HookPoint]:
+    """Return the stages of workers before 0.8, which have one class for each role."""
+    actor = {
+        "compute_log_prob": Stage.ACTOR_LOG_PROB, "compute_ref_log_prob": Stage.REF_LOG_PROB,
+        "update_actor": Stage.ACTOR_UPDATE,
+    }  # fmt: skip
+    critic = {"compute_values": Stage.VALUES, "update_critic": Stage.CRITIC_UPDATE}
+    return [
+        HookPoint("stage", module, owner, name, _worker("older_stage_method", stage.value), "0.6-0.7")
+        for owner, methods in (("ActorRolloutRefWorker", actor), ("CriticWorker", critic))
+        for name, stage in methods.items()
+    ]
+
+
+HOOK_POINTS: Sequence[HookPoint] = (
+    HookPoint("stage", _WORKERS, _ACTOR, "compute_log_prob", _stage(Stage.ACTOR_LOG_PROB)),
+    HookPoint("stage", _WORKERS, _ACTOR, "compute_ref_log_prob", _stage(Stage.REF_LOG_PROB)),
+    HookPoint("stage", _WORKERS, _ACTOR, "update_actor", _stage(Stage.ACTOR_UPDATE)),
+    HookPoint("stage", _WORKERS, "TrainingWorker", "infer_batch", _worker("critic_method", Stage.VALUES.value)),
+    HookPoint(
+        "stage", _WORKERS, "TrainingWorker", "train_mini_batch", _worker("critic_method", Stage.CRITIC_UPDATE.value)
+    ),
+    HookPoint("weights sent", _WORKERS, _ACTOR, "update_weights", _worker("send_method"), "0.9"),
+    HookPoint("mini-batches", f"{_ENGINES}.base", "BaseEngine", "train_batch", _worker("batch_method")),
+    HookPoint("mini-batches", f"{_ENGINES}.base", "BaseEngine", "infer_batch", _worker("batch_method")),
+    *_step_points("fsdp"),
+    *_step_points("megatron"),
+    *_step_points("veomni"),
+    *_step_points("torchtitan"),
+    *_step_points("automodel"),
+    *_driver_points(_V0, "RayPPOTrainer", "0.8"),
+    *_driver_points(_V1, "PPOTrainer", "0.9"),
+    HookPoint("metrics", "verl.utils.tracking", "Tracking", "log", _driver("log_method")),
+    HookPoint(
+        "environment", "verl.trainer.constants_ppo", None, "get_ppo_ray_runtime_env", _driver("environment_method")
+    ),
+    HookPoint(
+        "weights received (vLLM)", "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension",
+        "update_weights_from_ipc", _engine("vllm_update_method"),
+    ),
+    HookPoint(
+        "requests (vLLM)", "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "execute_model",
+        _engine("vllm_execute_method"), "vLLM 0.11",
+    ),
+    HookPoint(
+        "forwards (vLLM)", "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "_model_forward",
+        _engine("vllm_forward_method"), "vLLM 0.11",
+    ),
+    HookPoint(
+        "forwards (SGLang)", "sglang.srt.model_executor.model_runner", "ModelRunner", "forward",
+        _engine("sglang_forward_method"), "SGLang 0.5",
+    ),
+    *_older_points("verl.workers.fsdp_workers"),
+    *_older_points("verl.workers.megatron_workers"),
+)  # fmt: skip
+"""All hooks. Modules that a version of verl does not have are never imported, and theirs wait for ever."""

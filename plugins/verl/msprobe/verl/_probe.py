@@ -1,0 +1,184 @@
+"""What one process of a job records: its configuration, its recorder, its hooks, and what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from msprobe.verl._config import VerlConfig
+from msprobe.verl._files import Capability, HookStatus, ProcessInfo, RunInfo, Sampling, save_process, save_run
+from msprobe.verl._versions import installed_versions
+from msprobe_core.capture.stages import Stage as OpenStage
+from msprobe_core.capture.stages import StageRecorder
+from msprobe_core.errors import PluginError
+from msprobe_core.hookspecs import Framework
+from msprobe_core.plugins import registry
+
+_logger = logging.getLogger(__name__)
+
+STEP_KEY = "msprobe_step"
+"""Under this key the driver tells workers the trainer's step: verl's own ``global_steps`` is the policy's version."""
+
+_PACKAGES = ("verl", "torch", "ray", "transformers", "tensordict", "vllm", "sglang", "megatron-core", "torch-npu",
+             "msprobe-core", "msprobe-verl")  # fmt: skip
+
+
+class Probe:
+    """There is one in each process that records."""
+
+    _instance: ClassVar[Probe | None] = None
+
+    def __init__(self, config: VerlConfig) -> None:
+        self.config = config
+        self.role = "process"
+        self.rank: int | None = None
+        self.is_open = True
+        """Whether stages are recorded now; verl's profiler closes it between the steps that it selects."""
+        self.trainer_step: int | None = None
+        """The trainer's step, where something else than the data tells it."""
+        self._capabilities: dict[tuple[str, str], Capability] = {}
+        self._errors: list[str] = []
+        self._recorder: StageRecorder | None = None
+        self._steps_seen: dict[str, int] = {}
+        self._has_described = False
+
+    @classmethod
+    def current(cls) -> Probe | None:
+        """Return that of this process; ``None`` where nothing is recorded."""
+        return cls._instance
+
+    @classmethod
+    def switch_on(cls, config: VerlConfig) -> Probe:
+        """Return that of this process, made with ``config`` if there is none."""
+        if cls._instance is None:
+            cls._instance = cls(config)
+        return cls._instance
+
+    @classmethod
+    def switch_off(cls) -> None:
+        """Record nothing any more."""
+        probe, cls._instance = cls._instance, None
+        if probe is not None and probe._recorder is not None:
+            probe._recorder.close()
+
+    @property
+    def out(self) -> Path:
+        """Directory of the run."""
+        return self.config.stages.out
+
+    @property
+    def recorder(self) -> StageRecorder:
+        """What records; made when it is first needed."""
+        if self._recorder is None:
+            self._recorder = StageRecorder(self.config.stages, self.framework, on_failure=self._note_failure)
+        return self._recorder
+
+    @property
+    def framework(self) -> Framework:
+        """PyTorch.
+
+        Raises:
+            PluginError: its plugin is not there.
+        """
+        offers = registry().frameworks()
+        if "pytorch" not in offers:
+            raise PluginError("the plugin msprobe-pytorch is missing; `msprobe plugins` says why")
+        return offers["pytorch"].load()
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[OpenStage | None, None, None]:
+        """Give a stage for the block; ``None`` inside of another, or while nothing is recorded."""
+        recorder: StageRecorder | None = None
+        if self.is_open:
+            with self.guard(name):
+                recorder = self.recorder
+        if recorder is None:
+            yield None
+            return
+        with recorder.stage(name) as stage:
+            yield stage
+
+    @property
+    def open_stage(self) -> OpenStage | None:
+        """The stage that runs."""
+        return None if self._recorder is None else self._recorder.current
+
+    @contextmanager
+    def guard(self, where: str) -> Generator[None, None, None]:
+        """Keep a failure of ours from the training; see `StageRecorder.guard`."""
+        try:
+            yield
+        except Exception as error:
+            if self.config.stages.strict:
+                raise
+            if self._recorder is not None:
+                self._recorder.note_failure(where, error)
+                return
+            message = f"{where}: not recorded, the training goes on: {type(error).__name__}: {error}"
+            if not self._errors:
+                _logger.warning("msprobe: %s", message)
+            if message not in self._errors:
+                self._note_failure(message)
+
+    def act_as(self, role: str, rank: int | None = None) -> None:
+        """Say what this process does."""
+        if (self.role, self.rank) != (role, rank):
+            self.role, self.rank = role, rank
+            self.save()
+
+    def next_step(self, stage: str) -> int:
+        """Return a number for the step of a stage where nobody says which one it is: passes through it, from 1."""
+        self._steps_seen[stage] = self._steps_seen.get(stage, 0) + 1
+        return self._steps_seen[stage]
+
+    def note_hook(self, hook: str, target: str, status: HookStatus, reason: str | None = None) -> None:
+        """Take note of what became of a hook."""
+        self._capabilities[hook, target] = Capability(hook=hook, target=target, status=status, reason=reason)
+        if status is HookStatus.FAILED:
+            _logger.warning("msprobe: the hook '%s' at %s is not in place: %s", hook, target, reason)
+
+    @property
+    def capabilities(self) -> tuple[Capability, ...]:
+        """All hooks of this process."""
+        return tuple(self._capabilities.values())
+
+    def save(self) -> None:
+        """Write what this process has to say."""
+        try:
+            info = ProcessInfo(
+                host=platform.node() or "host", pid=os.getpid(), role=self.role, rank=self.rank,
+                capabilities=self.capabilities, errors=tuple(self._errors),
+            )  # fmt: skip
+            save_process(self.out, info)
+        except Exception as error:  # noqa: BLE001  # of a disk; the training goes on
+            _logger.warning("msprobe: %s", error)
+
+    def describe_run(self, config: Mapping[str, Any], sampling: Sampling) -> None:
+        """Write ``run.json``, once."""
+        if not self._has_described:
+            self._has_described = True
+            info = RunInfo(
+                versions=installed_versions(_PACKAGES),
+                config=_plain(config),
+                sampling=sampling,
+                stages=self.config.stages.stages,
+            )
+            save_run(self.out, info)
+
+    def _note_failure(self, message: str) -> None:
+        self._errors.append(message)
+        self.save()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of the trainer's configuration in JSON's own types."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in cast("list[Any]", value)]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,84 @@
+"""In the place of verl's own ``precision_debugger``: its configuration keys switch recording on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from msprobe.verl._config import check_verl_config
+from msprobe.verl._files import Stage
+from msprobe.verl._probe import Probe
+from msprobe_core.config.load import read_fields
+from msprobe_core.errors import ConfigError
+
+_NOT_OURS = ("dump_path", "step", "rank")
+"""Fields of a debugger's file that verl's keys replace: `save_path`, `steps` and `ranks` of `global_profiler`."""
+
+_DEFAULT_OUT = "outputs/profile"
+
+
+class StageProfiler:
+    """Has the interface of verl's ``PrecisionDebuggerProfiler``; our hooks do the work while it is started.
+
+    ``global_profiler.global_tool_config.precision_debugger.{config_path,stages,strict}`` mean what they mean there, and
+    ``config_path`` may also be a file of this plugin. Steps are those of ``global_profiler.steps``.
+    """
+
+    def __init__(self, precision_cfg: Any, rank: int | None = None, save_path: str | None = None) -> None:  # noqa: ARG002
+        settings = _settings(precision_cfg)
+        probe = Probe.current()
+        if probe is None:
+            config = check_verl_config(_fields(settings, save_path or _DEFAULT_OUT), "precision_debugger")
+            from msprobe.verl.boot import switch_on
+
+            switch_on(config)
+            probe = Probe.current()
+            assert probe is not None
+            probe.is_open = False
+        self._probe = probe
+
+    def start(self, **kwargs: Any) -> bool:
+        """Begin a step that is to be recorded."""
+        step = kwargs.get("profile_step", kwargs.get("global_step"))
+        self._probe.trainer_step = None if step is None else int(step)
+        self._probe.is_open = True
+        return True
+
+    def stop(self, **_: Any) -> None:
+        """End it."""
+        self._probe.is_open = False
+
+    def annotate(self, **_: Any) -> Callable[[Any], Any]:
+        """Return a decorator that changes nothing: stages are known without it."""
+        return lambda function: function
+
+
+def _settings(given: Any) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if is_dataclass(given) and not isinstance(given, type):
+        return asdict(given)
+    return dict(cast("Mapping[str, Any]", given))
+
+
+def _fields(settings: Mapping[str, Any], save_path: str) -> dict[str, Any]:
+    """Return the configuration that verl's keys stand for.
+
+    Raises:
+        ConfigError: the file cannot be read, or a stage is unknown.
+    """
+    path = settings.get("config_path")
+    fields = read_fields(Path(str(path))) if path else {}
+    fields = {name: value for name, value in fields.items() if name not in _NOT_OURS}
+    known = {stage.value for stage in Stage}
+    stages = settings.get("stages")
+    if stages:
+        unknown = [stage for stage in stages if stage not in known]
+        if unknown:
+            raise ConfigError(f"precision_debugger: 'stages' has {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        fields["stages"] = list(stages)
+    fields.setdefault("out", save_path)
+    fields.setdefault("strict", bool(settings.get("strict")))
+    return fields

@@ -1,0 +1,108 @@
+"""Which samples a micro-batch of verl's workers holds: read from its TensorDict, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe.verl._probe import STEP_KEY
+from msprobe_core.store.samples import BatchLayout, Row, sample_id
+
+Integers = NDArray[np.int64]
+
+
+def plain(data: Any, key: str, default: Any = None) -> Any:
+    """Return a non-tensor entry of a TensorDict, or of a mapping, as Python has it."""
+    try:
+        value = data.get(key, None)
+    except KeyError:
+        return default
+    if value is None:
+        return default
+    if hasattr(value, "tolist") and type(value).__name__ == "NonTensorStack":
+        return value.tolist()
+    return getattr(value, "data", value) if type(value).__name__ == "NonTensorData" else value
+
+
+def trainer_step_of(data: Any) -> int | None:
+    """Return the trainer's step that the driver has put into the data; ``None`` if it has not."""
+    return _number(plain(data, STEP_KEY))
+
+
+def policy_version_of(data: Any) -> int | None:
+    """Return the version of the policy that has generated the data, the newest of several; ``None`` if nobody says so.
+
+    It is verl's ``global_steps`` of the serving engine. The trainer with TransferQueue has its own step under that name,
+    and the policy's version with each trajectory.
+    """
+    trajectories = plain(data, "extra_fields")
+    if isinstance(trajectories, list | tuple | np.ndarray):
+        found = [_newest_of(fields) for fields in cast("Iterable[Any]", trajectories)]
+        if (newest := _number([version for version in found if version is not None])) is not None:
+            return newest
+    return _number(plain(data, "max_global_steps", plain(data, "global_steps")))
+
+
+def _newest_of(fields: Any) -> Any:
+    return cast("dict[str, Any]", fields).get("max_global_steps") if isinstance(fields, dict) else None
+
+
+def layout_of(data: Any) -> BatchLayout:
+    """Return how a micro-batch is given to the model."""
+    return BatchLayout.PACKED if plain(data, "use_remove_padding", True) else BatchLayout.PADDED
+
+
+def rows_of(data: Any) -> list[Row]:
+    """Return the samples of a micro-batch in the order of its rows; empty where its tokens are not nested."""
+    ids = data["input_ids"]
+    if not getattr(ids, "is_nested", False):
+        return []
+    is_packed = layout_of(data) is BatchLayout.PACKED
+    offsets = [int(offset) for offset in ids.offsets().cpu()]
+    tokens: Integers = ids.values().cpu().numpy()
+    prompts = _prompt_lengths(data, offsets)
+    uids = _texts(plain(data, "uid"), len(prompts))
+    rows: list[Row] = []
+    for i, (begin, end) in enumerate(pairwise(offsets)):
+        rows.append(
+            Row(
+                id=sample_id(tokens[begin:end]), prompt_id=sample_id(tokens[begin : begin + prompts[i]]), uid=uids[i],
+                row=0 if is_packed else i, offset=begin if is_packed else 0, length=end - begin,
+                prompt_length=prompts[i], total_length=end - begin,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _prompt_lengths(data: Any, offsets: list[int]) -> list[int]:
+    """Return how many tokens of each sample are its prompt; 0 where nothing tells."""
+    totals = [end - begin for begin, end in pairwise(offsets)]
+    for key, is_prompt in (("prompts", True), ("responses", False), ("response_mask", False)):
+        value = data.get(key, None)
+        if value is not None and getattr(value, "is_nested", False):
+            lengths = [int(length) for length in value.offsets().diff().cpu()]
+            return lengths if is_prompt else [total - own for total, own in zip(totals, lengths, strict=True)]
+    prompts, mask = data.get("prompts", None), data.get("attention_mask", None)
+    if prompts is None or mask is None:
+        return [0] * len(totals)
+    return [int(length) for length in mask[:, : prompts.shape[1]].sum(-1).cpu()]
+
+
+def _texts(value: Any, count: int) -> list[str | None]:
+    if isinstance(value, np.ndarray | list | tuple) and len(cast("list[Any]", value)) == count:
+        return [None if one is None else str(one) for one in cast("Iterable[Any]", value)]
+    return [None] * count
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, np.ndarray | list | tuple):
+        numbers = [_number(one) for one in cast("Iterable[Any]", value)]
+        return max((number for number in numbers if number is not None), default=None)
+    try:
+        return None if value is None else int(value)
+    except (TypeError, ValueError):
+        return None

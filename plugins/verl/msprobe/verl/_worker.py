@@ -1,0 +1,271 @@
+"""Hooks in the workers: which stage runs, which mini-batch and micro-batch, what the optimizer is given, what is sent.
+
+Names of stages come from the methods that the driver calls; data is looked at one level below, in the engine: under
+TransferQueue the former are given keys only.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msprobe.verl._files import VERSION, Stage, WeightsFile, announce_policy_version, rank_directory, save_weights
+from msprobe.verl._probe import Probe
+from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, trainer_step_of
+from msprobe.verl._weights import WeightDigests, placements_of, tee
+from msprobe_core.capture.stages import Stage as OpenStage
+
+Method = Callable[..., Any]
+
+
+def stage_method(name: str) -> Callable[[Method], Method]:
+    """Return a wrapper for a method that is a whole stage."""
+
+    def wrap(original: Method) -> Method:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            probe = Probe.current()
+            if probe is None:
+                return original(self, *args, **kwargs)
+            with probe.stage(name):
+                return original(self, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+_OLDER_MODELS = {
+    Stage.ACTOR_LOG_PROB.value: ("actor_module_fsdp", "actor_module"),
+    Stage.ACTOR_UPDATE.value: ("actor_module_fsdp", "actor_module"),
+    Stage.REF_LOG_PROB.value: ("ref_module_fsdp", "ref_module"),
+    Stage.VALUES.value: ("critic_module",),
+    Stage.CRITIC_UPDATE.value: ("critic_module",),
+}
+"""Where workers before 0.8 keep the model of a stage."""
+
+
+def older_stage_method(name: str) -> Callable[[Method], Method]:
+    """Return a wrapper for a whole stage of workers before 0.8, which have their models themselves."""
+
+    def wrap(original: Method) -> Method:
+        @functools.wraps(original)
+        def call(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+            probe = Probe.current()
+            if probe is None:
+                return original(self, data, *args, **kwargs)
+            with probe.stage(name) as stage:
+                if stage is not None:
+                    with probe.guard(name):
+                        found = [getattr(self, attribute, None) for attribute in _OLDER_MODELS[name]]
+                        model = next(model for model in found if model is not None)
+                        models = list(model) if isinstance(model, list | tuple) else [model]  # pyright: ignore[reportUnknownArgumentType]
+                        begin(probe, stage, models, getattr(data, "meta_info", {}))
+                return original(self, data, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+def critic_method(name: str) -> Callable[[Method], Method]:
+    """Return a wrapper for a method of a worker that is a critic by itself, or part of one with a stage of its own."""
+
+    def wrap(original: Method) -> Method:
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            probe = Probe.current()
+            if probe is None:
+                return original(self, *args, **kwargs)
+            running = probe.open_stage
+            if running is not None:
+                _correct(running, args, kwargs)
+            is_critic = getattr(getattr(self, "config", None), "model_type", None) == "value_model"
+            if running is not None or not is_critic:
+                return original(self, *args, **kwargs)
+            with probe.stage(name):
+                return original(self, *args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+def _correct(stage: OpenStage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A reference that is the actor without its adapter is asked for by a flag in the data."""
+    data = args[0] if args else kwargs.get("data")
+    if stage.name == Stage.ACTOR_LOG_PROB.value and hasattr(data, "get") and plain(data, "no_lora_adapter"):
+        stage.name = Stage.REF_LOG_PROB.value
+
+
+def batch_method(original: Method) -> Method:
+    """Wrap `train_batch` or `infer_batch` of an engine: one mini-batch of the stage that runs."""
+
+    @functools.wraps(original)
+    def call(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        stage = None if probe is None else probe.open_stage
+        if probe is not None and stage is not None:
+            with probe.guard(stage.name):
+                begin(probe, stage, models_of(self), data)
+                stage.mini_batch()
+        return original(self, data, *args, **kwargs)
+
+    return call
+
+
+def begin(probe: Probe, stage: OpenStage, models: list[Any], data: Any) -> None:
+    """Begin to record a stage, if it has not begun, with the step that the data is of."""
+    if stage.has_begun:
+        return
+    version, step = policy_version_of(data), trainer_step_of(data)
+    if step is None:
+        step = probe.trainer_step
+    if step is None:
+        # Who calls the workers by himself has no trainer: the data knows its policy, or calls are all there is.
+        step = version + 1 if version is not None else probe.next_step(stage.name)
+    if probe.role == "process":
+        probe.act_as("worker", probe.framework.rank())
+    stage.begin(models, step=step, policy_version=version)
+
+
+def models_of(engine: Any) -> list[Any]:
+    """Return the models of an engine: one, or the chunks of a pipeline stage."""
+    module = engine.module
+    return list(module) if isinstance(module, list | tuple) else [module]
+
+
+def step_method(original: Method) -> Method:
+    """Wrap `forward_step` of an engine that is given a micro-batch: it computes, and returns its loss."""
+
+    @functools.wraps(original)
+    def call(self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        stage = None if probe is None else probe.open_stage
+        if probe is None or stage is None or not stage.is_recording:
+            return original(self, micro_batch, *args, **kwargs)
+        with probe.guard(stage.name):
+            stage.micro_batch(rows_of(micro_batch), layout_of(micro_batch))
+        result = original(self, micro_batch, *args, **kwargs)
+        with probe.guard(stage.name):
+            _take_loss(stage, result)
+        return result
+
+    return call
+
+
+def _take_loss(stage: OpenStage, result: Any) -> None:
+    output = result[1] if isinstance(result, tuple) and len(result) == 2 else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    is_training = stage.name in {Stage.ACTOR_UPDATE.value, Stage.CRITIC_UPDATE.value}
+    if is_training and isinstance(output, dict) and isinstance(output.get("loss"), float):  # pyright: ignore[reportUnknownMemberType]
+        stage.loss(output["loss"])  # pyright: ignore[reportUnknownArgumentType]
+
+
+def pipeline_step_method(original: Method) -> Method:
+    """Wrap `forward_step` of Megatron's engines, given an iterator of micro-batches and a chunk of the model."""
+
+    @functools.wraps(original)
+    def call(self: Any, batch_iter: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        stage = None if probe is None else probe.open_stage
+        if probe is None or stage is None or not stage.is_recording:
+            return original(self, batch_iter, *args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        # Each chunk of a virtual pipeline has an iterator of its own over the same micro-batches: one of them counts.
+        chunks = models_of(self)
+        counts = len(chunks) < 2 or model is chunks[0]
+        return original(self, _seen(batch_iter, probe, stage) if counts else batch_iter, *args, **kwargs)
+
+    return call
+
+
+def _seen(batches: Iterator[Any], probe: Probe, stage: OpenStage) -> Iterator[Any]:
+    for batch in batches:
+        with probe.guard(stage.name):
+            stage.micro_batch(rows_of(batch), layout_of(batch))
+        yield batch
+
+
+def optimizer_method(original: Method) -> Method:
+    """Wrap `optimizer_step` of an engine, which returns the norm of the gradients before clipping."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = original(self, *args, **kwargs)
+        probe = Probe.current()
+        stage = None if probe is None else probe.open_stage
+        if probe is not None and stage is not None:
+            with probe.guard(stage.name):
+                stage.update(norm if isinstance(norm, int | float) else None)
+        return norm
+
+    return call
+
+
+class _Transfer:
+    """One transfer of weights that runs in this process."""
+
+    step: int | None = None
+    is_running = False
+
+
+def send_method(original: Method) -> Method:
+    """Wrap the method that sends weights: what is exported while it runs is looked at as it passes."""
+
+    @functools.wraps(original)
+    async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is None or not probe.config.weights or not probe.is_open:
+            return await original(self, *args, **kwargs)
+        _Transfer.step = args[0] if args else kwargs.get("global_steps")
+        _Transfer.is_running = True
+        with probe.guard("the policy's version"):
+            if _Transfer.step is not None and not probe.framework.rank():
+                announce_policy_version(probe.out, _Transfer.step)
+        try:
+            return await original(self, *args, **kwargs)
+        finally:
+            _Transfer.is_running = False
+
+    return call
+
+
+def export_method(original: Method) -> Method:
+    """Wrap `get_per_tensor_param` of an engine: names with whole tensors, and an adapter's description."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        probe = Probe.current()
+        if probe is None or not _Transfer.is_running or not isinstance(result, tuple):
+            return result
+        parameters, *others = result  # pyright: ignore[reportUnknownVariableType]
+        return (_sent(self, probe, parameters), *others)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+    return call
+
+
+def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
+    step = _Transfer.step if _Transfer.step is not None else probe.next_step(Stage.WEIGHTS_SENT.value)
+    digests: WeightDigests | None = None
+    rank = 0
+    with probe.guard(Stage.WEIGHTS_SENT.value):
+        rank = probe.framework.rank() or 0
+        if probe.config.selects_weights(Stage.WEIGHTS_SENT.value, step, rank):
+            digests = WeightDigests(probe.framework, placements_of(models_of(engine)))
+    if digests is None:
+        yield from parameters
+        return
+    taken = digests
+
+    def take(name: str, tensor: Any) -> None:
+        with probe.guard(f"{Stage.WEIGHTS_SENT.value}, {name}"):
+            taken.take(name, tensor)
+
+    yield from tee(parameters, take)
+    with probe.guard(Stage.WEIGHTS_SENT.value):
+        save_weights(
+            rank_directory(probe.out, Stage.WEIGHTS_SENT.value, step, rank),
+            WeightsFile(version=VERSION, step=step, rank=rank, policy_version=step, parameters=digests.finish()),
+        )
