@@ -34,9 +34,9 @@ def trainer_step_of(data: Any) -> int | None:
 
 
 def policy_version_of(data: Any) -> int | None:
-    """Return the version of the policy that has generated the data, the newest of several; ``None`` if nobody says so.
+    """Return the version of the policy that generated the data, the newest of several; ``None`` if nobody says so.
 
-    It is verl's ``global_steps`` of the serving engine. The trainer with TransferQueue has its own step under that name,
+    It is ``global_steps`` of the serving engine. The trainer with TransferQueue has its own step under that name,
     and the policy's version with each trajectory.
     """
     trajectories = plain(data, "extra_fields")
