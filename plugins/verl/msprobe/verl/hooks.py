@@ -34,7 +34,7 @@ def msprobe_register_stages() -> Sequence[TrainerStages]:
 
 @hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
-    """Offer ``msprobe verl``."""
-    from msprobe.verl._commands import verl
+    """Offer ``verl``, a group of commands."""
+    from msprobe.verl._cli import verl
 
     return [verl]

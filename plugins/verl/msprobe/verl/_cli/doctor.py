@@ -1,4 +1,4 @@
-"""The subcommands of ``msprobe verl``. Neither torch nor verl is imported."""
+"""``msprobe verl doctor``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ import sys
 import click
 
 
-@click.group()
-def verl() -> None:
-    """Record and compare the stages of RL training with verl."""
-
-
-@verl.command()
+@click.command()
 def doctor() -> None:
     """Say which hooks attach to the verl that is installed, without importing it."""
     from msprobe.verl._doctor import check
