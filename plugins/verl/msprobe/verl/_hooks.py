@@ -129,7 +129,8 @@ def _step_points(engine: str) -> list[HookPoint]:
     module = f"{_ENGINES}.{engine}.transformer_impl"
     step = "pipeline_step_method" if engine in {"megatron", "mindspeed"} else "step_method"
     return [
-        HookPoint("micro-batches", module, "*", "forward_step", _worker(step)),
+        # VeOmni's engines have inherited it from FSDP's.
+        HookPoint("micro-batches", module, "*", "forward_step", _worker(step), is_optional=engine == "veomni"),
         HookPoint("gradient norm", module, "*", "optimizer_step", _worker("optimizer_method")),
         HookPoint("weights sent", module, "*", "get_per_tensor_param", _worker("export_method")),
     ]
