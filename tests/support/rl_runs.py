@@ -33,6 +33,8 @@ from msprobe.verl._files import (
 WORDS, HIDDEN, LAYERS, EXPERTS = 24, 8, 2, 4
 PROMPTS, SAMPLES = 3, 2
 
+INPUT_OF = "input of "
+
 Weights = dict[str, np.ndarray]
 
 
@@ -59,15 +61,25 @@ def updated(weights: Weights, seed: int, rate: float = 0.2) -> Weights:
     }
 
 
-def forward(weights: Weights, tokens: np.ndarray, noise: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the outputs ``[positions, …]`` of all modules, in the order in which they end; the path with its class."""
+def forward(
+    weights: Weights,
+    tokens: np.ndarray,
+    noise: Callable[[np.ndarray], np.ndarray],
+    given: dict[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """Return the outputs ``[positions, …]`` of all modules, in the order in which they end; the path with its class.
+
+    Those of linear modules are given, under their names, what ``given`` is filled with.
+    """
     out: dict[str, np.ndarray] = {}
+    given = {} if given is None else given
 
     def keep(name: str, value: np.ndarray) -> np.ndarray:
         out[name] = noise(value.astype(np.float32))
         return out[name]
 
     def linear(path: str, value: np.ndarray) -> np.ndarray:
+        given[f"{path}.Linear"] = value.astype(np.float32)
         return keep(f"{path}.Linear", value @ weights[f"{path}.weight"].T)
 
     hidden = keep("model.embed_tokens.Embedding", weights["model.embed_tokens.weight"][tokens])
@@ -85,6 +97,15 @@ def forward(weights: Weights, tokens: np.ndarray, noise: Callable[[np.ndarray], 
         hidden = keep(f"{layer}.DecoderLayer", hidden + keep(f"{layer}.mlp.MLP", made))
     linear("lm_head", hidden)
     return out
+
+
+def with_inputs(
+    weights: Weights, tokens: np.ndarray, noise: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the outputs, and what linear modules were given, with `INPUT_OF` before their names."""
+    given: dict[str, np.ndarray] = {}
+    outputs = forward(weights, tokens, noise, given)
+    return outputs | {f"{INPUT_OF}{name}": value for name, value in given.items()}
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -244,7 +265,7 @@ def record_rollout(root: Path, recipe: Recipe, engine: Weights, step: int, sampl
     calls: list[tuple[MicroBatch, dict[str, np.ndarray]]] = []
     for sample in samples:
         noise = engine_noise(recipe, step, len(calls))
-        outputs = forward(engine, sample.tokens[:-1], noise)
+        outputs = with_inputs(engine, sample.tokens[:-1], noise)
         log_probs = log_softmax(outputs["lm_head.Linear"] / recipe.temperature)
         own = np.take_along_axis(log_probs, sample.tokens[1:, None], -1)[sample.prompt.size - 1 :, 0]
         sample.rollout_log_probs = np.roll(own, recipe.shift)
@@ -268,7 +289,7 @@ def train_stage(
     found: dict[str, np.ndarray] = {}
     for begin in range(0, len(samples), recipe.micro):
         chosen = [samples[i] for i in order[begin : begin + recipe.micro]]
-        parts = [forward(weights, sample.tokens, exact) for sample in chosen]
+        parts = [with_inputs(weights, sample.tokens, exact) for sample in chosen]
         for sample, outputs in zip(chosen, parts, strict=True):
             log_probs = log_softmax(outputs["lm_head.Linear"] / recipe.temperature)
             own = np.take_along_axis(log_probs[:-1], sample.tokens[1:, None], -1)[:, 0]
@@ -321,18 +342,19 @@ def _records(
     directory: Path, recipe: Recipe, calls: list[tuple[MicroBatch, dict[str, np.ndarray]]]
 ) -> Iterator[tuple[str, dict]]:
     for micro, outputs in calls:
-        before = np.zeros((1, 1, HIDDEN), np.float32)
         for name, value in outputs.items():
+            if name.startswith(INPUT_OF):
+                continue
             entry = f"Module.{name}.forward.{micro.call}"
+            given = outputs.get(f"{INPUT_OF}{name}")
             yield (
                 entry,
                 {
-                    "input_args": [_stored(directory, recipe, f"{entry}.input.0", before)],
+                    "input_args": [] if given is None else [_stored(directory, recipe, f"{entry}.input.0", given)],
                     "input_kwargs": {},
                     "output": [_stored(directory, recipe, f"{entry}.output.0", value)],
                 },
             )
-            before = value
 
 
 def _stored(directory: Path, recipe: Recipe, name: str, value: np.ndarray) -> dict:

@@ -143,3 +143,86 @@ def weights(*, run: Path, steps: str | None, **written: Any) -> int:
     from msprobe.verl._compare.weights_outcome import compare_weights
 
     return _finish(compare_weights(_opened(run), _numbers(steps)), _Written(**written))
+
+
+_experts = click.option(
+    "--experts", type=click.IntRange(1), help="How many experts a router chooses; as configured by default."
+)
+
+
+@compare.command()
+@_run
+@_steps
+@click.option("--stage", default="actor_compute_log_prob", show_default=True, help="Stage of training.")
+@_experts
+@_baseline
+@_common
+def layers(
+    *, run: Path, steps: str | None, stage: str, experts: int | None, baseline: Path | None, **written: Any
+) -> int:
+    """Find the first module at which training and rollout engine part, for the same samples.
+
+    Prompts and decoded tokens are compared apart. RUN is the directory of a recorded run that has the stages
+    rollout_generate and actor_compute_log_prob, with tensors.
+    """
+    from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_layers
+    from msprobe_core.cli.progress import progress_bar
+
+    options = ModulesOptions(steps=_numbers(steps), training=stage, experts=experts, baseline=_open(baseline))
+    with progress_bar("comparing") as progress:
+        outcome = compare_layers(_opened(run), options, progress)
+    return _finish(outcome, _Written(**written))
+
+
+@compare.command("actor-vs-ref")
+@_run
+@_steps
+@_common
+def actor_vs_ref(*, run: Path, steps: str | None, **written: Any) -> int:
+    """Compare actor and reference policy, in the first step: with the same weights they must be equal.
+
+    RUN is the directory of a recorded run that has the stages actor_compute_log_prob and ref_compute_log_prob.
+    """
+    from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_actor_ref
+    from msprobe_core.cli.progress import progress_bar
+
+    with progress_bar("comparing") as progress:
+        outcome = compare_actor_ref(_opened(run), ModulesOptions(steps=_numbers(steps)), progress)
+    return _finish(outcome, _Written(**written))
+
+
+@compare.command()
+@_run
+@_steps
+@_common
+def onpolicy(*, run: Path, steps: str | None, **written: Any) -> int:
+    """Compare the pass that computed the log-probs with the first mini-batch of the update, which has the same weights.
+
+    RUN is the directory of a recorded run that has the stages actor_compute_log_prob and actor_update.
+    """
+    from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_on_policy
+    from msprobe_core.cli.progress import progress_bar
+
+    with progress_bar("comparing") as progress:
+        outcome = compare_on_policy(_opened(run), ModulesOptions(steps=_numbers(steps)), progress)
+    return _finish(outcome, _Written(**written))
+
+
+@compare.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("golden", type=click.Path(path_type=Path))
+@_steps
+@click.option("--exact", is_flag=True, help="All must be equal to the bit, as where rollouts were replayed.")
+@_common
+def runs(*, target: Path, golden: Path, steps: str | None, exact: bool, **written: Any) -> int:
+    """Compare two runs, stage by stage in the order of cause and effect, and name the first that differs.
+
+    TARGET is the directory of the run under test, GOLDEN that of the trusted one.
+    """
+    from msprobe.verl._compare.runs_outcome import RunsOptions, compare_runs
+    from msprobe_core.cli.progress import progress_bar
+
+    options = RunsOptions(steps=_numbers(steps), is_exact=exact)
+    with progress_bar("comparing") as progress:
+        outcome = compare_runs(_opened(target), _opened(golden), options, progress)
+    return _finish(outcome, _Written(**written))

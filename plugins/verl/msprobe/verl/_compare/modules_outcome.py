@@ -1,0 +1,343 @@
+"""Comparisons of modules, sample by sample: ``layers``, ``actor-vs-ref`` and ``onpolicy``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from msprobe.verl._compare.floors import Floor, FloorSource
+from msprobe.verl._compare.modules import (
+    DECODE,
+    PREFILL,
+    Baseline,
+    Progress,
+    StageDifference,
+    compare_modules,
+    is_given_wrong,
+    reason_of,
+    table_of,
+)
+from msprobe.verl._compare.outcome import Finding, Outcome
+from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
+from msprobe.verl._compare.stage_tensors import StageTensors, common_samples
+from msprobe.verl._files import Stage
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import CompareError
+
+_EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_router_topk", "num_experts_per_token")
+"""What configurations call the number of experts that a router chooses."""
+
+_MAX_LINES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModulesOptions:
+    """How modules are compared.
+
+    Attributes:
+        steps: Which steps; all that both stages have if empty.
+        training: The stage of training.
+        experts: How many experts a router chooses; ``None`` for what the configuration says, else 1.
+        baseline: A healthy run of the same engines, whose differences are rounding.
+    """
+
+    steps: Collection[int] = ()
+    training: str = Stage.ACTOR_LOG_PROB.value
+    experts: int | None = None
+    baseline: RecordedRun | None = None
+
+
+def compare_layers(
+    run: RecordedRun, options: ModulesOptions | None = None, progress: Progress | None = None
+) -> Outcome:
+    """Compare modules of training and of the rollout engine, for the same samples; prompts and decoding apart.
+
+    Raises:
+        CompareError: a stage was not recorded, or they have nothing in common.
+        DumpError: a file cannot be read.
+    """
+    options = options or ModulesOptions()
+    chosen = _steps_of_both(run, options.training, Stage.ROLLOUT.value, options.steps)
+    experts, note = _experts(run, options.experts)
+    floors = None if options.baseline is None else _baseline(options.baseline, options, experts)
+    differences: list[StageDifference] = []
+    findings: list[Finding] = []
+    for step in chosen:
+        rollout = StageTensors(run, Stage.ROLLOUT.value, step)
+        training = StageTensors(run, options.training, step)
+        found = compare_modules(training, rollout, step, experts=experts, baseline=floors, progress=progress)
+        differences.append(found)
+        findings += _findings(found, training, rollout)
+    has_routers = any(one.flipped_tokens is not None for one in differences)
+    first = next((finding for finding in findings if finding.is_fault), None)
+    return Outcome(
+        command="layers",
+        paths=[run.path],
+        compared=_compared(differences, f"{options.training} and {Stage.ROLLOUT.value}"),
+        headline=(
+            "AGREE: every module is within what rounding explains." if first is None
+            else f"DIFFERENT: step {first.step}: training and rollout part first at {first.place}."
+        ),
+        findings=findings,
+        notes=[*_notes(differences), *([note] if note and has_routers else [])],
+        lines=[line for one in differences for line in _lines(one)],
+        numbers={"steps": {str(one.step): _numbers(one) for one in differences}},
+        tables={"modules": table_of(differences)},
+    )  # fmt: skip
+
+
+def _steps_of_both(run: RecordedRun, first: str, second: str, asked: Collection[int]) -> list[int]:
+    both = [set(run.need(stage, "which is to be compared")) for stage in (first, second)]
+    common = both[0] & both[1]
+    if not common:
+        raise CompareError(f"{run.path}: no step has both {first} and {second}")
+    return chosen_steps(common, asked, f"{first} and {second} of {run.path}")
+
+
+def _experts(run: RecordedRun, given: int | None) -> tuple[int, str]:
+    if given is not None:
+        return given, ""
+    found = _search(run.info.config)
+    if found is not None:
+        return found, ""
+    return 1, "nobody recorded how many experts a router chooses, so the first alone is compared; --experts says more"
+
+
+def _search(config: Any) -> int | None:
+    if isinstance(config, dict):
+        for key, value in config.items():
+            if key in _EXPERTS and isinstance(value, int) and value > 0:
+                return value
+        return next((found for value in config.values() if (found := _search(value)) is not None), None)
+    if isinstance(config, list):
+        return next((found for value in config if (found := _search(value)) is not None), None)
+    return None
+
+
+def _baseline(run: RecordedRun, options: ModulesOptions, experts: int) -> Baseline:
+    """Return the largest errors of the steps of a healthy run as floors; never below one rounding."""
+    sizes: dict[tuple[str, str, str], float] = {}
+    for step in _steps_of_both(run, options.training, Stage.ROLLOUT.value, ()):
+        rollout = StageTensors(run, Stage.ROLLOUT.value, step)
+        training = StageTensors(run, options.training, step)
+        for module in compare_modules(training, rollout, step, experts=experts).modules:
+            key = module.target.path, module.target.place, module.phase
+            sizes[key] = max(sizes.get(key, 0.0), module.score.value, float(np.finfo(np.float32).eps) / 2)
+
+    def floor(path: str, place: str, phase: str) -> Floor | None:
+        size = sizes.get((path, place, phase))
+        return None if size is None or not np.isfinite(size) else Floor(size=size, source=FloorSource.BASELINE)
+
+    return floor
+
+
+def _findings(one: StageDifference, training: StageTensors, rollout: StageTensors) -> list[Finding]:
+    """Return where each phase parts first; the earlier first."""
+    found: list[Finding] = []
+    samples = common_samples(training, rollout)
+    firsts = sorted((m for phase in one.phases if (m := one.first(phase)) is not None), key=lambda m: m.order)
+    for module in firsts:
+        was_given = is_given_wrong(module, training, rollout, samples)
+        how = (
+            "; what it was given is off already, so the fault is between it and the modules before" if was_given
+            else "; what it was given is not" if was_given is False else ""
+        )  # fmt: skip
+        found.append(
+            Finding(
+                verdict=Verdict.ERROR,
+                sentence=f"{module.phase}: first at {module.name}, {reason_of(module)}{how}",
+                step=one.step,
+                place=module.name,
+            )
+        )
+    return found
+
+
+def _compared(differences: Sequence[StageDifference], what: str) -> str:
+    steps = ", ".join(str(one.step) for one in differences)
+    most = max(differences, key=lambda one: len(one.modules))
+    outputs = len({(m.target.path, m.target.place) for m in most.modules})
+    return (
+        f"Compared {what}: {outputs:,} outputs of modules, {sum(one.samples for one in differences):,} samples, "
+        f"step{'s' * (len(differences) > 1)} {steps}."
+    )
+
+
+def _lines(one: StageDifference) -> list[str]:
+    lines: list[str] = []
+    for phase in one.phases:
+        own = [m for m in one.modules if m.phase == phase]
+        worst = max(own, key=lambda m: m.score.value)
+        lines.append(
+            f"  step {one.step}, {phase}: largest error {worst.score.value:.2g} at {worst.name}; "
+            f"{sum(m.score.is_over for m in own):,} of {len(own):,} outputs over their limits"
+        )
+        lines += _growth_lines(one, phase)
+    if one.flipped_tokens is not None:
+        routers = [m for m in one.modules if m.flip_rate is not None]
+        worst = max(routers, key=lambda m: m.flip_rate or 0.0)
+        lines.append(
+            f"  step {one.step}, routing (top {one.experts}): other experts for {one.flipped_tokens:.2%} of tokens in "
+            f"one layer at least; most at {worst.name}, {worst.flip_rate:.2%}"
+        )
+    return lines
+
+
+def _growth_lines(one: StageDifference, phase: str) -> list[str]:
+    """Return the error at the end of each block of layers, so that one sees it grow, or jump."""
+    layers = [m for m in one.modules if m.phase == phase and m.target.path.rpartition(".")[2].isdigit()]
+    if len(layers) < 2:
+        return []
+    step = max(1, (len(layers) - 1) // 7)
+    shown = [*layers[:-1:step], layers[-1]]
+    told = [f"{m.target.path.rpartition('.')[2]}: {m.score.value:.1g}" for m in shown]
+    return [f"    error by layer: {', '.join(told)}"]
+
+
+def _notes(differences: Sequence[StageDifference]) -> list[str]:
+    notes: list[str] = []
+    for one in differences:
+        if one.lone_target or one.lone_golden:
+            notes.append(
+                f"step {one.step}: {one.lone_target} samples of the first and {one.lone_golden} of the second have no "
+                "partner with the same token ids, and were not compared"
+            )
+        if one.unmatched:
+            names = ", ".join(dict.fromkeys(one.unmatched[:_MAX_LINES]))
+            notes.append(f"step {one.step}: {len(one.unmatched)} outputs are on one side only, such as {names}")
+    return list(dict.fromkeys(notes))
+
+
+def _numbers(one: StageDifference) -> dict[str, Any]:
+    firsts = {
+        phase: None if (m := one.first(phase)) is None else {"module": m.name, "error": m.score.value}
+        for phase in one.phases
+    }
+    return {
+        "samples": one.samples,
+        "is_equal": one.is_equal,
+        "first": firsts,
+        "largest": {
+            phase: max(m.score.value for m in one.modules if m.phase == phase) for phase in one.phases
+        },
+        "flipped_tokens": one.flipped_tokens,
+        "experts": one.experts if one.flipped_tokens is not None else None,
+    }  # fmt: skip
+
+
+# --- two stages of training ------------------------------------------------------------------------------------------
+
+
+def compare_actor_ref(
+    run: RecordedRun, options: ModulesOptions | None = None, progress: Progress | None = None
+) -> Outcome:
+    """Compare the actor with the reference policy, by default in the first step, where both have the same weights.
+
+    Raises:
+        CompareError: a stage was not recorded, or they have nothing in common.
+        DumpError: a file cannot be read.
+    """
+    options = options or ModulesOptions()
+    stages = Stage.ACTOR_LOG_PROB.value, Stage.REF_LOG_PROB.value
+    first = _steps_of_both(run, *stages, ())[:1]
+    chosen = _steps_of_both(run, *stages, options.steps) if options.steps else first
+    found = [_training_stages(run, stages, step, progress) for step in chosen]
+    return _training_outcome(
+        "actor-vs-ref",
+        run,
+        found,
+        "actor and reference",
+        ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else [],
+    )
+
+
+def compare_on_policy(
+    run: RecordedRun, options: ModulesOptions | None = None, progress: Progress | None = None
+) -> Outcome:
+    """Compare the forward passes of the log-probs with those of the first mini-batch of the update: the same weights.
+
+    Raises:
+        CompareError: a stage was not recorded, or they have nothing in common.
+        DumpError: a file cannot be read.
+    """
+    options = options or ModulesOptions()
+    stages = Stage.ACTOR_LOG_PROB.value, Stage.ACTOR_UPDATE.value
+    chosen = _steps_of_both(run, *stages, options.steps)
+    found: list[tuple[StageDifference, StageTensors, StageTensors]] = []
+    notes: list[str] = []
+    for step in chosen:
+        one = _training_stages(run, stages, step, progress, minis=(0,))
+        found.append(one)
+        notes += _shapes(step, one[1], one[2])
+    return _training_outcome("onpolicy", run, found, "log-probs and first mini-batch of the update", notes)
+
+
+def _shapes(step: int, first: StageTensors, second: StageTensors) -> list[str]:
+    sizes = [Counter(max(own) for sample, own in stage.micro_batches().items() if sample in both) for stage, both in (
+        (first, second.places), (second, first.places)
+    )]  # fmt: skip
+    if sizes[0] == sizes[1]:
+        return []
+    told = [", ".join(str(size) for size in sorted(own)) for own in sizes]
+    text = f"step {step}: micro-batches have {told[0]} samples for the log-probs and {told[1]} in the update"
+    return [f"{text}; kernels may add in another order for another shape"]
+
+
+def _training_stages(
+    run: RecordedRun,
+    stages: tuple[str, str],
+    step: int,
+    progress: Progress | None,
+    *,
+    minis: Collection[int] | None = None,
+) -> tuple[StageDifference, StageTensors, StageTensors]:
+    first = StageTensors(run, stages[0], step)
+    second = StageTensors(run, stages[1], step, minis=minis)
+    return compare_modules(second, first, step, progress=progress), first, second
+
+
+def _training_outcome(
+    command: str,
+    run: RecordedRun,
+    found: Sequence[tuple[StageDifference, StageTensors, StageTensors]],
+    what: str,
+    notes: Sequence[str],
+) -> Outcome:
+    differences = [one for one, _, _ in found]
+    findings: list[Finding] = []
+    for one, first, second in found:
+        findings += [
+            Finding(
+                verdict=finding.verdict,
+                sentence=finding.sentence.removeprefix(f"{PREFILL}: ").removeprefix(f"{DECODE}: "),
+                step=finding.step,
+                place=finding.place,
+            )
+            for finding in _findings(one, second, first)
+        ]
+        unequal = next((m for m in one.modules if not m.is_equal), None)
+        if unequal is not None and not any(finding.step == one.step for finding in findings):
+            sentence = f"not equal to the bit, first at {unequal.name} ({unequal.score.value:.2g}), within rounding"
+            findings.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=unequal.name))
+    fault = next((finding for finding in findings if finding.is_fault), None)
+    is_equal = all(one.is_equal for one in differences)
+    headline = (
+        f"DIFFERENT: step {fault.step}: {what} part first at {fault.place}." if fault is not None
+        else f"AGREE: {what} are equal to the bit." if is_equal
+        else f"AGREE: {what} are within what rounding explains, but not equal to the bit."
+    )  # fmt: skip
+    return Outcome(
+        command=command,
+        paths=[run.path],
+        compared=_compared(differences, what),
+        headline=headline,
+        findings=findings,
+        notes=[*notes, *_notes(differences)],
+        lines=[line.replace(f", {PREFILL}", "") for one in differences for line in _lines(one)],
+        numbers={"steps": {str(one.step): _numbers(one) for one in differences}},
+        tables={"modules": table_of(differences)},
+    )

@@ -1,0 +1,560 @@
+"""``msprobe verl compare runs``: two recorded runs, stage by stage in the order of cause and effect."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from msprobe.verl._compare.modules import compare_modules, reason_of
+from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
+from msprobe.verl._compare.recorded import Array, RecordedRun, chosen_steps
+from msprobe.verl._compare.stage_tensors import StageTensors
+from msprobe.verl._compare.weights import coarser_of
+from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile
+from msprobe_core.compare.engine import compare_dumps
+from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, conventional
+from msprobe_core.compare.result import UnitResult
+from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.compare.verdict import Verdict, differs
+from msprobe_core.errors import CompareError, DumpError
+
+Progress = Callable[[int, int, str], None]
+
+BEFORE = (
+    "prompts", "input_ids", "responses", "attention_mask", "position_ids", "response_mask", "rollout_log_probs",
+    "routed_experts",
+)  # fmt: skip
+"""Tensors of the batch that are there when the rollout has ended."""
+
+_STAGE_OF = (
+    (("token_level_scores", "rm_scores"), Stage.REWARD),
+    (("old_log_probs", "entropys"), Stage.ACTOR_LOG_PROB),
+    (("ref_log_prob",), Stage.REF_LOG_PROB),
+    (("values",), Stage.VALUES),
+)
+"""Tensors of the batch, by the stage that makes them."""
+
+_DUMPS = (
+    Stage.ROLLOUT, Stage.ACTOR_LOG_PROB, Stage.REF_LOG_PROB, Stage.VALUES, Stage.CRITIC_UPDATE, Stage.ACTOR_UPDATE,
+)  # fmt: skip
+_METRICS = ("loss", "grad_norm", "kl", "entropy", "reward", "score", "advantages", "returns", "values")
+"""What a metric is named after that is no time, throughput or memory."""
+_NO_METRICS = ("timing", "perf", "time", "memory", "throughput", "mfu", "global_seqlen")
+_MAX_NAMES = 5
+
+
+class Likeness(str, Enum):
+    """How alike two values are."""
+
+    EQUAL = "equal"
+    CLOSE = "within limit"
+    DIFFERENT = "differs"
+    ONE_SIDED = "on one side"
+    INCOMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """One thing of one step that both runs were asked for.
+
+    Attributes:
+        step: Of the trainer.
+        stage: What made it.
+        name: Which thing.
+        likeness: How alike.
+        num_values: How many values were compared.
+        error: The largest relative error; ``None`` where there is none.
+        limit: What it may be.
+        reason: More about it.
+    """
+
+    step: int
+    stage: str
+    name: str
+    likeness: Likeness
+    num_values: int = 0
+    error: float | None = None
+    limit: float | None = None
+    reason: str = ""
+
+
+_VERDICTS = {
+    Likeness.EQUAL: Verdict.PASS,
+    Likeness.CLOSE: Verdict.PASS,
+    Likeness.DIFFERENT: Verdict.ERROR,
+    Likeness.ONE_SIDED: Verdict.UNMATCHED,
+    Likeness.INCOMPARABLE: Verdict.WARNING,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions:
+    """How two runs are compared.
+
+    Attributes:
+        steps: Which steps; all that both have if empty.
+        is_exact: Whether all must be equal to the bit.
+    """
+
+    steps: Collection[int] = ()
+    is_exact: bool = False
+
+
+def compare_runs(
+    target: RecordedRun, golden: RecordedRun, options: RunsOptions | None = None, progress: Progress | None = None
+) -> Outcome:
+    """Compare two runs; what differs first, in the order of cause and effect, is to blame.
+
+    Raises:
+        CompareError: they have no step in common.
+        DumpError: a file cannot be read.
+    """
+    options = options or RunsOptions()
+    steps = _common_steps(target, golden, options.steps)
+    checked: list[Checked] = []
+    for number, step in enumerate(steps):
+        if progress is not None:
+            progress(number, len(steps), f"step {step}")
+        checked += _of_step(target, golden, step)
+    lone = sorted(set(target.stages) ^ set(golden.stages))
+    if not checked:
+        raise CompareError(f"{target.path} and {golden.path} have no stage in common that could be compared")
+    unlike = [one for one in checked if one.likeness is not Likeness.EQUAL]
+    findings = [_finding(one, options) for one in unlike]
+    # Warnings, such as what could not be compared, do not come before what differs.
+    findings.sort(key=lambda finding: not finding.is_fault)
+    sampling, configuration = _settings(target, golden)
+    findings = [*sampling, *findings]
+    return Outcome(
+        command="runs",
+        paths=[target.path, golden.path],
+        compared=(
+            f"Compared {sum(one.num_values for one in checked):,} values of {len(checked):,} things, "
+            f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}."
+        ),
+        headline=_headline(checked, options),
+        findings=findings,
+        notes=[*configuration, *([f"recorded on one side only: {', '.join(lone)}"] if lone else [])],
+        lines=list(_lines(checked, steps)),
+        numbers={"likeness": dict(Counter(one.likeness.value for one in checked))},
+        tables={"stages": _table(checked)},
+    )
+
+
+def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[int]) -> list[int]:
+    both = [{step for stage in run.stages for step in run.steps(stage)} for run in (target, golden)]
+    common = both[0] & both[1]
+    if not common:
+        told = [", ".join(map(str, sorted(steps))) or "none" for steps in both]
+        raise CompareError(f"{target.path} has the steps {told[0]} and {golden.path} {told[1]}; none is in both")
+    return chosen_steps(common, asked, "one of the runs")
+
+
+def _finding(one: Checked, options: RunsOptions) -> Finding:
+    verdict = _VERDICTS[one.likeness]
+    if one.likeness is Likeness.CLOSE:
+        verdict = Verdict.ERROR if options.is_exact else Verdict.PASS
+    size = "" if one.error is None else f", {one.error:.2g} off, relative"
+    limit = "" if one.limit is None else f" (limit {one.limit:.2g})"
+    reason = f": {one.reason}" if one.reason else ""
+    return Finding(
+        verdict=verdict,
+        sentence=f"{one.stage}, {one.name}: {one.likeness.value}{size}{limit}{reason}",
+        step=one.step,
+        place=f"{one.stage}/{one.name}",
+    )
+
+
+def _headline(checked: Sequence[Checked], options: RunsOptions) -> str:
+    bad = {Likeness.DIFFERENT, Likeness.ONE_SIDED} | ({Likeness.CLOSE} if options.is_exact else set())
+    first = next((one for one in checked if one.likeness in bad), None)
+    if first is not None:
+        return f"DIFFERENT: step {first.step}: first in {first.stage}, {first.name}."
+    equal = sum(one.likeness is Likeness.EQUAL for one in checked)
+    values = sum(one.num_values for one in checked)
+    if equal == len(checked):
+        return f"AGREE: equal to the bit, all {values:,} values."
+    lost = sum(one.likeness is Likeness.INCOMPARABLE for one in checked)
+    but = f"; {lost:,} could not be compared" if lost else ""
+    return f"AGREE: {equal:,} of {len(checked):,} things equal to the bit, the others within their limits{but}."
+
+
+def _lines(checked: Sequence[Checked], steps: Sequence[int]) -> Iterator[str]:
+    for step in steps:
+        stages = list(dict.fromkeys(one.stage for one in checked if one.step == step))
+        for stage in stages:
+            own = [one for one in checked if (one.step, one.stage) == (step, stage)]
+            counts = Counter(one.likeness for one in own)
+            told = ", ".join(f"{counts[kind]} {kind.value}" for kind in Likeness if counts[kind])
+            yield f"  step {step}, {stage}: {told}"
+
+
+def _settings(target: RecordedRun, golden: RecordedRun) -> tuple[list[Finding], list[str]]:
+    """Return how sampling differs, as warnings, and other settings, as notes."""
+    found: list[Finding] = []
+    for name in ("temperature", "top_p", "top_k", "do_sample", "logprobs_mode"):
+        own, other = (getattr(run.info.sampling, name) for run in (target, golden))
+        if own != other:
+            sentence = f"sampling differs: {name} is {own} and {other}"
+            found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, place=name))
+    flat = [dict(_flat(run.info.config)) for run in (target, golden)]
+    keys = [key for key in {**flat[0], **flat[1]} if flat[0].get(key, None) != flat[1].get(key, None)]
+    notes = []
+    if keys:
+        shown = ", ".join(f"{key} ({flat[0].get(key)} and {flat[1].get(key)})" for key in keys[:_MAX_NAMES])
+        notes.append(f"{len(keys)} settings differ: {shown}{', …' if len(keys) > _MAX_NAMES else ''}")
+    versions = target.info.versions, golden.info.versions
+    other = [name for name in {**versions[0], **versions[1]} if versions[0].get(name) != versions[1].get(name)]
+    if other:
+        shown = ", ".join(f"{name} {versions[0].get(name)} and {versions[1].get(name)}" for name in other[:_MAX_NAMES])
+        notes.append(f"versions differ: {shown}")
+    return found, notes
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _flat(part, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+
+
+def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checked]:
+    """Return what both runs have of a step, causes before effects."""
+    has_batch = all(step in run.steps(Stage.TRAINER.value) for run in (target, golden))
+    found: list[Checked] = []
+    rollouts = [run.samples(Stage.ROLLOUT.value, step) for run in (target, golden)]
+    if all(rollouts):
+        found.append(_same_samples(step, Stage.ROLLOUT.value, [_ids(own) for own in rollouts]))
+    tensors: list[Checked] = []
+    metrics: list[Checked] = []
+    if has_batch:
+        batches = target.batch(step), golden.batch(step)
+        dtypes = _dtypes(target) | _dtypes(golden)
+        identity, tensors, metrics = _batches(step, *batches, dtypes)
+        found.append(identity)
+    are_other = any(one.likeness is Likeness.DIFFERENT for one in found)
+    by_stage = {stage: [one for one in tensors if one.stage == stage.value] for stage in Stage}
+    found += by_stage.pop(Stage.ROLLOUT)
+    for stage in (*_DUMPS[:1], Stage.REWARD, *_DUMPS[1:4]):
+        found += _dumps(target, golden, stage, step, are_other=are_other)
+        found += by_stage.pop(stage, [])
+    found += by_stage.pop(Stage.TRAINER)
+    for stage in _DUMPS[4:]:
+        found += _dumps(target, golden, stage, step, are_other=are_other)
+    found += metrics
+    for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED):
+        found += _weights(step, stage, target.weights(stage, step), golden.weights(stage, step))
+    return found
+
+
+def _ids(samples: Mapping[int, StageSamples]) -> list[str]:
+    return sorted({row.id for own in samples.values() for call in own.micro_batches for row in call.rows})
+
+
+def _same_samples(step: int, stage: str, ids: Sequence[Sequence[str]]) -> Checked:
+    both = set(ids[0]) & set(ids[1])
+    most = max(len(set(own)) for own in ids)
+    is_same = set(ids[0]) == set(ids[1])
+    return Checked(
+        step=step,
+        stage=stage,
+        name="samples",
+        likeness=Likeness.EQUAL if is_same else Likeness.DIFFERENT,
+        num_values=most,
+        reason="" if is_same else f"{len(both)} of {most} samples have the same token ids; were rollouts replayed?",
+    )
+
+
+def _batches(
+    step: int,
+    target: tuple[BatchFile, dict[str, Array]],
+    golden: tuple[BatchFile, dict[str, Array]],
+    dtypes: Collection[str],
+) -> tuple[Checked, list[Checked], list[Checked]]:
+    ids = [[row.id for row in batch.samples] for batch, _ in (target, golden)]
+    identity = _same_samples(step, Stage.TRAINER.value, ids)
+    pairs = _row_pairs(*ids)
+    names = [*target[1], *(name for name in golden[1] if name not in target[1])]
+    order = [name for names_, _ in _STAGE_OF for name in names_]
+    names.sort(key=lambda name: (*_place(name, BEFORE), *_place(name, order), name))
+    tensors = [_tensor(step, name, target[1].get(name), golden[1].get(name), pairs, dtypes) for name in names]
+    metrics = [
+        _number(step, name, target[0].metrics.get(name), golden[0].metrics.get(name), _limit("float32", *dtypes))
+        for name in target[0].metrics
+        if name in golden[0].metrics and _is_result(name)
+    ]
+    return identity, tensors, [one for one in metrics if one is not None]
+
+
+def _dtypes(run: RecordedRun) -> set[str]:
+    """Return the dtypes of the parameters, as far as they are recorded."""
+    found: set[str] = set()
+    for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED):
+        for step in run.steps(stage.value)[:1]:
+            found |= {weight.dtype for file in run.weights(stage, step).values() for weight in file.parameters}
+    return found
+
+
+def _place(name: str, order: Sequence[str]) -> tuple[int]:
+    return (order.index(name),) if name in order else (len(order),)
+
+
+def _row_pairs(target: Sequence[str], golden: Sequence[str]) -> list[tuple[int, int]]:
+    """Return which rows belong together: those of one id, in their order."""
+    rows: dict[str, list[int]] = {}
+    for number, sample in enumerate(golden):
+        rows.setdefault(sample, []).append(number)
+    return [(number, rows[sample].pop(0)) for number, sample in enumerate(target) if rows.get(sample)]
+
+
+def _stage_of(name: str) -> str:
+    if name in BEFORE:
+        return Stage.ROLLOUT.value
+    return next((stage.value for names, stage in _STAGE_OF if name in names), Stage.TRAINER.value)
+
+
+def _tensor(
+    step: int,
+    name: str,
+    target: Array | None,
+    golden: Array | None,
+    pairs: Sequence[tuple[int, int]],
+    dtypes: Collection[str],
+) -> Checked:
+    stage = _stage_of(name)
+    if target is None or golden is None:
+        side = "golden" if target is None else "target"
+        return Checked(step=step, stage=stage, name=name, likeness=Likeness.ONE_SIDED, reason=f"only the {side} has it")
+    if not pairs:
+        return Checked(
+            step=step, stage=stage, name=name, likeness=Likeness.INCOMPARABLE, reason="no sample is in both batches"
+        )
+    own, other = (side[[pair[i] for pair in pairs]] for i, side in enumerate((target, golden)))
+    if own.shape[1:] != other.shape[1:]:
+        own, other = _trimmed(own, other)
+    return _values(step, stage, name, own, other, dtypes)
+
+
+def _trimmed(target: Array, golden: Array) -> tuple[Array, Array]:
+    """Return the part that two paddings share; responses are padded on the right."""
+    if target.ndim != golden.ndim:
+        return target, golden
+    sizes = tuple(slice(0, min(n, m)) for n, m in zip(target.shape, golden.shape, strict=True))
+    return target[sizes], golden[sizes]
+
+
+def _values(step: int, stage: str, name: str, target: Array, golden: Array, dtypes: Collection[str]) -> Checked:
+    if target.shape != golden.shape:
+        reason = f"shapes are {list(target.shape)} and {list(golden.shape)}"
+        return Checked(step=step, stage=stage, name=name, likeness=Likeness.DIFFERENT, reason=reason)
+    is_float = target.dtype.kind == "f"
+    if np.array_equal(target, golden, equal_nan=is_float):
+        return Checked(step=step, stage=stage, name=name, likeness=Likeness.EQUAL, num_values=target.size)
+    if not is_float or golden.dtype.kind != "f":
+        return Checked(
+            step=step, stage=stage, name=name, likeness=Likeness.DIFFERENT, num_values=target.size,
+            reason=_flips(target, golden),
+        )  # fmt: skip
+    error = relative_error(target, golden)
+    # The batch is float32 also where the models that made it were not.
+    limit = _limit(str(target.dtype), str(golden.dtype), *dtypes)
+    likeness = Likeness.CLOSE if error <= limit else Likeness.DIFFERENT
+    return Checked(
+        step=step, stage=stage, name=name, likeness=likeness, num_values=target.size, error=error, limit=limit
+    )
+
+
+def _flips(target: Array, golden: Array) -> str:
+    differs_at = np.atleast_1d(np.asarray(target != golden))
+    share = float(differs_at.mean())
+    first = tuple(int(i) for i in np.argwhere(differs_at)[0])
+    return f"{share:.2%} of the elements differ, the first at {first}"
+
+
+def relative_error(target: Array, golden: Array) -> float:
+    """Return ``|target - golden| / |golden|`` of the whole; +Inf where one side alone is not finite."""
+    own, other = target.astype(np.float64), golden.astype(np.float64)
+    same = (own == other) | (np.isnan(own) & np.isnan(other))
+    difference = np.where(same, 0.0, own - other)
+    if not np.isfinite(difference).all():
+        return math.inf
+    size = float(np.linalg.norm(np.where(np.isfinite(other), other, 0.0)))
+    return float(np.linalg.norm(difference)) / size if size else math.inf
+
+
+def _limit(*dtypes: str) -> float:
+    precision = coarser_of(*dtypes) or Precision.FLOAT32
+    return float(getattr(conventional().relative, precision.name.lower()))
+
+
+def _is_result(name: str) -> bool:
+    lowered = name.lower()
+    return not any(word in lowered for word in _NO_METRICS) and any(word in lowered for word in _METRICS)
+
+
+def _number(step: int, name: str, target: float | None, golden: float | None, limit: float) -> Checked | None:
+    if target is None or golden is None:
+        return None
+    stage = Stage.CRITIC_UPDATE if name.startswith("critic/") and "loss" in name else Stage.ACTOR_UPDATE
+    error = 0.0 if target == golden else abs(target - golden) / abs(golden) if golden else math.inf
+    likeness = Likeness.EQUAL if not error else Likeness.CLOSE if error <= limit else Likeness.DIFFERENT
+    return Checked(
+        step=step, stage=stage.value, name=f"metric {name}", likeness=likeness, num_values=1, error=error or None,
+        limit=limit if error else None, reason=f"{target:.6g} and {golden:.6g}" if error else "",
+    )  # fmt: skip
+
+
+# --- dumps and weights -----------------------------------------------------------------------------------------------
+
+
+def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *, are_other: bool) -> list[Checked]:
+    """Compare what modules and APIs made in a stage.
+
+    Where both have cut and ordered their samples alike, the core compares all that was recorded; elsewhere the outputs
+    of modules are compared, sample by sample.
+    """
+    ranks = [run.ranks(stage.value, step) for run in (target, golden)]
+    if not all(ranks):
+        return []
+    samples = [run.samples(stage.value, step) for run in (target, golden)]
+    try:
+        if are_other or not _are_cut_alike(*samples):
+            return [_by_samples(target, golden, stage, step)]
+        directories = [run.path / stage.value / f"step{step}" for run in (target, golden)]
+        return _by_calls(directories[0], directories[1], stage, step)
+    except (CompareError, DumpError) as error:
+        return [
+            Checked(step=step, stage=stage.value, name="modules", likeness=Likeness.INCOMPARABLE, reason=str(error))
+        ]
+
+
+def _are_cut_alike(target: Mapping[int, StageSamples], golden: Mapping[int, StageSamples]) -> bool:
+    cuts = [
+        {
+            (rank, call.call, row.id, row.row, row.offset, row.length, row.start)
+            for rank, own in samples.items()
+            for call in own.micro_batches
+            for row in call.rows
+        }
+        for samples in (target, golden)
+    ]
+    return cuts[0] == cuts[1]
+
+
+def _by_samples(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int) -> Checked:
+    sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
+    found = compare_modules(sides[0], sides[1], step)
+    first = found.first()
+    values = sum(module.positions for module in found.modules)
+    note = f"{found.samples} samples that are cut or ordered differently"
+    if first is not None:
+        return Checked(
+            step=step, stage=stage.value, name=first.name, likeness=Likeness.DIFFERENT, num_values=values,
+            error=first.score.value, limit=first.score.limit * first.score.floor,
+            reason=f"the first module that differs; {reason_of(first)}; {note}",
+        )  # fmt: skip
+    worst = max((module.score.value for module in found.modules), default=0.0)
+    return Checked(
+        step=step, stage=stage.value, name="modules", likeness=Likeness.EQUAL if found.is_equal else Likeness.CLOSE,
+        num_values=values, error=None if found.is_equal else worst, reason=note,
+    )  # fmt: skip
+
+
+def _by_calls(target: Path, golden: Path, stage: Stage, step: int) -> list[Checked]:
+    result = compare_dumps(target, golden, options=CompareOptions())
+    found = [_unit(unit, stage, step) for unit in result.units]
+    found += [
+        Checked(step=step, stage=stage.value, name="ranks", likeness=Likeness.ONE_SIDED, reason=missing)
+        for missing in result.missing
+    ]
+    return found
+
+
+def _unit(unit: UnitResult, stage: Stage, step: int) -> Checked:
+    name = f"modules of {unit.label}" if unit.label else "modules"
+    fault = unit.first_fault
+    if fault is not None and not unit.agrees:
+        reason = "; ".join(f"{row}: {message}" for row, message in fault.findings[:2])
+        return Checked(
+            step=step, stage=stage.value, name=fault.entry, likeness=Likeness.DIFFERENT, num_values=unit.num_rows,
+            reason=reason or f"the first call that differs, of {unit.label}",
+        )  # fmt: skip
+    num_other = unit.rows.filter(differs()).height
+    reason = f"{num_other:,} values not equal to the bit, the first {unit.first_difference}" if num_other else ""
+    return Checked(
+        step=step, stage=stage.value, name=name, likeness=Likeness.CLOSE if num_other else Likeness.EQUAL,
+        num_values=unit.num_rows, reason=reason,
+    )  # fmt: skip
+
+
+def _weights(
+    step: int, stage: Stage, target: Mapping[int, WeightsFile], golden: Mapping[int, WeightsFile]
+) -> list[Checked]:
+    if not target or not golden:
+        return []
+    own, other = ({weight.name: weight for weight in files[min(files)].parameters} for files in (target, golden))
+    lone = sorted(own.keys() ^ other.keys())
+    found: list[Checked] = []
+    if lone:
+        shown = ", ".join(lone[:_MAX_NAMES])
+        found.append(
+            Checked(
+                step=step,
+                stage=stage.value,
+                name="parameters",
+                likeness=Likeness.ONE_SIDED,
+                reason=f"only one side has {shown}",
+            )
+        )
+    common = [name for name in own if name in other]
+    unequal = [name for name in common if own[name].crc32 != other[name].crc32]
+    if not unequal:
+        found.append(
+            Checked(step=step, stage=stage.value, name="parameters", likeness=Likeness.EQUAL, num_values=len(common))
+        )
+        return found
+    errors: dict[str, float] = {}
+    for name in unequal:
+        norms = own[name].l2, other[name].l2
+        errors[name] = math.inf if norms[0] is None or not norms[1] else abs(norms[0] - norms[1]) / norms[1]
+    worst = max(errors, key=lambda name: errors[name])
+    coarser = coarser_of(own[worst].dtype, other[worst].dtype) or Precision.FLOAT32
+    # Norms average roundings out: a thousandth in float32 would hide a parameter that was not trained.
+    limit = min(_limit(own[worst].dtype, other[worst].dtype), 64 * UNIT_ROUNDOFF[coarser])
+    is_close = errors[worst] <= limit
+    found.append(
+        Checked(
+            step=step, stage=stage.value, name=worst if not is_close else "parameters",
+            likeness=Likeness.CLOSE if is_close else Likeness.DIFFERENT, num_values=len(common), error=errors[worst],
+            limit=limit, reason=f"{len(unequal)} of {len(common)} parameters have other bytes; the norm of {worst}",
+        )
+    )  # fmt: skip
+    return found
+
+
+def _table(checked: Sequence[Checked]) -> pl.DataFrame:
+    rows = [
+        {
+            "step": one.step, "stage": one.stage, "name": one.name, "likeness": one.likeness.value,
+            VERDICT: _VERDICTS[one.likeness].value, "values": one.num_values, "error": one.error, "limit": one.limit,
+            "reason": one.reason,
+        }
+        for one in checked
+    ]  # fmt: skip
+    schema = {
+        "step": pl.Int64, "stage": pl.String, "name": pl.String, "likeness": pl.String, VERDICT: pl.String,
+        "values": pl.Int64, "error": pl.Float64, "limit": pl.Float64, "reason": pl.String,
+    }  # fmt: skip
+    return pl.DataFrame(rows, schema=schema)

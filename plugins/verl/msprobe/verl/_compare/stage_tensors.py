@@ -1,0 +1,268 @@
+"""The outputs of modules in one stage, by sample and position, however the stage has cut and ordered its batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from msprobe.verl._compare.recorded import RecordedRun
+from msprobe.verl._files import BatchLayout, CallPhase, Row
+from msprobe_core.compare.reading import read_dump
+from msprobe_core.errors import CompareError, EntryNameError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.model import Phase, Role, SiteKind
+from msprobe_core.names import parse_entry
+from msprobe_core.store.frame import RowKind
+
+Array: TypeAlias = NDArray[Any]
+
+_CACHE_BYTES = 512 << 20
+"""So many bytes of tensors are kept, since a call's tensor has many samples."""
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where some positions of a sample lie.
+
+    Attributes:
+        rank: Of the stage.
+        call: Index of the call.
+        layout: Of the call.
+        phase: Of the call.
+        row: Where in the call.
+    """
+
+    rank: int
+    call: int
+    layout: BatchLayout
+    phase: CallPhase
+    row: Row
+
+
+@dataclass(frozen=True)
+class ModuleValue:
+    """One value of a module's calls.
+
+    Attributes:
+        path: Of the module; empty for the outermost.
+        type_name: Its class.
+        role: ``input`` or ``output``.
+        place: Position in the call, such as ``0``.
+    """
+
+    path: str
+    type_name: str
+    role: str
+    place: str
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """One tensor of one call."""
+
+    file_name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class StageTensors:
+    """The tensors of one stage of one step.
+
+    Attributes:
+        label: What messages call it.
+        places: Where each sample lies, by its id, in the order of the calls.
+        values: Outputs of modules, in the order in which their first calls ended.
+    """
+
+    def __init__(
+        self,
+        run: RecordedRun,
+        stage: str,
+        step: int,
+        *,
+        minis: Collection[int] | None = None,
+    ) -> None:
+        """Read descriptions; elements are read when they are asked for.
+
+        Args:
+            run: Whose.
+            stage: Which.
+            step: Of the trainer.
+            minis: Only these mini-batches; all by default.
+
+        Raises:
+            CompareError: the stage has no samples, or no tensors.
+            DumpError: a file cannot be read.
+        """
+        self.label = f"{stage} of step {step} in {run.path}"
+        samples = run.samples(stage, step)
+        if not samples:
+            raise CompareError(f"{self.label}: there is no samples.json, so nobody knows which sample is which")
+        self.places: dict[str, list[Place]] = {}
+        for rank, own in sorted(samples.items()):
+            for call in own.micro_batches:
+                if minis is not None and call.mini not in minis:
+                    continue
+                for row in call.rows:
+                    place = Place(rank, call.call, call.layout, call.phase, row)
+                    self.places.setdefault(row.id, []).append(place)
+        ranks = run.ranks(stage, step)
+        self._dumps: dict[int, Dump] = {rank: read_dump(ranks[rank]) for rank in sorted(samples)}
+        self._stored: dict[ModuleValue, dict[tuple[int, int], _Stored]] = {}
+        self.has_statistics = False
+        for rank, dump in self._dumps.items():
+            self._index(rank, dump)
+        if not self._stored:
+            what = (
+                "statistics only, which are of whole micro-batches" if self.has_statistics else "no outputs of modules"
+            )
+            raise CompareError(
+                f"{self.label}: holds {what}; to compare samples that are cut and ordered differently, record the "
+                'stage at level L0 or mix with "task": "tensor"'
+            )
+        self._cache: OrderedDict[tuple[int, str], Array] = OrderedDict()
+        self._cached_bytes = 0
+
+    @property
+    def values(self) -> list[ModuleValue]:
+        """Outputs of modules, in the order in which their first calls ended."""
+        return [value for value in self._stored if value.role == Role.OUTPUT.value]
+
+    def dtype(self, value: ModuleValue) -> str:
+        """Return the dtype of a value in its first call."""
+        return next(iter(self._stored[value].values())).dtype
+
+    def has(self, value: ModuleValue) -> bool:
+        """Whether there is such a value."""
+        return value in self._stored
+
+    def _index(self, rank: int, dump: Dump) -> None:
+        rows = dump.frame.filter(
+            (pl.col("kind") == RowKind.TENSOR.value)
+            & (pl.col("phase") == Phase.FORWARD.value)
+            & pl.col("role").is_in([Role.OUTPUT.value, Role.INPUT.value])
+        )
+        columns = ("entry", "key", "role", "shape", "dtype", "file_name")
+        sites: dict[str, tuple[str, str, int] | None] = {}
+        for entry, key, role, shape, dtype, file_name in rows.select(columns).iter_rows():
+            if entry not in sites:
+                sites[entry] = _module_of(entry)
+            site = sites[entry]
+            if site is None:
+                continue
+            if file_name is None:
+                self.has_statistics = True
+                continue
+            path, type_name, index = site
+            place = key.removeprefix(f"{entry}.{role}.")
+            value = ModuleValue(path, type_name, role, place)
+            stored = _Stored(file_name, _sizes(shape), str(dtype))
+            self._stored.setdefault(value, {})[rank, index] = stored
+
+    def gather(self, value: ModuleValue, sample: str) -> Mapping[tuple[bool, int], Array]:
+        """Return what a module made of the positions of a sample, by whether it was decoded and by position.
+
+        Positions that it has no place for, such as those of an engine that gives the last logits only, are left out.
+
+        Raises:
+            DumpError: a tensor cannot be read.
+        """
+        found: dict[tuple[bool, int], Array] = {}
+        for place in self.places.get(sample, ()):
+            stored = self._stored[value].get((place.rank, place.call))
+            if stored is None:
+                continue
+            part = _part(self._read(place.rank, stored), place)
+            if part is None:
+                continue
+            is_decoded = place.phase is CallPhase.DECODE
+            for i in range(part.shape[0]):
+                found[is_decoded, place.row.start + i] = part[i]
+        return found
+
+    def _read(self, rank: int, stored: _Stored) -> Array:
+        key = rank, stored.file_name
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        source = self._dumps[rank].open_tensor(stored.file_name)
+        parts = list(source.chunks(_CHUNK))
+        whole = np.concatenate(parts).reshape(source.shape) if parts else np.empty(source.shape)
+        self._cache[key] = whole
+        self._cached_bytes += whole.nbytes
+        while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+        return whole
+
+    def micro_batches(self) -> dict[str, tuple[int, ...]]:
+        """Return for each sample how many samples are in the micro-batches that it is in."""
+        sizes: dict[tuple[int, int], int] = {}
+        for places in self.places.values():
+            for place in places:
+                sizes[place.rank, place.call] = sizes.get((place.rank, place.call), 0) + 1
+        return {
+            sample: tuple(sizes[place.rank, place.call] for place in places) for sample, places in self.places.items()
+        }
+
+    def cut(self) -> set[tuple[int, int, str, int, int, int]]:
+        """Return where every sample lies; equal for two stages that have cut and ordered alike."""
+        return {
+            (place.rank, place.call, sample, place.row.row, place.row.offset, place.row.length)
+            for sample, places in self.places.items()
+            for place in places
+        }
+
+
+def _module_of(entry: str) -> tuple[str, str, int] | None:
+    try:
+        site = parse_entry(entry)
+    except EntryNameError:
+        return None
+    return (site.path, site.type_name, site.index) if site.kind is SiteKind.MODULE else None
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in (text or "").strip("[]()").split(",") if part.strip())
+
+
+def _part(whole: Array, place: Place) -> Array | None:
+    """Return ``[positions, …]`` of a sample; ``None`` if the tensor has no such positions."""
+    row = place.row
+    end = row.offset + row.length
+    if place.layout is BatchLayout.PACKED:
+        # [1, tokens, …] of a trainer, [tokens, …] of a serving engine.
+        if whole.ndim >= 2 and whole.shape[0] == 1 and whole.shape[1] >= end:
+            return whole[0, row.offset : end]
+        return whole[row.offset : end] if whole.ndim >= 1 and whole.shape[0] >= end else None
+    if whole.ndim < 2 or whole.shape[0] <= row.row or whole.shape[1] < end:
+        return None
+    return whole[row.row, row.offset : end]
+
+
+def common_samples(target: StageTensors, golden: StageTensors) -> list[str]:
+    """Return the samples that both stages have, in the target's order.
+
+    Raises:
+        CompareError: there is none.
+    """
+    found = [sample for sample in target.places if sample in golden.places]
+    if not found:
+        raise CompareError(
+            f"{target.label} and {golden.label} have no sample in common: none of {len(target.places)} and "
+            f"{len(golden.places)} has the same token ids; are they of the same step, and was nothing retokenised?"
+        )
+    return found
+
+
+def matched(target: StageTensors, golden: StageTensors) -> Sequence[tuple[ModuleValue, ModuleValue]]:
+    """Return the outputs that both stages have, in the order of the target: modules by path, whatever their class."""
+    others = {(value.path, value.place): value for value in golden.values}
+    return [(value, others[value.path, value.place]) for value in target.values if (value.path, value.place) in others]

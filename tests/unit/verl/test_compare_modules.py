@@ -1,0 +1,209 @@
+"""``msprobe verl compare layers``, ``actor-vs-ref``, ``onpolicy`` and ``runs`` on runs of a tiny policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from msprobe.verl._compare.modules import chosen_experts
+from msprobe.verl._files import BatchLayout
+from rl_runs import Recipe, Sample, make_weights, write_run
+
+UNSENT = "model.layers.1.mlp.down_proj.weight"
+FIRST = "model.layers.1.mlp.down_proj"
+Run = Callable[..., tuple[int, str, str]]
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Return the directory of a run recorded by a recipe; each is recorded once."""
+    made: dict[str, Path] = {}
+
+    def make(name: str, **recipe: object) -> Path:
+        if name not in made:
+            made[name] = write_run(tmp_path_factory.mktemp("run") / "run", Recipe(**recipe))
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Sample]]:
+    """Samples of a healthy run, for replays."""
+    recipe = Recipe(task="statistics")
+    write_run(tmp_path_factory.mktemp("replayed"), recipe)
+    return recipe.recorded
+
+
+def summary(directory: Path, command: str) -> dict:
+    return json.loads((directory / f"verl_{command}.json").read_bytes())
+
+
+@pytest.mark.parametrize("layout", [BatchLayout.PACKED, BatchLayout.PADDED], ids=lambda layout: layout.value)
+class TestLayers:
+    def test_a_healthy_run_agrees(self, run: Run, runs: Make, tmp_path: Path, layout: BatchLayout) -> None:
+        code, out, _ = run("verl", "compare", "layers", runs(f"healthy {layout}", layout=layout), "-o", tmp_path)
+        assert code == 0
+        assert out.splitlines()[-1] == "AGREE: every module is within what rounding explains."
+        own = summary(tmp_path, "layers")["numbers"]["steps"]["2"]
+        assert own["first"] == {"prefill": None, "decode": None}
+        assert all(1e-8 < error < 3e-6 for error in own["largest"].values())
+        assert own["samples"] == 6
+
+    def test_a_parameter_that_was_not_sent_shows_where_it_is_used(
+        self, run: Run, runs: Make, tmp_path: Path, layout: BatchLayout
+    ) -> None:
+        root = runs(f"unsent {layout}", layout=layout, unsent=(UNSENT,))
+        code, out, _ = run("verl", "compare", "layers", root, "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1] == f"DIFFERENT: step 2: training and rollout part first at {FIRST}."
+        steps = summary(tmp_path, "layers")["numbers"]["steps"]
+        assert steps["1"]["first"] == {"prefill": None, "decode": None}
+        assert {phase: first["module"] for phase, first in steps["2"]["first"].items()} == {
+            "prefill": FIRST, "decode": FIRST,
+        }  # fmt: skip
+        assert "what it was given is not" in out
+
+
+class TestLayersMore:
+    def test_every_position_is_compared_once(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        run("verl", "compare", "layers", runs("healthy"), "-o", tmp_path, "--format", "parquet", "--steps", "1")
+        (path,) = tmp_path.glob("*.parquet")
+        rows = pl.read_parquet(path)
+        samples = {(row.id, row.prompt_length, row.total_length) for row in self._rows(runs("healthy"))}
+        prompt = sum(prompt for _, prompt, _ in samples)
+        decoded = sum(total - prompt - 1 for _, prompt, total in samples)
+        assert set(rows.filter(pl.col("phase") == "prefill")["positions"]) == {prompt}
+        assert set(rows.filter(pl.col("phase") == "decode")["positions"]) == {decoded}
+        assert rows["order"].is_sorted()
+
+    @staticmethod
+    def _rows(root: Path) -> list:
+        from msprobe.verl._files import load_samples, rank_directory
+
+        calls = load_samples(rank_directory(root, "actor_compute_log_prob", 1, 0)).micro_batches
+        return [row for call in calls for row in call.rows]
+
+    def test_padding_is_no_part_of_a_sample(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        padded = runs("healthy padded", layout=BatchLayout.PADDED)
+        code, out, _ = run("verl", "compare", "runs", padded, runs("healthy"), "-o", tmp_path)
+        assert code == 0, out
+
+    def test_experts_that_are_chosen_otherwise_are_counted(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        root = runs("routers", unsent=("model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate.weight"))
+        code, out, _ = run("verl", "compare", "layers", root, "-o", tmp_path, "--experts", "2")
+        assert code == 1
+        steps = summary(tmp_path, "layers")["numbers"]["steps"]
+        assert steps["1"]["flipped_tokens"] == 0
+        assert 0.05 < steps["2"]["flipped_tokens"] < 1
+        assert steps["2"]["first"]["prefill"]["module"] == "model.layers.0.mlp.gate"
+        assert "routing (top 2): other experts for" in out
+
+    def test_a_healthy_run_is_a_baseline(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        noisy = runs("noisy", noise=3e-5)
+        assert run("verl", "compare", "layers", noisy, "-o", tmp_path)[0] == 1
+        code, out, _ = run("verl", "compare", "layers", noisy, "--baseline", runs("noise", noise=2e-5), "-o", tmp_path)
+        assert code == 0, out
+
+    def test_statistics_are_refused(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, _, err = run("verl", "compare", "layers", runs("statistics", task="statistics"), "-o", tmp_path)
+        assert code == 2
+        assert "statistics only, which are of whole micro-batches" in err
+        assert '"task": "tensor"' in err
+
+    def test_a_stage_that_is_not_there(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, _, err = run("verl", "compare", "layers", runs("healthy"), "--stage", "compute_values", "-o", tmp_path)
+        assert code == 2
+        assert "holds nothing of compute_values" in err
+
+    def test_a_tensor_that_is_cut_off(self, run: Run, tmp_path: Path) -> None:
+        root = write_run(tmp_path / "run", Recipe(steps=1))
+        path = next((root / "rollout_generate").rglob("*lm_head*.npy"))
+        path.write_bytes(path.read_bytes()[:-4])
+        code, _, err = run("verl", "compare", "layers", root, "-o", tmp_path)
+        assert code == 2
+        assert "cut off" in err
+
+
+class TestTrainingStages:
+    def test_actor_and_reference_are_equal_at_first(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, out, _ = run("verl", "compare", "actor-vs-ref", runs("healthy"), "-o", tmp_path)
+        assert code == 0
+        assert out.splitlines()[-1] == "AGREE: actor and reference are equal to the bit."
+        code, out, _ = run("verl", "compare", "actor-vs-ref", runs("healthy"), "--steps", "2", "-o", tmp_path)
+        assert code == 1
+        assert "only there must both be equal" in out
+
+    def test_another_reference_is_named_by_its_first_module(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        other = make_weights()
+        other["model.layers.0.self_attn.v_proj.weight"] = other["model.layers.0.self_attn.v_proj.weight"] * 1.0001
+        code, out, _ = run("verl", "compare", "actor-vs-ref", runs("ref", ref_weights=other), "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1].endswith("part first at model.layers.0.self_attn.v_proj.")
+
+    def test_the_first_mini_batch_is_on_policy(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, out, _ = run("verl", "compare", "onpolicy", runs("healthy"), "-o", tmp_path)
+        assert code == 0
+        assert out.splitlines()[-1].endswith("are equal to the bit.")
+
+
+class TestRuns:
+    def test_a_replay_is_equal_to_the_bit(
+        self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path
+    ) -> None:
+        replayed = runs("replayed", replay=rollouts)
+        code, out, _ = run("verl", "compare", "runs", replayed, runs("healthy"), "--exact", "-o", tmp_path)
+        assert code == 0, out
+        assert out.splitlines()[-1].startswith("AGREE: equal to the bit, all ")
+        assert summary(tmp_path, "runs")["numbers"]["likeness"] == {"equal": 36}
+
+    def test_another_cut_and_order_is_no_difference(
+        self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path
+    ) -> None:
+        other = runs("other cut", replay=rollouts, order=3, micro=3, layout=BatchLayout.PADDED)
+        code, out, _ = run("verl", "compare", "runs", other, runs("healthy"), "--exact", "-o", tmp_path)
+        assert code == 0, out
+
+    def test_what_differs_first_is_to_blame(
+        self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path
+    ) -> None:
+        name = "model.layers.0.self_attn.o_proj.weight"
+        faulty = runs("faulty", replay=rollouts, trained=lambda weights: weights | {name: weights[name] * 1.01})
+        code, out, _ = run("verl", "compare", "runs", faulty, runs("healthy"), "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1] == f"DIFFERENT: step 1: first in update_weights_send, {name}."
+        first = summary(tmp_path, "runs")["findings"][0]
+        assert (first["step"], first["place"]) == (1, f"update_weights_send/{name}")
+
+    def test_rounding_is_within_limits_but_not_exact(
+        self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path
+    ) -> None:
+        rounded = runs(
+            "rounded", replay=rollouts, trained=lambda w: {n: v * np.float32(1 + 1e-7) for n, v in w.items()}
+        )
+        code, out, _ = run("verl", "compare", "runs", rounded, runs("healthy"), "-o", tmp_path)
+        assert code == 0, out
+        assert "within their limits" in out.splitlines()[-1]
+        assert run("verl", "compare", "runs", rounded, runs("healthy"), "--exact", "-o", tmp_path)[0] == 1
+
+    def test_other_rollouts_are_said_to_be_so(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, out, _ = run("verl", "compare", "runs", runs("other", seed=1), runs("healthy"), "-o", tmp_path)
+        assert code == 1
+        assert "update_weights_send" in out.splitlines()[-1]
+        assert "0 of 6 samples have the same token ids" in out
+
+    def test_runs_without_a_common_step(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, _, err = run("verl", "compare", "runs", runs("healthy"), runs("healthy"), "--steps", "7", "-o", tmp_path)
+        assert code == 2
+        assert "has no step 7" in err
+
+
+def test_experts_are_a_set() -> None:
+    scores = np.array([0.1, 0.9, 0.5, 0.2])
+    assert chosen_experts(scores, 2) == {1, 2} == chosen_experts(scores[::1] * 2, 2)
+    assert chosen_experts(np.array([0.1, 0.5, 0.9, 0.2]), 2) == {1, 2}
