@@ -19,7 +19,7 @@ NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--i
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
 export GLOG_v ?= 3
 
-.PHONY: demo demo-cross test test-mindspore lint bench clean
+.PHONY: demo demo-cross page test test-mindspore lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
 define install
@@ -54,6 +54,10 @@ demo-cross: $(MS_READY)
 	$(MS_BIN)/msprobe compare -tp $(DEMO)/cross/healthy/step0 -gp $(DEMO)/cross/golden/step0 -o $(DEMO)/cross/agree
 	$(MS_BIN)/msprobe compare -tp $(DEMO)/cross/target/step0 -gp $(DEMO)/cross/golden/step0 -o $(DEMO)/cross/result; \
 		test $$? -eq 1
+
+# The page of `msprobe view`, from its source, with Node 20 or newer: commit what it writes. Users need neither of the two.
+page:
+	cd view_page && npm ci --no-audit --no-fund && npm run --silent build
 
 test: lint test-mindspore
 	$(BIN)/python -m pytest

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 NEEDS = {
     "e2e/*.py": ("torch", "transformers"),
     "e2e/mindspore/*.py": ("mindspore",),
+    "e2e/test_view_page.py": ("selenium",),
     "contract/test_mindspore.py": ("mindspore",),
 }
 MISSING = {files: [name for name in names if find_spec(name) is None] for files, names in NEEDS.items()}

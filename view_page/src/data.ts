@@ -1,0 +1,233 @@
+/**
+ * The page's data as `msprobe view` writes it; docs/view_format.md describes every field. Numbers that JSON cannot
+ * hold are the texts "nan", "inf" and "-inf".
+ */
+
+export type Num = number | string | null;
+/** 0 is right, 0.5 at the limit, 1 the worst; null: there is nothing to hold against. */
+export type Severity = number | null;
+
+export interface Side {
+  path: string;
+  framework: string;
+  task: string;
+  level: string;
+  parallel: Record<string, number> | null;
+}
+
+export interface Check {
+  name: string;
+  state: string;
+  detail: string;
+}
+
+export interface Verdict {
+  state: "agree" | "fault" | "insufficient" | "none";
+  sentence: string;
+  detail: string[];
+  checks: Check[];
+  counts: { nodes: number; flagged: number; unmatched: number };
+  noise: string;
+}
+
+export interface Evidence {
+  row: string;
+  message: string;
+  score: Num;
+  limit: Num;
+}
+
+export interface Culprit {
+  unit: number;
+  node: string | null;
+  step: number | null;
+  ranks: number[];
+  kind: string;
+  strength: string;
+  score: Num;
+  limit: Num;
+  reason: string;
+  evidence: Evidence[];
+  parents: string[];
+  stack: string[];
+  command: string;
+}
+
+export interface Unit {
+  label: string;
+  step: number | null;
+  micro_steps: number;
+  rank: number | null;
+  groups: Record<string, number>;
+  nodes: number;
+  flagged: number;
+  severity: Severity;
+  graph: Graph | null;
+}
+
+export type Phase = "forward" | "backward" | "parameters" | "parameters_grad" | "optimizer" | "";
+
+export interface Values {
+  slot: string[];
+  dtype: [string | null, string | null][];
+  shape: [string | null, string | null][];
+  target: Record<string, Num[]>;
+  golden: Record<string, Num[]> | null;
+  metrics: Record<string, Num[]>;
+  verdict: string[];
+  reason: string[];
+  file: [string | null, string | null][];
+}
+
+export interface Peers {
+  peers: [number, string][];
+  sends: number[];
+  receives: number[];
+  more: number;
+}
+
+export interface Graph {
+  name: string[];
+  label: string[];
+  type: string[];
+  kind: string[];
+  phase: Phase[];
+  parent: number[];
+  micro_step: number[];
+  severity: Severity[];
+  own: Severity[];
+  side: string[];
+  partner: (string | null)[];
+  score: Num[];
+  reason: string[];
+  stack: number[];
+  rows: number[][];
+  communication: (null | Peers)[];
+  edges: (number | null)[][];
+  stacks: string[][];
+  values: Values;
+}
+
+export interface Layer {
+  name: string;
+  order: number;
+}
+
+export interface Heat {
+  layers: number;
+  units: number;
+  forward: Severity[][];
+  backward: Severity[][];
+  parameters: Severity[][];
+}
+
+export interface Trend {
+  name: string;
+  slot: string;
+  statistic: string;
+  phase: string;
+  steps: number[];
+  target: Record<string, Num[]>;
+  golden: Record<string, Num[]> | null;
+}
+
+export interface TensorMap {
+  unit: number;
+  node: string;
+  slot: string;
+  axes: [string, string];
+  shape: [number, number];
+  sizes: [number, number];
+  worst: number[];
+  error: Num[][];
+  target: Num[][] | null;
+  golden: Num[][] | null;
+}
+
+export interface ViewData {
+  format: string;
+  version: number;
+  made: { msprobe: string; at: string };
+  kind: "dump" | "comparison";
+  title: string;
+  sides: { target: Side; golden: Side | null };
+  verdict: Verdict;
+  culprits: Culprit[];
+  units: Unit[];
+  layers: Layer[];
+  heat: Heat | null;
+  trends: Trend[];
+  tensors: TensorMap[];
+  commands: Record<string, string>;
+  notes: string[];
+}
+
+/** Where the graphs of the units come from, when they are not in the file itself. */
+export interface Source {
+  index: string;
+  unit: string;
+}
+
+export class DataError extends Error {}
+
+async function inflate(base64: string): Promise<string> {
+  const binary = atob(base64);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).text();
+}
+
+function checked(value: unknown): ViewData {
+  const data = value as Partial<ViewData> | null;
+  if (!data || data.format !== "msprobe-view") throw new DataError("not data of msprobe view");
+  if (data.version !== 1) throw new DataError(`version ${String(data.version)} of the data; this page reads 1`);
+  return data as ViewData;
+}
+
+export async function load(): Promise<{ data: ViewData; source: Source | null }> {
+  const packed = document.getElementById("msprobe-data")?.textContent?.trim() ?? "";
+  if (packed) return { data: checked(JSON.parse(await inflate(packed))), source: null };
+  const told = document.getElementById("msprobe-source")?.textContent?.trim() ?? "";
+  if (!told) throw new DataError("");
+  const source = JSON.parse(told) as Source;
+  return { data: checked(await fetched(source.index)), source };
+}
+
+export async function fetchGraph(source: Source, unit: number): Promise<Graph> {
+  return (await fetched(source.unit.replace("{unit}", String(unit)))) as Graph;
+}
+
+async function fetched(address: string): Promise<unknown> {
+  const answer = await fetch(address, { credentials: "same-origin" });
+  if (!answer.ok) throw new DataError(`${answer.status} ${answer.statusText}`);
+  return answer.json();
+}
+
+/** A number of the data as a number, with NaN and infinities. */
+export function toNumber(value: Num | undefined): number {
+  if (value === null || value === undefined) return Number.NaN;
+  if (typeof value === "number") return value;
+  if (value === "inf") return Number.POSITIVE_INFINITY;
+  if (value === "-inf") return Number.NEGATIVE_INFINITY;
+  return Number.NaN;
+}
+
+/** A number as a person reads it: five digits, powers only where they are needed. */
+export function show(value: Num | undefined): string {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "string") return value;
+  if (value === 0 || Number.isInteger(value) && Math.abs(value) < 1e7) return String(value);
+  const size = Math.abs(value);
+  if (size >= 1e-3 && size < 1e6) return String(Number(value.toPrecision(6)));
+  return value.toExponential(4).replace("e+", "e");
+}
+
+/** How many times over its limit, short enough for a label. */
+export function times(score: Num, limit: Num): string | null {
+  const ratio = toNumber(score) / toNumber(limit);
+  if (Number.isNaN(ratio)) return null;
+  if (!Number.isFinite(ratio)) return "∞";
+  return ratio >= 100 ? ratio.toExponential(0).replace("e+", "e").replace(/^(\d)e(\d)$/, (_m, d: string, p: string) =>
+    String(Number(d) * 10 ** Number(p))) : String(Number(ratio.toPrecision(2)));
+}

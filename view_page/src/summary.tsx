@@ -1,0 +1,169 @@
+/** The verdict first: one sentence, where to look, how sure, and what to do next. */
+import type { ReactNode } from "react";
+import { type Culprit, show } from "./data";
+import { HeatOverview } from "./overview";
+import { Command, Name, Over, Strength } from "./parts";
+import { Shape } from "./icons";
+import { jump, unitName, useStore, useText } from "./store";
+import type { TextKey } from "./texts";
+
+const STATES: Record<string, { text: TextKey; shape: "error" | "pass" | "warning" | "none" }> = {
+  fault: { text: "stateFault", shape: "error" },
+  agree: { text: "stateAgree", shape: "pass" },
+  insufficient: { text: "stateInsufficient", shape: "warning" },
+  none: { text: "stateNone", shape: "none" },
+};
+
+export function Summary(): ReactNode {
+  const say = useText();
+  const data = useStore((state) => state.data);
+  const { verdict, culprits } = data;
+  const state = STATES[verdict.state] ?? STATES.none;
+  const [first, ...others] = culprits;
+  return (
+    <div className="summary">
+      <section className={`verdict ${verdict.state}`} aria-labelledby="verdict-state">
+        <div className="verdict-mark"><Shape verdict={state.shape} size={44} /></div>
+        <div>
+          <div className="verdict-state" id="verdict-state">{say(state.text)}</div>
+          <h1 data-testid="sentence"><Name value={verdict.sentence} /></h1>
+          {verdict.detail.map((line) => <p key={line} className="detail">{line}</p>)}
+          <p className="facts">
+            {data.kind === "comparison" && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
+            {data.kind === "comparison" && verdict.counts.unmatched > 0 && <span>{say("unmatchedCount", verdict.counts.unmatched)}</span>}
+            {data.units.length > 1 && <span>{say("unitsCount", data.units.length)}</span>}
+            {data.kind === "dump" && <span>{say("calls", verdict.counts.nodes)}</span>}
+          </p>
+          {!first && data.units.length > 0 && (
+            <button className="button strong" onClick={() => useStore.setState({ tab: "graph" })}>{say("explore")}</button>
+          )}
+        </div>
+      </section>
+      <div className="summary-columns">
+        <div>
+          {first && <CulpritCard culprit={first} number={1} main />}
+          {others.length > 0 && (
+            <section>
+              <h2 className="section">{say("otherSuspects")}</h2>
+              {others.map((culprit, i) => <CulpritCard key={`${culprit.node ?? ""}${i}`} culprit={culprit} number={i + 2} />)}
+            </section>
+          )}
+        </div>
+        <div>
+          {data.heat && data.units.length > 1 && (
+            <section className="card">
+              <h2>{say("heatTitle")}</h2>
+              <HeatOverview small />
+            </section>
+          )}
+          <Checks />
+          <Sides />
+          {data.notes.length > 0 && (
+            <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note) => <li key={note}>{note}</li>)}</ul></section>
+          )}
+        </div>
+      </div>
+    </div>
+  );
+}
+
+function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; number: number; main?: boolean }): ReactNode {
+  const say = useText();
+  const data = useStore((state) => state.data);
+  const tensor = data.tensors.findIndex((item) => item.unit === culprit.unit && item.node === culprit.node);
+  const place = [
+    culprit.step === null ? "" : `${say("step")} ${culprit.step}`,
+    culprit.ranks.length === 0 ? "" : `${say(culprit.ranks.length > 1 ? "ranks" : "rank")} ${culprit.ranks.join(", ")}`,
+  ].filter(Boolean).join(" · ");
+  const name = culprit.node ?? unitName(data, culprit.unit);
+  return (
+    <article className={`card culprit${main ? " main" : ""}`} data-culprit={number}>
+      <div className="culprit-head">
+        <span className="suspect large">{number}</span>
+        <div>
+          <div className="eyebrow">{main ? say("firstSuspect") : say("suspect", number)} · {culprit.kind}</div>
+          <h2><code><Name value={name} /></code></h2>
+        </div>
+      </div>
+      <div className="culprit-facts">
+        {place && <span>{place}</span>}
+        <Strength strength={culprit.strength} />
+        <Over score={culprit.score} limit={culprit.limit} />
+      </div>
+      {culprit.reason && <p className="culprit-reason">{culprit.reason}</p>}
+      <div className="actions">
+        <button className="button strong" data-testid={`jump-${number}`} onClick={() => void jump(culprit.unit, culprit.node)}>{say("showInGraph")}</button>
+        {tensor >= 0 && <button className="button" onClick={() => useStore.setState({ tab: "tensors", tensor })}>{say("showTensor")}</button>}
+      </div>
+      {main ? <CulpritMore culprit={culprit} /> : <details><summary>{say("evidence")}</summary><CulpritMore culprit={culprit} /></details>}
+    </article>
+  );
+}
+
+function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
+  const say = useText();
+  return (
+    <div className="culprit-more">
+      {culprit.parents.length > 0 && (
+        <div className="line"><span className="muted">{say("where")}</span> <span className="parents">{culprit.parents.join(" › ")}</span></div>
+      )}
+      {culprit.evidence.length > 0 && (
+        <table className="evidence">
+          <thead><tr><th>{say("evidence")}</th><th>{say("message")}</th><th className="number">{say("score")}</th><th className="number">{say("limit")}</th></tr></thead>
+          <tbody>
+            {culprit.evidence.slice(0, 6).map((row) => (
+              <tr key={row.row}><td><code>{row.row}</code></td><td>{row.message}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {culprit.stack.length > 0 && (
+        <><h3>{say("codePlace")}</h3><pre className="stack">{culprit.stack.slice(0, 8).join("\n")}</pre></>
+      )}
+      {culprit.command && <><h3>{say("digDeeper")}</h3><Command value={culprit.command} /></>}
+    </div>
+  );
+}
+
+const CHECK_SHAPES: Record<string, "pass" | "warning" | "none"> = { holds: "pass", differs: "warning" };
+
+function Checks(): ReactNode {
+  const say = useText();
+  const { checks, noise } = useStore((state) => state.data.verdict);
+  if (checks.length === 0) return null;
+  return (
+    <section className="card">
+      <h2>{say("checks")}</h2>
+      <ul className="checks">
+        {checks.map((check) => (
+          <li key={check.name}>
+            <Shape verdict={CHECK_SHAPES[check.state] ?? "none"} />
+            <div><b>{check.name}</b> <span className="muted">{check.state === "holds" || check.state === "differs" || check.state === "unknown" ? say(check.state) : check.state}</span>
+              {check.detail && <div className="muted">{check.detail}</div>}</div>
+          </li>
+        ))}
+      </ul>
+      {noise && <p className="muted">{noise}</p>}
+    </section>
+  );
+}
+
+function Sides(): ReactNode {
+  const say = useText();
+  const { sides, made } = useStore((state) => state.data);
+  return (
+    <section className="card">
+      <h2>{say("facts")}</h2>
+      <dl className="sides">
+        {([["target", sides.target], ["golden", sides.golden]] as const).map(([key, side]) => side && (
+          <div key={key}>
+            <dt>{say(key)}</dt>
+            <dd><code>{side.path}</code><div className="muted">{[side.framework, side.task, side.level,
+              ...Object.entries(side.parallel ?? {}).map(([axis, size]) => `${axis} ${size}`)].filter(Boolean).join(" · ")}</div></dd>
+          </div>
+        ))}
+      </dl>
+      <p className="muted">{say("madeBy", made.msprobe, made.at)}</p>
+    </section>
+  );
+}

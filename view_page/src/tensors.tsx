@@ -1,0 +1,71 @@
+/** Where in a tensor an error sits. */
+import { type ReactNode, useMemo } from "react";
+import { diverging, fill } from "./colour";
+import { type Num, type TensorMap, show, toNumber } from "./data";
+import { HeatMap } from "./heatmap";
+import { jump, unitName, useStore, useText } from "./store";
+
+export function Tensors(): ReactNode {
+  const say = useText();
+  const { data, tensor } = useStore();
+  if (data.tensors.length === 0) return <div className="page-scroll"><p className="empty">{say("tensorNone")}</p></div>;
+  const map = data.tensors[tensor] ?? data.tensors[0];
+  return (
+    <div className="page-scroll">
+      <section className="card wide">
+        <div className="toolbar">
+          <select aria-label={say("tensors")} value={data.tensors.indexOf(map)} onChange={(event) => useStore.setState({ tensor: Number(event.target.value) })}>
+            {data.tensors.map((item, i) => <option key={`${item.unit} ${item.node} ${item.slot}`} value={i}>{[unitName(data, item.unit), `${item.node}.${item.slot}`].filter((part) => part !== "–").join(" · ")}</option>)}
+          </select>
+          <button className="button small" onClick={() => void jump(map.unit, map.node)}>{say("showNode")}</button>
+        </div>
+        <h2><code>{map.node}</code> <span className="muted">{map.slot}</span></h2>
+        <p className="muted">{say("tensorBins", map.shape[0], map.shape[1], map.sizes?.[0] ?? map.shape[0], map.sizes?.[1] ?? map.shape[1])}
+          {map.worst.length > 0 && <> · {say("tensorWorst", map.worst.join(", "))}</>}</p>
+        <div className="tensor-maps">
+          <Map title={say("tensorError")} map={map} values={map.error} error />
+          {map.target && <Map title={say("target")} map={map} values={map.target} />}
+          {map.golden && <Map title={say("golden")} map={map} values={map.golden} />}
+        </div>
+      </section>
+    </div>
+  );
+}
+
+function Map({ title, map, values, error = false }: { title: string; map: TensorMap; values: Num[][]; error?: boolean }): ReactNode {
+  const theme = useStore((state) => state.theme);
+  const top = useMemo(() => {
+    let most = 0;
+    for (const set of error ? [values] : [map.target, map.golden]) {
+      for (const line of set ?? []) for (const value of line) {
+        const size = Math.abs(toNumber(value));
+        if (Number.isFinite(size) && size > most) most = size;
+      }
+    }
+    return most || 1;
+  }, [map, values, error]);
+  const colour = (row: number, column: number): string => {
+    const value = toNumber(values[row]?.[column]);
+    if (!error) return diverging(value / top, theme);
+    return fill(Number.isNaN(value) ? 1 : Math.sqrt(Math.min(1, value / top)), theme);
+  };
+  const size = Math.max(map.shape[0], map.shape[1]);
+  const each = Math.max(3, Math.min(26, Math.floor(380 / size)));
+  return (
+    <figure>
+      <figcaption><b>{title}</b> <span className="muted">{map.axes[0]} ↓ × {map.axes[1]} → · max {show(Number(top.toPrecision(4)))}</span></figcaption>
+      <HeatMap rows={map.shape[0]} columns={map.shape[1]} label={`${title} ${map.node}`} gutter={0} maxHeight={460} testid={error ? "tensor-error" : undefined}
+        cell={{ width: [each, each], height: [each, each] }} colour={colour}
+        describe={(row, column) => `${map.axes[0]} ${span(map, 0, row)} · ${map.axes[1]} ${span(map, 1, column)} · ${show(values[row]?.[column])}`}
+        rowLabel={String} columnLabel={String} />
+    </figure>
+  );
+}
+
+/** The places of a tensor's axis that a bin covers. */
+function span(map: TensorMap, axis: 0 | 1, bin: number): string {
+  const places = map.sizes?.[axis] ?? map.shape[axis];
+  const first = Math.floor((bin * places) / map.shape[axis]);
+  const last = Math.max(first, Math.ceil(((bin + 1) * places) / map.shape[axis]) - 1);
+  return first === last ? String(first) : `${first}–${last}`;
+}
