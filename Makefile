@@ -14,7 +14,7 @@ PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 # Tests without a framework that run with MindSpore's older NumPy too. Left out are those that start programs, load
 # plugins and handle text, which see little of NumPy and take most of the time.
-NOT_ABOUT_NUMPY := align arrow bad_input cli compare_api convert execute fuzz_readers hostile_tables merge plugins runs
+NOT_ABOUT_NUMPY := align arrow bad_input cli compare_api convert execute fuzz_readers hostile_tables merge plugins runs view_bundle
 NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--ignore=tests/unit/test_%.py)
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
 export GLOG_v ?= 3
@@ -57,7 +57,7 @@ demo-cross: $(MS_READY)
 
 # The page of `msprobe view`, from its source, with Node 20 or newer: commit what it writes. Users need neither of the two.
 page:
-	cd view_page && npm ci --no-audit --no-fund && npm run --silent build
+	cd view_page && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
 
 test: lint test-mindspore
 	$(BIN)/python -m pytest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import math
 from dataclasses import dataclass, field
@@ -51,25 +52,46 @@ class Columns:
     graph: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = "name label type kind phase parent micro_step severity own side partner score reason stack rows communication"
-        self.graph = {name: [] for name in names.split()}
+        names = "name label type kind phase parent micro_step severity own side partner score reason stack rows"
+        self.graph = {name: [] for name in (*names.split(), "communication")}
         self.graph |= {"edges": [], "stacks": [["File model.py, line 12, in forward", "return self.o_proj(context)"]]}
         empty = {name: [] for name in STATISTICS}
         self.values: dict[str, Any] = {
-            "slot": [], "dtype": [], "shape": [], "verdict": [], "reason": [], "file": [],
-            "target": {name: [] for name in STATISTICS}, "golden": empty,
+            "slot": [],
+            "dtype": [],
+            "shape": [],
+            "verdict": [],
+            "reason": [],
+            "file": [],
+            "target": {name: [] for name in STATISTICS},
+            "golden": empty,
             "metrics": {"error": [], "limit": [], "score": [], "score_limit": []},
-        }  # fmt: skip
+        }
         self.graph["values"] = self.values
 
-    def node(self, name: str, label: str, kind: str, parent: int, phase: str, severity: float | None = 0.1, **more: Any) -> int:
+    def node(
+        self, name: str, label: str, kind: str, parent: int, phase: str, severity: float | None = 0.1, **more: Any
+    ) -> int:
         graph = self.graph
         beyond = severity is not None and severity > 0.5
         entry = {
-            "name": name, "label": label, "type": "", "kind": kind, "phase": phase, "parent": parent, "micro_step": 0,
-            "severity": severity, "own": severity, "side": "both", "partner": name, "score": 40.0 if beyond else 0.1,
-            "reason": "beyond rounding" if beyond else "", "stack": 0, "rows": [], "communication": None,
-        } | more  # fmt: skip
+            "name": name,
+            "label": label,
+            "type": "",
+            "kind": kind,
+            "phase": phase,
+            "parent": parent,
+            "micro_step": 0,
+            "severity": severity,
+            "own": severity,
+            "side": "both",
+            "partner": name,
+            "score": 40.0 if beyond else 0.1,
+            "reason": "beyond rounding" if beyond else "",
+            "stack": 0,
+            "rows": [],
+            "communication": None,
+        } | more
         for key, value in entry.items():
             graph[key].append(value)
         return len(graph["name"]) - 1
@@ -99,7 +121,15 @@ def _layer(columns: Columns, model: Model, parent: int, layer: int, phase: str, 
     number = 0 if phase == "forward" else 1
     path = f"Module.model.layers.{layer}"
     severity = (0.97 if layer == model.fault and phase == "forward" else 0.62) if faulty else 0.12
-    top = columns.node(f"{path}.LlamaDecoderLayer.{phase}.0", f"layers.{layer}", "module", parent, phase, severity, type="LlamaDecoderLayer")
+    top = columns.node(
+        f"{path}.LlamaDecoderLayer.{phase}.0",
+        f"layers.{layer}",
+        "module",
+        parent,
+        phase,
+        severity,
+        type="LlamaDecoderLayer",
+    )
     columns.graph["own"][top] = 0.62 if faulty else 0.12
     modules: dict[str, int] = {}
     last = -1
@@ -111,8 +141,18 @@ def _layer(columns: Columns, model: Model, parent: int, layer: int, phase: str, 
             if name in modules:
                 continue
             above = modules.get(outer, top) if name != outer else top
-            kind = {"self_attn": "LlamaAttention", "mlp": "LlamaMLP"}.get(name, "LlamaRMSNorm" if "norm" in name else "Linear")
-            modules[name] = columns.node(f"{path}.{name}.{kind}.{phase}.0", name.rsplit(".", maxsplit=1)[-1], "module", above, phase, 0.1, type=kind)
+            kind = {"self_attn": "LlamaAttention", "mlp": "LlamaMLP"}.get(
+                name, "LlamaRMSNorm" if "norm" in name else "Linear"
+            )
+            modules[name] = columns.node(
+                f"{path}.{name}.{kind}.{phase}.0",
+                name.rsplit(".", maxsplit=1)[-1],
+                "module",
+                above,
+                phase,
+                0.1,
+                type=kind,
+            )
         for api in apis if phase == "forward" else reversed(apis):
             culprit = layer == model.fault and phase == "forward" and api == "scaled_dot_product_attention"
             wrong = wrong or culprit or (faulty and layer != model.fault) or (faulty and phase == "backward")
@@ -120,7 +160,7 @@ def _layer(columns: Columns, model: Model, parent: int, layer: int, phase: str, 
             calls[api] = calls.get(api, -1) + (1 - number if phase == "forward" else 1)
             node = columns.node(
                 f"Functional.{api}.{calls[api]}.{phase}", api, "api", modules[part], phase, own, type="Functional"
-            )  # fmt: skip
+            )
             columns.value(node, "input.0", 0.1 if culprit or not wrong else own, 1.0)
             columns.value(node, "output.0", own, 1.0)
             if last >= 0:
@@ -143,18 +183,50 @@ def graph_of(model: Model) -> dict[str, Any]:
             _layer(columns, model, root, layer, phase, calls)
         graph = columns.graph
         tops = [i for i, above in enumerate(graph["parent"]) if above == root]
-        for before, after in zip(tops, tops[1:], strict=False):
+        for before, after in itertools.pairwise(tops):
             leaves = [i for i in range(before, after) if graph["kind"][i] == "api"]
             following = next(i for i in range(after, len(graph["name"])) if graph["kind"][i] == "api")
             graph["edges"].append([leaves[-1], following, None])
         graph["severity"][root] = max(graph["severity"][root:])
         graph["own"][root] = None
-    columns.node("Functional.clamp.0.forward", "clamp", "api", 0, "forward", None, type="Functional", side="target", partner=None, score=None)
-    columns.node("Torch.clip.0.forward", "clip", "api", 0, "forward", None, type="Torch", side="golden", partner="Torch.clip.0.forward", score=None)
+    columns.node(
+        "Functional.clamp.0.forward",
+        "clamp",
+        "api",
+        0,
+        "forward",
+        None,
+        type="Functional",
+        side="target",
+        partner=None,
+        score=None,
+    )
+    columns.node(
+        "Torch.clip.0.forward",
+        "clip",
+        "api",
+        0,
+        "forward",
+        None,
+        type="Torch",
+        side="golden",
+        partner="Torch.clip.0.forward",
+        score=None,
+    )
     columns.value(len(columns.graph["name"]) - 2, "output.0", None, 1.0)
     columns.value(len(columns.graph["name"]) - 1, "output.0", None, 1.0)
     if model.hostile:
-        node = columns.node(f"Module.{model.hostile}.0", model.hostile, "module", 0, "forward", 0.9, type=model.hostile, reason=model.hostile, partner=f"golden {model.hostile}")
+        node = columns.node(
+            f"Module.{model.hostile}.0",
+            model.hostile,
+            "module",
+            0,
+            "forward",
+            0.9,
+            type=model.hostile,
+            reason=model.hostile,
+            partner=f"golden {model.hostile}",
+        )
         columns.value(node, model.hostile, 0.9, 1.0)
     return columns.graph
 
@@ -171,18 +243,29 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
             if ranks > 1:
                 other = step * ranks + (rank + 1) % ranks
                 graph["communication"][graph["name"].index("Functional.linear.0.forward")] = {
-                    "peers": [[other, "Functional.linear.0.forward"]], "sends": [0], "receives": [], "more": 0,
-                }  # fmt: skip
+                    "peers": [[other, "Functional.linear.0.forward"]],
+                    "sends": [0],
+                    "receives": [],
+                    "more": 0,
+                }
             units.append(
                 {
-                    "label": f"step{step}/rank{rank}" if ranks * steps > 1 else "", "step": step, "micro_steps": 1, "rank": rank,
-                    "groups": {"tp": rank % 2, "pp": rank // 2 % 2, "dp": rank // 4}, "nodes": len(graph["name"]), "flagged": flagged,
-                    "severity": 0.97 if faulty else 0.2, "graph": graph,
-                }  # fmt: skip
+                    "label": f"step{step}/rank{rank}" if ranks * steps > 1 else "",
+                    "step": step,
+                    "micro_steps": 1,
+                    "rank": rank,
+                    "groups": {"tp": rank % 2, "pp": rank // 2 % 2, "dp": rank // 4},
+                    "nodes": len(graph["name"]),
+                    "flagged": flagged,
+                    "severity": 0.97 if faulty else 0.2,
+                    "graph": graph,
+                }
             )
             for layer in range(model.layers):
                 wrong = faulty and model.fault is not None and layer >= model.fault
-                heat["forward"][layer].append((0.97 if layer == model.fault else 0.62) if wrong else 0.1 + 0.02 * (rank % 5))
+                heat["forward"][layer].append(
+                    (0.97 if layer == model.fault else 0.62) if wrong else 0.1 + 0.02 * (rank % 5)
+                )
                 heat["backward"][layer].append(0.6 if faulty else 0.2)
                 heat["parameters"][layer].append(0.05)
     fault = model.fault is not None
@@ -191,53 +274,117 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
     trend = {str(rank): [180.0 + 3 * math.sin(step + rank) for step in range(steps)] for rank in range(ranks)}
     error = [[abs(math.sin(r / 5) * math.cos(c / 7)) ** 6 for c in range(48)] for r in range(32)]
     return {
-        "format": "msprobe-view", "version": 1, "made": {"msprobe": "1.0", "at": "2026-11-21 18:00"},
-        "kind": "comparison", "title": "target against golden",
+        "format": "msprobe-view",
+        "version": 1,
+        "made": {"msprobe": "1.0", "at": "2026-11-21 18:00"},
+        "kind": "comparison",
+        "title": "target against golden",
         "sides": {
-            "target": {"path": "demo_output/target", "framework": "pytorch", "task": "statistics", "level": "mix", "parallel": None},
-            "golden": {"path": "demo_output/golden", "framework": "pytorch", "task": "statistics", "level": "mix", "parallel": None},
+            "target": {
+                "path": "demo_output/target",
+                "framework": "pytorch",
+                "task": "statistics",
+                "level": "mix",
+                "parallel": None,
+            },
+            "golden": {
+                "path": "demo_output/golden",
+                "framework": "pytorch",
+                "task": "statistics",
+                "level": "mix",
+                "parallel": None,
+            },
         },
         "verdict": {
             "state": "fault" if fault else "agree",
-            "sentence": f"The runs part at {culprit}: its inputs are right, what it makes is not." if fault else "Rounding explains every difference.",
+            "sentence": f"The runs part at {culprit}: its inputs are right, what it makes is not."
+            if fault
+            else "Rounding explains every difference.",
             "detail": ["Everything before it agrees within rounding."],
             "checks": [
                 {"name": "initial weights", "state": "holds", "detail": "equal bit by bit"},
                 {"name": "input data", "state": "holds", "detail": ""},
                 {"name": "random numbers", "state": "unknown", "detail": "no random call was recorded"},
             ],
-            "counts": {"nodes": sum(unit["nodes"] for unit in units), "flagged": sum(unit["flagged"] for unit in units), "unmatched": 2},
+            "counts": {
+                "nodes": sum(unit["nodes"] for unit in units),
+                "flagged": sum(unit["flagged"] for unit in units),
+                "unmatched": 2,
+            },
             "noise": "Rounding as measured: three repetitions of the golden run.",
         },
         "culprits": [
             {
-                "unit": first, "node": culprit, "step": 0, "ranks": [ranks - 1], "kind": "computation", "strength": "strong",
-                "score": 143.0, "limit": 3.5, "reason": "its result is wrong while all inputs are right",
-                "evidence": [{"row": f"{culprit}.output.0", "message": "norm is 27 % off", "score": 143.0, "limit": 3.5}],
-                "parents": ["model", f"layers.{model.fault}", "self_attn"], "stack": ["File model.py, line 12, in forward"],
+                "unit": first,
+                "node": culprit,
+                "step": 0,
+                "ranks": [ranks - 1],
+                "kind": "computation",
+                "strength": "strong",
+                "score": 143.0,
+                "limit": 3.5,
+                "reason": "its result is wrong while all inputs are right",
+                "evidence": [
+                    {"row": f"{culprit}.output.0", "message": "norm is 27 % off", "score": 143.0, "limit": 3.5}
+                ],
+                "parents": ["model", f"layers.{model.fault}", "self_attn"],
+                "stack": ["File model.py, line 12, in forward"],
                 "command": "msprobe confirm demo_output/target demo_output/golden",
             },
             {
-                "unit": first, "node": "Functional.linear.0.forward", "step": 0, "ranks": [ranks - 1], "kind": "scale", "strength": "weak",
-                "score": 4.2, "limit": 3.5, "reason": "all statistics are off by one factor, 1.27", "evidence": [], "parents": [], "stack": [],
+                "unit": first,
+                "node": "Functional.linear.0.forward",
+                "step": 0,
+                "ranks": [ranks - 1],
+                "kind": "scale",
+                "strength": "weak",
+                "score": 4.2,
+                "limit": 3.5,
+                "reason": "all statistics are off by one factor, 1.27",
+                "evidence": [],
+                "parents": [],
+                "stack": [],
                 "command": "",
             },
-        ] if fault else [],
+        ]
+        if fault
+        else [],
         "units": units,
         "layers": [{"name": f"model.layers.{i}", "order": i} for i in range(model.layers)],
         "heat": {"layers": model.layers, "units": len(units), **heat},
         "trends": [
-            {"name": "Functional.linear.0.forward", "slot": "output.0", "statistic": statistic, "phase": "forward", "steps": list(range(steps)),
-             "target": {rank: [number * scale for number in line] for rank, line in trend.items()}, "golden": trend}
+            {
+                "name": "Functional.linear.0.forward",
+                "slot": "output.0",
+                "statistic": statistic,
+                "phase": "forward",
+                "steps": list(range(steps)),
+                "target": {rank: [number * scale for number in line] for rank, line in trend.items()},
+                "golden": trend,
+            }
             for statistic, scale in (("norm", 1.02), ("max", 0.1))
-        ] if ranks * steps > 1 else [],
+        ]
+        if ranks * steps > 1
+        else [],
         "tensors": [
-            {"unit": first, "node": culprit, "slot": "output.0", "axes": ["token", "channel"], "shape": [32, 48], "sizes": [256, 96],
-             "worst": [0, 7, 11], "error": error, "target": error, "golden": [[-value for value in line] for line in error]},
-        ] if fault else [],
+            {
+                "unit": first,
+                "node": culprit,
+                "slot": "output.0",
+                "axes": ["token", "channel"],
+                "shape": [32, 48],
+                "sizes": [256, 96],
+                "worst": [0, 7, 11],
+                "error": error,
+                "target": error,
+                "golden": [[-value for value in line] for line in error],
+            },
+        ]
+        if fault
+        else [],
         "commands": {"confirm": "msprobe confirm demo_output/target demo_output/golden --node {node}"},
         "notes": ["Two nodes have no partner."],
-    }  # fmt: skip
+    }
 
 
 def packed(data: dict[str, Any]) -> str:

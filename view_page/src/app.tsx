@@ -66,6 +66,10 @@ function onGlobalKey(event: KeyboardEvent, searchBox: HTMLInputElement | null, c
     "-": () => canvas?.zoom(1 / 1.3),
     s: () => { if (useStore.getState().data.sides.golden) useStore.setState({ sideBySide: !useStore.getState().sideBySide, shows: useStore.getState().shows + 1 }); },
     "/": () => {
+      if (searchBox?.isConnected) {
+        searchBox.focus();
+        return;
+      }
       useStore.setState({ tab: "graph" });
       requestAnimationFrame(() => (searchBox ?? document.querySelector<HTMLInputElement>(".search"))?.focus());
     },
@@ -117,6 +121,7 @@ function GraphTab({ searchBox, canvas }: { searchBox: { current: HTMLInputElemen
   const tree = useTree();
   const say = useText();
   const matching = useStore((state) => state.matching);
+  const comparison = useStore((state) => state.data.kind === "comparison");
   const open = useStore((state) => state.open.get(state.unit) ?? NO_NODES);
   const { phase, micro, selected } = useStore();
   const unit = useStore((state) => state.unit);
@@ -140,7 +145,7 @@ function GraphTab({ searchBox, canvas }: { searchBox: { current: HTMLInputElemen
           </div>
         </div>
         <div className="sr" role="status">{selected >= 0 ? tree.name(selected) : ""}</div>
-        <footer className="graph-foot"><Legend /> <span className="muted keys"><Symbol name="keys" /> {say("keysText")}</span></footer>
+        <footer className="graph-foot">{comparison && <Legend />} <span className="muted keys"><Symbol name="keys" /> {say("keysText")}</span></footer>
       </div>
       <Panel tree={tree} />
     </div>

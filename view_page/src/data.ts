@@ -59,6 +59,7 @@ export interface Unit {
   micro_steps: number;
   rank: number | null;
   groups: Record<string, number>;
+  paths?: [string | null, string | null];
   nodes: number;
   flagged: number;
   severity: Severity;
@@ -187,7 +188,12 @@ function checked(value: unknown): ViewData {
 
 export async function load(): Promise<{ data: ViewData; source: Source | null }> {
   const packed = document.getElementById("msprobe-data")?.textContent?.trim() ?? "";
-  if (packed) return { data: checked(JSON.parse(await inflate(packed))), source: null };
+  if (packed) {
+    const began = performance.now();
+    const data = checked(JSON.parse(await inflate(packed)));
+    performance.measure("msprobe data", { start: began });
+    return { data, source: null };
+  }
   const told = document.getElementById("msprobe-source")?.textContent?.trim() ?? "";
   if (!told) throw new DataError("");
   const source = JSON.parse(told) as Source;
@@ -228,6 +234,5 @@ export function times(score: Num, limit: Num): string | null {
   const ratio = toNumber(score) / toNumber(limit);
   if (Number.isNaN(ratio)) return null;
   if (!Number.isFinite(ratio)) return "∞";
-  return ratio >= 100 ? ratio.toExponential(0).replace("e+", "e").replace(/^(\d)e(\d)$/, (_m, d: string, p: string) =>
-    String(Number(d) * 10 ** Number(p))) : String(Number(ratio.toPrecision(2)));
+  return ratio >= 1e5 ? ratio.toExponential(0).replace("e+", "e") : String(Number(ratio.toPrecision(2)));
 }

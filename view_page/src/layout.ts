@@ -77,14 +77,15 @@ export class Layouter {
 
   private size(node: number, open: ReadonlySet<number>, shown: (node: number) => boolean,
     sizes: Map<number, { width: number; height: number }>): { width: number; height: number } {
-    const label = textWidth(this.tree.label(node)) + 62;
+    const label = textWidth(this.tree.label(node)) * 1.06 + 84;
     const more = (this.tree.parent[node] < 0 ? 70 : 0) + (this.tree.side(node) === "both" ? 0 : 100);
     const type = textWidth(this.tree.type(node)) * 0.86 + 76 + more;
     const width = Math.min(300, Math.max(124, label, type));
     let size = { width, height: LEAF_HEIGHT };
     if (open.has(node) && this.tree.children[node].length > 0) {
       const inside = this.inside(node, open, shown, sizes);
-      size = { width: Math.max(width, inside.width), height: HEADER + inside.height };
+      const title = textWidth(this.tree.label(node)) * 1.06 + textWidth(this.tree.type(node)) * 0.9 + 110 + more;
+      size = { width: Math.max(title, inside.width), height: HEADER + inside.height };
     }
     sizes.set(node, size);
     return size;

@@ -141,7 +141,7 @@ function RankMap(): ReactNode {
   const steps = useMemo(() => [...new Set(data.units.map((unit) => unit.step))], [data]);
   const worstStep = useMemo(() => data.units.reduce((best, unit) => ((unit.severity ?? -1) > (best.severity ?? -1) ? unit : best), data.units[0]).step, [data]);
   const [step, setStep] = useState<number | null>(worstStep);
-  const { nodes, edges } = useMemo(() => rankGraph(data, trees, step, theme), [data, trees, step, theme]);
+  const { nodes, edges, height } = useMemo(() => rankGraph(data, trees, step, theme), [data, trees, step, theme]);
   if (nodes.length < 2) return null;
   return (
     <section className="card wide">
@@ -154,7 +154,7 @@ function RankMap(): ReactNode {
         )}
         <span className="muted">{say("ranksHint")}</span>
       </div>
-      <div className="rank-map" data-testid="rank-map">
+      <div className="rank-map" data-testid="rank-map" style={{ height: Math.min(520, Math.max(120, height + 50)) }}>
         <ReactFlowProvider>
           <ReactFlow nodes={nodes} edges={edges} edgeTypes={EDGE_TYPES} fitView fitViewOptions={{ maxZoom: 1, padding: 0.08 }} minZoom={0.05} colorMode={theme} nodesDraggable={false}
             nodesConnectable={false} elementsSelectable={false} edgesFocusable={false} preventScrolling={false} zoomOnScroll={false}
@@ -168,7 +168,7 @@ function RankMap(): ReactNode {
   );
 }
 
-function rankGraph(data: ViewData, trees: ReadonlyMap<number, Tree>, step: number | null, theme: "light" | "dark"): { nodes: Node[]; edges: Edge[] } {
+function rankGraph(data: ViewData, trees: ReadonlyMap<number, Tree>, step: number | null, theme: "light" | "dark"): { nodes: Node[]; edges: Edge[]; height: number } {
   const units = data.units.map((_unit, i) => i).filter((unit) => data.units[unit].step === step).slice(0, MOST_RANKS);
   const links = new Map<string, number>();
   for (const unit of units) {
@@ -240,7 +240,7 @@ function rankGraph(data: ViewData, trees: ReadonlyMap<number, Tree>, step: numbe
       markerStart: back ? { ...ARROW, orient: "auto-start-reverse" } : undefined,
     };
   });
-  return { nodes, edges };
+  return { nodes, edges, height: (graph.graph() as { height?: number }).height ?? 0 };
 }
 
 /** The straight line between two boxes of ranks, from edge to edge. */

@@ -167,12 +167,20 @@ function Commands({ name }: { name: string }): ReactNode {
   const say = useText();
   const data = useStore((state) => state.data);
   const culprit = data.culprits.find((item) => item.node === name);
-  const safe = `'${name.replace(/'/g, "'\\''")}'`;
-  const commands = Object.values(data.commands ?? {}).map((command) => command.split("{node}").join(safe));
+  const unit = useStore((state) => state.unit);
+  const [target, golden] = data.units[unit]?.paths ?? [null, null];
+  const fills: Record<string, string | null> = { node: name, target, golden };
+  const commands = Object.values(data.commands ?? {}).map((command) =>
+    command.replace(/\{(node|target|golden)\}/g, (whole, key: string) => (fills[key] ? shellWord(fills[key]) : whole)));
   if (culprit && !commands.includes(culprit.command)) commands.unshift(culprit.command);
   const told = commands.filter((command) => command.length > 0);
   if (told.length === 0) return null;
   return <section><h3>{say("digDeeper")}</h3>{told.map((command) => <Command key={command} value={command} />)}</section>;
+}
+
+/** A word as a POSIX shell takes it, whatever is in it. */
+function shellWord(word: string): string {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`;
 }
 
 function ValueList({ tree, node, scroller }: { tree: Tree; node: number; scroller: HTMLDivElement | null }): ReactNode {

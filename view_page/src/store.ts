@@ -88,16 +88,18 @@ export function firstTheme(): Theme {
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 
-export async function start(data: ViewData, source: Source | null): Promise<void> {
+export function start(data: ViewData, source: Source | null): void {
   const culprit = data.culprits[0];
   const worst = data.units.reduce((best, unit, i) => ((unit.severity ?? -1) > (data.units[best]?.severity ?? -1) ? i : best), 0);
   set({
     data, source, trees: new Map(), tab: data.kind === "dump" ? "graph" : "summary", unit: -1,
     open: new Map(), selected: -1, shows: 0, phase: "all", micro: null, sideBySide: false, words: "", only: new Set(),
-    matches: recalled(data), matching: -1, trend: null, tensor: 0, language: firstLanguage(), theme: firstTheme(), message: "",
+    matches: recalled(data), matching: -1, trend: null,
+    tensor: Math.max(0, data.tensors.findIndex((map) => map.unit === culprit?.unit && map.node === culprit.node)), language: firstLanguage(), theme: firstTheme(), message: "",
   });
-  document.title = `${data.title} – msprobe`;
-  if (data.units.length > 0) await showUnit(culprit ? culprit.unit : worst);
+  document.title = `${data.title} - msprobe`;
+  // The verdict is drawn first; the graph, which takes longer, is made ready while it is read.
+  if (data.units.length > 0) setTimeout(() => { if (get().unit < 0) void showUnit(culprit ? culprit.unit : worst); }, 60);
 }
 
 export function say(message: string): void {
@@ -121,7 +123,9 @@ async function treeOf(unit: number): Promise<Tree | null> {
     say(text(language, "noGraph"));
     return null;
   }
+  const began = performance.now();
   const tree = new Tree(graph);
+  performance.measure("msprobe tree", { start: began });
   set({ trees: new Map(get().trees).set(unit, tree) });
   return tree;
 }
@@ -139,7 +143,7 @@ export async function showUnit(unit: number): Promise<Tree | null> {
 function firstOpen(tree: Tree): Set<number> {
   const open = new Set<number>();
   const descend = (nodes: number[], shown: number): void => {
-    const holders = nodes.filter((node) => tree.children[node].length > 0);
+    const holders = nodes.filter((node) => tree.kind(node) === "module" && tree.children[node].length > 0);
     for (const node of holders.length <= 4 ? holders : []) {
       if (shown + tree.children[node].length > 60) continue;
       open.add(node);

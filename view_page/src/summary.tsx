@@ -105,14 +105,14 @@ function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
   return (
     <div className="culprit-more">
       {culprit.parents.length > 0 && (
-        <div className="line"><span className="muted">{say("where")}</span> <span className="parents">{culprit.parents.join(" › ")}</span></div>
+        <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={[...culprit.parents].reverse().join(" › ")} /></span></div>
       )}
       {culprit.evidence.length > 0 && (
         <table className="evidence">
           <thead><tr><th>{say("evidence")}</th><th>{say("message")}</th><th className="number">{say("score")}</th><th className="number">{say("limit")}</th></tr></thead>
           <tbody>
             {culprit.evidence.slice(0, 6).map((row) => (
-              <tr key={row.row}><td><code>{row.row}</code></td><td>{row.message}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
+              <tr key={row.row}><td><code><Name value={culprit.node && row.row.startsWith(`${culprit.node}.`) ? row.row.slice(culprit.node.length + 1) : row.row} /></code></td><td>{row.message}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
             ))}
           </tbody>
         </table>

@@ -50,12 +50,13 @@ function Map({ title, map, values, error = false }: { title: string; map: Tensor
     return fill(Number.isNaN(value) ? 1 : Math.sqrt(Math.min(1, value / top)), theme);
   };
   const size = Math.max(map.shape[0], map.shape[1]);
-  const each = Math.max(3, Math.min(26, Math.floor(380 / size)));
+  const each = Math.max(3, Math.min(26, Math.floor(390 / size)));
+  const tall = map.shape[0] <= 4 ? 34 : each;
   return (
     <figure>
       <figcaption><b>{title}</b> <span className="muted">{map.axes[0]} ↓ × {map.axes[1]} → · max {show(Number(top.toPrecision(4)))}</span></figcaption>
       <HeatMap rows={map.shape[0]} columns={map.shape[1]} label={`${title} ${map.node}`} gutter={0} maxHeight={460} testid={error ? "tensor-error" : undefined}
-        cell={{ width: [each, each], height: [each, each] }} colour={colour}
+        cell={{ width: [each, each], height: [tall, tall] }} colour={colour}
         describe={(row, column) => `${map.axes[0]} ${span(map, 0, row)} · ${map.axes[1]} ${span(map, 1, column)} · ${show(values[row]?.[column])}`}
         rowLabel={String} columnLabel={String} />
     </figure>

@@ -74,7 +74,7 @@ const TEXTS = {
   view: ["View", "视图"],
   next: ["Next difference (n)", "下一处差异(n)"],
   previous: ["Previous difference (p)", "上一处差异(p)"],
-  differenceOf: ["Difference {0} of {1}", "差异 {0} / {1}"],
+  differenceOf: ["{0} of {1}", "{0} / {1}"],
   differences: ["{0} differences", "{0} 处差异"],
   noDifferences: ["no differences", "没有差异"],
   fit: ["Fit (f)", "适应窗口(f)"],

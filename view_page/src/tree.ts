@@ -92,7 +92,11 @@ export class Tree {
   }
 
   label(node: number): string {
-    return this.isGroup(node) ? this.name(node) : this.graph.label[node] || this.graph.name[node];
+    if (this.isGroup(node)) return this.name(node);
+    const label = this.graph.label[node];
+    if (!/^\d+$/.test(label)) return label || this.graph.name[node];
+    const list = new RegExp(`(?:^|\\.)([^.]+)\\.${label}\\.`).exec(this.graph.name[node]); // "layers.0" says more than "0"
+    return list ? `${list[1]}.${label}` : label;
   }
 
   type(node: number): string {
