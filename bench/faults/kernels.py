@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN = torch.ops.aten
@@ -54,11 +53,7 @@ class OtherKernels(TorchDispatchMode):
                 return _from_the_other_end(func, list(args), kwargs)
             if func in _IN_HIGHER_PRECISION:
                 return _in_higher_precision(func, args, kwargs)
-            result = func(*args, **kwargs)
-            if func.__name__.startswith("_foreach_") and func._schema.is_mutable:
-                for tensor in args[0]:
-                    increment_version(tensor)  # which these leave to a level that a mode is below
-            return result
+            return func(*args, **kwargs)
 
 
 class HalvedProducts(TorchDispatchMode):

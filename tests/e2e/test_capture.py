@@ -12,6 +12,7 @@ from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded, leaves
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_core import compare_dumps, names
 from msprobe_core.model import Phase, SiteKind
@@ -239,6 +240,30 @@ def test_writing_calls_have_what_they_wrote(record):
     assert (before["Min"], after["Min"]) == (0.0, -7.0)
     (added,) = leaves(dump.data["Torch._foreach_add_.0.forward"]["output"]).values()
     assert (added["Max"], added["Min"]) == (6.0, -6.0)
+
+
+class HandsOn(TorchDispatchMode):
+    """Does nothing, as one that counts operations; lists that are written to below it keep their versions."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_lists_that_are_written_to_below_a_mode_of_the_user_are_read_anew(record):
+    def calls():
+        x, y = torch.zeros(3), torch.ones(3)
+        with HandsOn():
+            torch._foreach_add_([x, y], 1.0)
+            torch._foreach_mul_([x, y], 3.0)
+        x.neg()
+
+    dump = record(calls)
+    added, multiplied = (
+        [value["Max"] for value in leaves(dump.data[f"Torch._foreach_{name}_.0.forward"]["output"]).values()]
+        for name in ("add", "mul")
+    )
+    assert (added, multiplied) == ([1.0, 2.0], [3.0, 6.0])
+    assert dump.data["Tensor.neg.0.forward"]["input_args"][0]["Max"] == 3.0
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,12 @@ _KEEPING_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 """Their second and third arguments are running statistics."""
 
 
+def writes_list(function: Function) -> bool:
+    """Whether ``function`` writes to a list of tensors, as optimizers do that take all parameters at once."""
+    name: str = getattr(function, "__name__", "")
+    return name.startswith("_foreach_") and name.endswith("_")
+
+
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
 
