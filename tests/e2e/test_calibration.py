@@ -216,6 +216,26 @@ def test_what_has_no_last_digit_stays():
     assert torch.equal(changed[values == 0], values[values == 0])
 
 
+def test_counts_stay_whole(tmp_path, close_debugger):
+    """Tokens per expert, counted in floating point: one less would leave a row of the experts' results unset."""
+
+    class Router(torch.nn.Module):
+        def forward(self, ids):
+            counts.append(torch.stack([(ids == i).float().sum() for i in range(4)]))
+            return self.weight * counts[-1].sum() * torch.ones(3).cumsum(0)
+
+        weight = torch.nn.Parameter(torch.full((3,), 0.3))
+
+    counts, weighted = [], []
+    model, debugger = Router(), PrecisionDebugger(dump_path=tmp_path, level="L0")
+    with calibration(debugger, model, repeats=3) as runs:
+        for _ in runs:
+            weighted.append(model(torch.arange(64) % 4).detach())
+    assert len(counts) == 4
+    assert all(torch.equal(count, torch.full((4,), 16.0)) for count in counts)
+    assert any(not torch.equal(each, weighted[0]) for each in weighted[1:])
+
+
 def test_the_rounding_of_a_coarser_format():
     values = torch.randn(6000)
     errors = (Noise(Perturbation(dtype=RoundingUnit.BFLOAT16), 1).changed(values) - values).div(values).abs()

@@ -73,6 +73,8 @@ class Noise:
             relative = relative_changes(self._random.random(values.shape), _ROUNDOFFS[tensor.dtype], self._coarser)
             with np.errstate(all="ignore"):
                 sums = values + values * relative.astype(values.dtype)
+            if np.array_equal(values, np.round(values)):
+                return tensor  # whole numbers are counts
             changed = Tensor(np.where(np.isfinite(sums), sums, values), tensor.dtype)
         return changed  # noqa: RET504  # type checkers think that the block swallows exceptions
 

@@ -68,7 +68,7 @@ class Noise:
         return torch._C.DisableTorchFunction()
 
     def changed(self, tensor: Tensor) -> Tensor:
-        """Return another tensor with other last digits."""
+        """Return another tensor with other last digits; one of whole numbers as it is, for those are counts."""
         changed = tensor
         with Quiet():
             own = torch.finfo(tensor.dtype).eps / 2
@@ -77,6 +77,7 @@ class Noise:
                 relative = (2 * random - 1) * self._coarser
             else:
                 relative = torch.where(random < FLIPPED, own, 0.0) * torch.where(random < FLIPPED / 2, -1.0, 1.0)
+            relative = torch.where((tensor == tensor.round()).all(), 0.0, relative)
             changed = tensor + tensor * relative.to(tensor.dtype)
             changed = torch.where(torch.isfinite(changed), changed, tensor)
         return changed  # noqa: RET504  # type checkers think that the block swallows exceptions
@@ -221,7 +222,7 @@ _EXACT = frozenset(
         "zero",
         "arange", "range", "linspace", "logspace", "eye", "scalar_tensor", "tril_indices", "triu_indices", "one_hot",
         # Count.
-        "_amp_update_scale", "_amp_foreach_non_finite_check_and_unscale",
+        "histc", "bincount", "_amp_update_scale", "_amp_foreach_non_finite_check_and_unscale",
         # Draw.
         "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "uniform",
         "bernoulli",
