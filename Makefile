@@ -1,4 +1,4 @@
-# Everything a clone needs: the targets set up .venv, and .venv-mindspore where MindSpore runs, by themselves.
+# Everything a clone needs: the targets set up .venv, and .venv-mindspore and .venv-verl where those run, by themselves.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,6 +8,10 @@ READY := $(VENV)/.ready
 MS_VENV := .venv-mindspore
 MS_BIN := $(MS_VENV)/bin
 MS_READY := $(MS_VENV)/.ready
+# verl needs an older transformers than the tests of PyTorch.
+VERL_VENV := .venv-verl
+VERL_BIN := $(VERL_VENV)/bin
+VERL_READY := $(VERL_VENV)/.ready
 DEMO := demo_output
 PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
@@ -19,7 +23,7 @@ NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--i
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
 export GLOG_v ?= 3
 
-.PHONY: demo demo-cross page test test-mindspore lint bench clean
+.PHONY: demo demo-cross demo-verl page test test-mindspore test-verl lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
 define install
@@ -35,6 +39,12 @@ $(READY): $(PROJECTS) constraints-dev.txt constraints-pytorch.txt
 
 $(MS_READY): $(PROJECTS) constraints-dev.txt constraints-mindspore.txt
 	$(call install,$(MS_VENV),mindspore,constraints-mindspore.txt)
+
+$(VERL_READY): $(PROJECTS) constraints-dev.txt constraints-verl.txt
+	$(call install,$(VERL_VENV),verl,constraints-verl.txt)
+	rm $@
+	$(VERL_BIN)/python -m pip install --quiet --constraint constraints-verl.txt --no-deps verl
+	touch $@
 
 # Train a small Llama twice, the second time with a fault planted deep inside, and find it.
 demo: $(READY)
@@ -59,7 +69,16 @@ demo-cross: $(MS_READY)
 page:
 	cd view_page && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
 
-test: lint test-mindspore
+# PPO with verl on CPUs: one parameter of the serving engine is left as it is when weights come, and is found.
+demo-verl: $(VERL_READY)
+	rm -rf $(DEMO)/verl
+	mkdir -p $(DEMO)/verl
+	sed 's|^out:.*|out: $(CURDIR)/$(DEMO)/verl/run|' examples/verl_cpu/record.yaml > $(DEMO)/verl/record.yaml
+	$(VERL_BIN)/python examples/verl_cpu/train.py --work $(DEMO)/verl --record $(DEMO)/verl/record.yaml \
+		--fault skip_layer > $(DEMO)/verl/training.log 2>&1 || (tail -40 $(DEMO)/verl/training.log; false)
+	$(VERL_BIN)/msprobe verl compare weights $(DEMO)/verl/run; test $$? -eq 1
+
+test: lint test-mindspore test-verl
 	$(BIN)/python -m pytest
 
 # The import first: without MindSpore its tests would be left out, and nothing would fail. Two processes: operators of
@@ -68,6 +87,11 @@ test-mindspore: $(MS_READY)
 	$(MS_BIN)/python -c "import mindspore"
 	$(MS_BIN)/python -m pytest $(NUMPY_1_TESTS)
 	$(MS_BIN)/python -m pytest tests/contract/test_mindspore.py tests/e2e/mindspore
+
+# The import first, as above.
+test-verl: $(VERL_READY)
+	$(VERL_BIN)/python -c "import verl"
+	$(VERL_BIN)/python -m pytest tests/unit/verl tests/e2e/verl
 
 lint: $(READY) $(MS_READY)
 	$(BIN)/ruff check --quiet .
@@ -86,4 +110,4 @@ bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/healthy_pairs.py
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis

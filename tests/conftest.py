@@ -1,7 +1,7 @@
 """What is collected: tests of a framework where that framework is installed.
 
-`make test` runs the suite in one environment without MindSpore, and MindSpore's part in another; it checks itself that
-each has what it is for.
+`make test` runs the suite in one environment without MindSpore and verl, and their parts in one of their own each; it
+checks itself that each has what it is for.
 """
 
 from importlib.util import find_spec
@@ -16,6 +16,7 @@ NEEDS = {
     "e2e/mindspore/*.py": ("mindspore",),
     "e2e/test_view_page.py": ("selenium",),
     "contract/test_mindspore.py": ("mindspore",),
+    "e2e/verl/*.py": ("verl", "torch"),
 }
 MISSING = {files: [name for name in names if find_spec(name) is None] for files, names in NEEDS.items()}
 LEFT_OUT = {files: names for files, names in MISSING.items() if names}

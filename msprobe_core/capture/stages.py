@@ -155,6 +155,7 @@ class Stage:
     def end(self) -> None:
         """Stop and write; when it returns everything is on disk."""
         step, self._step = self._step, None
+        self._recorder.forget(self)
         if step is not None:
             with self._recorder.guard(f"{self.name}, step {step.number}"):
                 self._recorder.write(step)
@@ -178,6 +179,7 @@ class StageRecorder:
         self._on_failure = on_failure
         self._steps: dict[str, _Step] = {}
         self._current: Stage | None = None
+        self._opened: list[Stage] = []
         self._failures: set[str] = set()
         atexit.register(self.close)
 
@@ -206,7 +208,9 @@ class StageRecorder:
 
     def open(self, name: str) -> Stage:
         """Return a stage that ends when ``end`` is called: for engines whose work has no block around it."""
-        return Stage(self, name)
+        stage = Stage(self, name)
+        self._opened.append(stage)
+        return stage
 
     @contextmanager
     def guard(self, where: str) -> Generator[None, None, None]:
@@ -268,11 +272,18 @@ class StageRecorder:
         step.num_mini += bool(step.num_micro)  # another pass through the stage in this step has other mini-batches
         step.num_micro = 0
 
+    def forget(self, stage: Stage) -> None:
+        """Take note that an opened stage has ended."""
+        if stage in self._opened:
+            self._opened.remove(stage)
+
     def close(self) -> None:
         """Stop for good."""
         atexit.unregister(self.close)
         if self._current is not None:
             self._current.end()
+        for stage in list(self._opened):
+            stage.end()
         steps, self._steps = self._steps, {}
         for step in steps.values():
             with self.guard(step.stage):

@@ -32,7 +32,7 @@ Array = NDArray[Any]
 _LEFT = frozenset({"prompts"})
 """What is padded on the left, as verl's own padded batches have it."""
 
-_NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask"})
+_NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask", "dummy_tensor"})
 """Of batches that are not padded: made anew, or of no use."""
 
 

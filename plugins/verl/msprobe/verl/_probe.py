@@ -33,8 +33,15 @@ class Probe:
 
     _instance: ClassVar[Probe | None] = None
 
-    def __init__(self, config: VerlConfig) -> None:
+    def __init__(self, config: VerlConfig, framework: Framework | None = None) -> None:
+        """Prepare; nothing is created before a stage begins.
+
+        Args:
+            config: What to record.
+            framework: What the models are of; PyTorch, which is then loaded when it is first needed, if not given.
+        """
         self.config = config
+        self._framework = framework
         self.role = "process"
         self.rank: int | None = None
         self.is_open = True
@@ -53,10 +60,10 @@ class Probe:
         return cls._instance
 
     @classmethod
-    def switch_on(cls, config: VerlConfig) -> Probe:
-        """Return that of this process, made with ``config`` if there is none."""
+    def switch_on(cls, config: VerlConfig, framework: Framework | None = None) -> Probe:
+        """Return that of this process, made with the arguments of `Probe` if there is none."""
         if cls._instance is None:
-            cls._instance = cls(config)
+            cls._instance = cls(config, framework)
         return cls._instance
 
     @classmethod
@@ -80,15 +87,18 @@ class Probe:
 
     @property
     def framework(self) -> Framework:
-        """PyTorch.
+        """What the models are of.
 
         Raises:
-            PluginError: its plugin is not there.
+            PluginError: the plugin for PyTorch is not there.
         """
+        if self._framework is not None:
+            return self._framework
         offers = registry().frameworks()
         if "pytorch" not in offers:
             raise PluginError("the plugin msprobe-pytorch is missing; `msprobe plugins` says why")
-        return offers["pytorch"].load()
+        self._framework = offers["pytorch"].load()
+        return self._framework
 
     @contextmanager
     def stage(self, name: str) -> Generator[OpenStage | None, None, None]:

@@ -73,7 +73,8 @@ def placements_of(models: Iterable[Any]) -> dict[str, str]:
     """Return how the parameters of models are sharded, by canonical name; those that are whole are left out."""
     found: dict[str, str] = {}
     for model in models:
-        for name, parameter in model.named_parameters():
+        named = getattr(model, "named_parameters", None)  # which some chunks of a pipeline may not have
+        for name, parameter in () if named is None else named():
             placements = getattr(parameter, "placements", None)
             if placements is not None:
                 found[without_wrappers(name)] = ", ".join(str(placement) for placement in placements)

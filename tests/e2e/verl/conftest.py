@@ -1,0 +1,136 @@
+"""Runs of verl that several tests look at: each is made once.
+
+Whole runs of `main_ppo` are `healthy_run` and `faulty_run`, whose serving engine leaves one parameter as it is when
+weights come.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+RIG = REPOSITORY / "examples" / "verl_cpu"
+WORKERS = REPOSITORY / "tests" / "support" / "verl_workers.py"
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false",
+    "VERL_USE_EXTERNAL_PLUGINS": "auto",
+}  # fmt: skip
+
+WHOLE = """\
+out: {out}
+steps: [1, 2]
+level: L0
+task: statistics
+statistics: {{summary_mode: md5}}
+per_stage:
+  rollout_generate: {{task: tensor, tensor_format: safetensors}}
+  actor_compute_log_prob: {{task: tensor, tensor_format: safetensors}}
+  ref_compute_log_prob: {{task: tensor, tensor_format: safetensors}}
+"""
+"""What is recorded of a whole run: tensors where stages are compared module by module."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A process, or several, that have ended well."""
+
+    out: Path
+    output: str
+
+
+def end_with(process, mark, timeout_s):
+    """Wait for a process; then end whatever it has left that has ``mark`` in its command line."""
+    try:
+        output = process.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output = process.communicate()[0] + "\n(took too long)"
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                if str(mark).encode() in command:
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+    return output
+
+
+def run(command, *, mark, timeout_s, **environment):
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY,
+        env={**os.environ, **_ENVIRONMENT, **environment},
+    )  # fmt: skip
+    output = end_with(process, mark, timeout_s)
+    assert process.returncode == 0, output[-6000:]
+    return output
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory):
+    """A directory with a tiny model and its data."""
+    directory = tmp_path_factory.mktemp("verl_work")
+    subprocess.run(
+        [sys.executable, "-W", "ignore", RIG / "tiny.py", directory], check=True, capture_output=True,
+        env={**os.environ, **_ENVIRONMENT},
+    )  # fmt: skip
+    return directory
+
+
+@pytest.fixture(scope="session")
+def run_workers(work, tmp_path_factory):
+    """Return a function that runs the stages in verl's workers, recorded as a YAML text says, or not at all."""
+
+    def start(*arguments, ranks=1, record=None, **environment):
+        place = tmp_path_factory.mktemp("workers")
+        if record is not None:
+            (place / "record.yaml").write_text(record.format(out=place / "run"))
+            environment["MSPROBE_VERL"] = str(place / "record.yaml")
+        output = run(
+            [
+                sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone",
+                "--nproc_per_node", ranks, WORKERS, place / "found", "--work", work, *arguments,
+            ],
+            mark=place, timeout_s=240, **environment,
+        )  # fmt: skip
+        found = [json.loads((place / f"found.rank{rank}.json").read_text()) for rank in range(ranks)]
+        return Run(place / "run", output), found
+
+    return start
+
+
+def whole_run(work, place, *arguments, record=WHOLE):
+    """Run `main_ppo`."""
+    (place / "record.yaml").write_text(record.format(out=place / "run"))
+    ray_directory = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the names of sockets have to be short
+    try:
+        output = run(
+            [
+                sys.executable, RIG / "train.py", "--work", work, "--record", place / "record.yaml", *arguments,
+            ],
+            mark=ray_directory, timeout_s=420, RAY_TMPDIR=str(ray_directory),
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(ray_directory, ignore_errors=True)
+    return Run(place / "run", output)
+
+
+@pytest.fixture(scope="session")
+def healthy_run(work, tmp_path_factory):
+    """The whole of `main_ppo`: v1 trainer, PPO with a critic, 2 FSDP2 workers, packed, balanced over ranks."""
+    return whole_run(work, tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture(scope="session")
+def faulty_run(work, tmp_path_factory):
+    """The same, with ``model.layers.1.mlp.down_proj.weight`` left as it is whenever weights come to the engine."""
+    return whole_run(work, tmp_path_factory.mktemp("faulty"), "--fault", "skip_layer")

@@ -1,0 +1,121 @@
+"""Whole runs of `main_ppo`, and what is recorded of them; what comparing their stages finds is tested elsewhere."""
+
+import numpy as np
+import pytest
+from msprobe.verl import _files as files
+
+STAGES = [
+    "rollout_generate", "actor_compute_log_prob", "ref_compute_log_prob", "compute_values", "critic_update",
+    "actor_update", "update_weights_send", "update_weights_recv", "trainer",
+]  # fmt: skip
+SKIPPED = "model.layers.1.mlp.down_proj.weight"
+
+
+def rows_of(run, stage, step):
+    return [
+        row
+        for directory in files.ranks_of(run, stage, step).values()
+        for micro in files.load_samples(directory).micro_batches
+        for row in micro.rows
+    ]
+
+
+def test_all_stages_of_both_steps_are_recorded_on_both_ranks(healthy_run):
+    run = healthy_run.out
+    assert files.stages_of(run) == STAGES
+    for stage in STAGES[:6]:
+        for step in (1, 2):
+            assert sorted(files.ranks_of(run, stage, step)) == [0, 1], stage
+    assert files.steps_of(run, "update_weights_recv") == [0, 1, 2]
+
+
+def test_every_process_tells_of_its_hooks_and_of_no_failure(healthy_run):
+    info = files.load_run(healthy_run.out)
+    roles = sorted((process.role, process.rank or 0) for process in info.processes)
+    assert roles == [("driver", 0), ("rollout", 0), ("rollout", 1), ("worker", 0), ("worker", 1)]
+    assert info.errors == []
+    assert info.versions["verl"].startswith("0.9")
+    assert info.config["algorithm"]["adv_estimator"] == "gae"
+    assert (info.sampling.temperature, info.sampling.top_p, info.sampling.do_sample) == (1.0, 1.0, True)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_samples_have_one_identity_in_all_stages_and_in_the_batch(healthy_run, step):
+    run = healthy_run.out
+    batch, tensors = files.load_batch(files.trainer_directory(run, step))
+    identities = {row.id for row in batch.samples}
+    assert (batch.rows, len(identities)) == (8, 8)
+    for stage in STAGES[:6]:
+        assert {row.id for row in rows_of(run, stage, step)} == identities, stage
+    prompts = {row.prompt_id for row in batch.samples}
+    assert len(prompts) == 4  # two responses each
+    assert {row.prompt_id for row in rows_of(run, "actor_update", step)} == prompts
+    for row, ids, mask in zip(batch.samples, tensors["input_ids"], tensors["attention_mask"].astype(bool), strict=True):
+        assert files.sample_id(ids[mask]) == row.id
+        assert mask.sum() == row.total_length
+
+
+def test_a_rollout_is_a_prompt_and_tokens_one_by_one(healthy_run):
+    for directory in files.ranks_of(healthy_run.out, "rollout_generate", 1).values():
+        samples = files.load_samples(directory)
+        by_sample = {}
+        for micro in samples.micro_batches:
+            (row,) = micro.rows
+            by_sample.setdefault(row.id, []).append((micro.phase, row))
+        for parts in by_sample.values():
+            (phase, prompt), *tokens = parts
+            assert phase is files.CallPhase.PREFILL
+            assert (prompt.start, prompt.length) == (0, prompt.prompt_length)
+            assert [row.start for _, row in tokens] == list(range(prompt.prompt_length, prompt.total_length - 1))
+            assert {phase for phase, _ in tokens} == {files.CallPhase.DECODE}
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_the_batch_has_what_the_step_computed(healthy_run, step):
+    batch, tensors = files.load_batch(files.trainer_directory(healthy_run.out, step))
+    needed = {
+        "prompts", "responses", "input_ids", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs",
+        "ref_log_prob", "values", "advantages", "returns", "rm_scores",
+    }  # fmt: skip
+    assert needed <= set(batch.tensors)
+    mask = tensors["response_mask"].astype(bool)
+    difference = np.abs(tensors["rollout_log_probs"] - tensors["old_log_probs"])[mask]
+    assert difference.max() < 1e-5
+    assert (batch.policy_version.min, batch.policy_version.max) == (step - 1, step - 1)
+    assert batch.metrics["actor/grad_norm"] > 0
+    assert batch.metrics["critic/vf_loss"] > 0
+
+
+def test_stages_of_the_policy_know_its_version(healthy_run):
+    for stage in ("rollout_generate", "actor_compute_log_prob", "actor_update"):
+        for step in (1, 2):
+            for directory in files.ranks_of(healthy_run.out, stage, step).values():
+                assert files.load_samples(directory).policy_version == step - 1, (stage, step)
+
+
+def transfers(run, step):
+    sent = files.load_weights(files.rank_directory(run, "update_weights_send", step, 0))
+    received = [
+        files.load_weights(directory) for directory in files.ranks_of(run, "update_weights_recv", step).values()
+    ]
+    return {weight.name: weight for weight in sent.parameters}, [
+        {weight.name: weight for weight in one.parameters} for one in received
+    ]
+
+
+def test_what_is_received_is_what_was_sent(healthy_run):
+    for step in (0, 1, 2):
+        sent, received = transfers(healthy_run.out, step)
+        assert len(sent) == 27
+        assert len(received) == 2
+        for one in received:
+            assert {name: weight.crc32 for name, weight in one.items()} == {n: w.crc32 for n, w in sent.items()}
+    assert sent["model.embed_tokens.weight"].placement is not None
+    assert sent["model.embed_tokens.weight"].l2 > 0
+
+
+def test_a_parameter_that_stays_as_it_was_is_another_than_was_sent(faulty_run):
+    sent, received = transfers(faulty_run.out, 1)
+    for one in received:
+        assert [name for name in sent if one[name].crc32 != sent[name].crc32] == [SKIPPED]
+    assert files.load_run(faulty_run.out).errors == []

@@ -1,0 +1,166 @@
+"""Stages in verl's own FSDP workers: what is recorded, of which sample, and that it changes nothing."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from msprobe.verl import _files as files
+
+from msprobe_core.store.updates import load_updates
+
+STATISTICS = "out: {out}\nlevel: L0\n"
+EVERYTHING = "out: {out}\nlevel: mix\ntask: tensor\ntensor: {{summary_mode: md5}}\n"
+STAGES = ["actor_compute_log_prob", "ref_compute_log_prob", "actor_update"]
+LAST = "Module.model.layers.1.mlp.down_proj.Linear"
+
+
+def dump_of(directory):
+    return json.loads((directory / "dump.json").read_text())["data"]
+
+
+def output_of(directory, entry):
+    value = dump_of(directory)[entry]["output"][0]
+    return torch.load(directory / "dump_tensor_data" / value["data_name"], weights_only=True)
+
+
+def by_sample(run, stage, step, entry):
+    """Return what a module returned for each sample, by its identity, from all ranks."""
+    found = {}
+    for directory in files.ranks_of(run, stage, step).values():
+        for micro in files.load_samples(directory).micro_batches:
+            values = output_of(directory, f"{entry}.forward.{micro.call}")
+            for row in micro.rows:
+                found[row.id] = values[row.row, row.offset : row.offset + row.length]
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(run_workers):
+    return run_workers()
+
+
+@pytest.fixture(scope="module")
+def padded(run_workers):
+    return run_workers(record=EVERYTHING)
+
+
+@pytest.fixture(scope="module")
+def packed(run_workers):
+    return run_workers("--packed", ranks=2, record=EVERYTHING.replace("level: mix", "level: L0"))
+
+
+def test_recording_changes_nothing_bit_by_bit(plain, padded):
+    (_, expected), (_, found) = plain, padded
+    assert found == expected  # log-probs, losses, gradient norms, and CRC-32 of every weight after two steps
+    assert len(found[0]["weights"]) == 27
+
+
+def test_every_stage_of_every_step_is_recorded(padded):
+    run = padded[0].out
+    assert files.stages_of(run) == STAGES
+    for stage in STAGES:
+        assert files.steps_of(run, stage) == [1, 2]
+        data = dump_of(files.rank_directory(run, stage, 1, 0))
+        assert {f"{LAST}.forward.{call}" for call in range(4)} <= data.keys()
+        assert any(name.startswith("Functional.linear") for name in data)
+        assert (f"{LAST}.backward.0" in data) == (stage == "actor_update")
+        assert not any("FSDP" in name for name in data if name.startswith("Module"))
+
+
+def test_calls_are_micro_batches_through_all_mini_batches(padded):
+    samples = files.load_samples(files.rank_directory(padded[0].out, "actor_update", 2, 0))
+    assert [(m.call, m.mini, m.micro) for m in samples.micro_batches] == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+    assert (samples.step, samples.policy_version) == (2, 1)
+    assert {m.layout for m in samples.micro_batches} == {files.BatchLayout.PADDED}
+    rows = [row for m in samples.micro_batches for row in m.rows]
+    assert len({row.id for row in rows}) == 8
+    assert sorted(row.total_length for row in rows) == sorted([12, 11, 12, 14, 7, 14, 12, 14])
+    assert {row.prompt_length for row in rows} == {4, 6}
+    assert {row.uid for row in rows} == {"u0", "u1", "u2", "u3"}
+
+
+def test_losses_and_gradient_norms_are_those_of_the_trainer(padded):
+    run, (found,) = padded
+    for step in (1, 2):
+        updates = load_updates(files.rank_directory(run.out, "actor_update", step, 0))
+        assert [update.grad_norm for update in updates.updates] == found["steps"][step - 1]["grad_norm"]
+        assert [(loss.mini, loss.micro) for loss in updates.losses] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_actor_and_reference_are_alike_in_the_first_step_only(padded):
+    run = padded[0].out
+    for step in (1, 2):
+        actor, ref = (by_sample(run, stage, step, LAST) for stage in STAGES[:2])
+        assert actor.keys() == ref.keys()
+        assert all(torch.equal(actor[i], ref[i]) for i in actor) == (step == 1)
+
+
+def test_packed_on_two_ranks_is_padded_on_one_sample_by_sample(padded, packed):
+    one, two = (by_sample(run.out, "actor_compute_log_prob", 1, LAST) for run, _ in (padded, packed))
+    assert one.keys() == two.keys()
+    assert max(float((one[i] - two[i]).abs().max()) for i in one) < 1e-6
+    samples = files.load_samples(files.rank_directory(packed[0].out, "actor_update", 1, 1))
+    assert {m.layout for m in samples.micro_batches} == {files.BatchLayout.PACKED}
+    assert samples.rank == 1
+    for micro in samples.micro_batches:
+        assert [row.offset for row in micro.rows] == [0, micro.rows[0].length]
+
+
+def test_gradients_of_shards_are_recorded_on_each_rank(packed):
+    directories = files.ranks_of(packed[0].out, "actor_update", 1)
+    gradients = [dump_of(directory)[f"{LAST}.parameters_grad.0"]["weight"][0] for directory in directories.values()]
+    assert [gradient["local_offset"] for gradient in gradients] == [[0, 0], [16, 0]]
+
+
+def test_each_process_says_what_it_has_hooked(padded):
+    (process,) = files.load_run(padded[0].out).processes
+    assert (process.role, process.rank, process.errors) == ("worker", 0, ())
+    status = {capability.target: capability.status.value for capability in process.capabilities}
+    assert status["verl.workers.engine_workers.ActorRolloutRefWorker.update_actor"] == "attached"
+    assert status["vllm.v1.worker.gpu_model_runner.GPUModelRunner.execute_model"] == "waiting"
+
+
+def test_fsdp1_has_the_names_of_fsdp2(run_workers, padded):
+    run, _ = run_workers("--strategy", "fsdp", record=STATISTICS)
+    one, two = (
+        {name for name in dump_of(files.rank_directory(found, "actor_compute_log_prob", 1, 0)) if "layers" in name}
+        for found in (run.out, padded[0].out)
+    )
+    modules = {name for name in two if name.startswith("Module")}
+    assert modules <= one
+    assert {name.split(".")[-3] for name in one - modules} <= {"FullyShardedDataParallel"}
+
+
+def test_lora_has_the_names_of_the_model_without_it(run_workers, padded):
+    run, _ = run_workers("--lora", record=STATISTICS)
+    names = set(dump_of(files.rank_directory(run.out, "actor_update", 1, 0)))
+    assert {"Module.model.layers.0.self_attn.q_proj.Linear.forward.0", f"{LAST}.forward.0"} <= names
+    assert {name.split(".")[-3] for name in names if "base_model" in name} == {"LoraModel"}  # the wrapper itself
+
+
+def test_a_place_that_cannot_be_written_to_is_one_warning_and_no_end(run_workers, plain, tmp_path):
+    (tmp_path / "file").write_text("")
+    run, found = run_workers(record=f"out: {tmp_path / 'file' / 'run'}\n")
+    assert found == plain[1]
+    assert run.output.count("not recorded, the training goes on") == 1
+
+
+def test_a_configuration_that_is_wrong_is_said_and_no_end(run_workers, plain):
+    run, found = run_workers(record="out: {out}\nstaages: [actor_update]\n")
+    assert found == plain[1]
+    assert "nothing is recorded:" in run.output
+    assert "unknown field 'staages'" in run.output
+    assert not run.out.exists()
+
+
+def test_the_debugger_of_tutorials_works_in_the_workers(run_workers, plain, tmp_path):
+    _, found = run_workers("--debugger", tmp_path / "dump")
+    assert found == plain[1]
+    steps = sorted(path.name for path in (tmp_path / "dump").iterdir())
+    assert steps == [f"step{number}" for number in range(6)]  # three stages in each of two steps
+    data = [dump_of(tmp_path / "dump" / step / "rank0") for step in steps]
+    assert [any("backward" in name for name in one) for one in data] == [False, False, True] * 2
+    assert any("FSDPQwen2ForCausalLM.forward.0" in name for name in data[0])
+    assert any(name.startswith("Module.lm_head.") for name in data[0])
+    assert np.all([np.isfinite(value["output"][0]["Norm"]) for name, value in data[0].items() if "lm_head" in name])
