@@ -46,7 +46,7 @@ $(VERL_READY): $(PROJECTS) constraints-dev.txt constraints-verl.txt
 	$(VERL_BIN)/python -m pip install --quiet --constraint constraints-verl.txt --no-deps verl
 	touch $@
 
-# Train a small Llama twice, the second time with a fault planted deep inside, and find it.
+# Train a small Llama twice, the second time with a fault planted deep inside, find it, and write a page that shows it.
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/python examples/demo/train.py --dump $(DEMO)/golden --calibrate
@@ -54,6 +54,7 @@ demo: $(READY)
 	$(BIN)/msprobe compare -tp $(DEMO)/target/step0 -gp $(DEMO)/golden/step0 -o $(DEMO)/result; test $$? -eq 1
 	$(BIN)/msprobe calibrate $(DEMO)/golden
 	$(BIN)/msprobe locate $(DEMO)/target $(DEMO)/golden -o $(DEMO)/result; test $$? -eq 1
+	$(BIN)/msprobe view $(DEMO)/result -o $(DEMO)/result/view.html
 
 # The same small Llama in PyTorch and in MindSpore: the two agree, until MindSpore's has a fault, which is found.
 demo-cross: $(MS_READY)
@@ -108,6 +109,7 @@ bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/capture_cost.py
 	$(MS_BIN)/python bench/mindspore_cost.py
 	$(BIN)/python bench/healthy_pairs.py
+	$(BIN)/python bench/view_scale.py
 
 clean:
 	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,8 @@ from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
+from msprobe_core.cli.export import export
+from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
@@ -30,6 +32,9 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         control,
         convert,
         estimate,
+        export,
+        graph,
+        graph_visualize,
         locate,
         merge_result,
         nan_analyze,

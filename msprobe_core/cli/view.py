@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,7 +15,7 @@ from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable
 
 if TYPE_CHECKING:
-    from msprobe_core.compare.layouts.rules import Ranks
+    from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
     from msprobe_core.view.build import ViewOptions
     from msprobe_core.view.data import ViewData
     from msprobe_core.view.spool import Spool
@@ -22,26 +23,38 @@ if TYPE_CHECKING:
 
 PAGE = "view.html"
 
-_subject = click.argument("subject", type=click.Path(path_type=Path))
-_golden = click.argument("golden", required=False, type=click.Path(path_type=Path))
-_noise = click.option(
-    "--noise",
-    type=click.Choice(["auto", "measured", "closed", "off"]),
-    default="auto",
-    show_default=True,
-    help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
+_SUBJECT = (
+    click.argument("subject", type=click.Path(path_type=Path)),
+    click.argument("golden", required=False, type=click.Path(path_type=Path)),
+    click.option(
+        "--noise",
+        type=click.Choice(["auto", "measured", "closed", "off"]),
+        default="auto",
+        show_default=True,
+        help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
+    ),
+    click.option(
+        "--mapping",
+        type=click.Path(path_type=Path),
+        help="Manual matches, as the page has written them; the same as -dm.",
+    ),
+    click.option(
+        "--groups", metavar="LIST", help="How ranks are arranged, the nearest first, for example tp=2,pp=2,dp=4."
+    ),
 )
-_mapping = click.option(
-    "--mapping", type=click.Path(path_type=Path), help="Manual matches, as the page has written them; the same as -dm."
-)
-_groups = click.option(
-    "--groups", metavar="LIST", help="How ranks are arranged, the nearest first, for example tp=2,pp=2,dp=4."
-)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def subject_options(command: _Command) -> _Command:
+    """Add what says what is looked at to a command; it gets them as fields of `Asked`."""
+    for option in reversed(_SUBJECT):
+        command = option(command)
+    return command
 
 
 @click.command()
-@_subject
-@_golden
+@subject_options
 @click.option(
     "-o",
     "--output_path",
@@ -50,10 +63,7 @@ _groups = click.option(
     show_default=True,
     help="The page, or the directory for it.",
 )
-@_noise
 @pairing_options
-@_mapping
-@_groups
 @click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
 @click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --serve: where; any that is free.")
@@ -90,7 +100,8 @@ class Asked(Pairing):
     mapping: Path | None
     groups: str | None
     has_maps: bool = True
-    layout_ranks: Ranks | None = None
+    declared: LayoutRules | None = None
+    """How ranks are arranged, where options and not a file say it."""
 
 
 def built(subject: Subject, asked: Asked, spool: Spool) -> ViewData:
@@ -110,14 +121,14 @@ def _options(subject: Subject, asked: Asked) -> ViewOptions:
         if asked.data_mapping is not None:
             raise click.UsageError("--mapping and -dm are the same; give one of them")
         asked = replace(asked, data_mapping=str(asked.mapping))
-    layouts = asked.layout_rules
+    layouts = asked.declared or asked.layout_rules
     compare = CompareOptions(
         limits=asked.limit_table,
         matching=asked.matching,
         layouts=layouts,
         noise=None if subject.golden is None else noise_given(asked.noise, subject.golden),
     )
-    ranks = asked.layout_ranks or (None if asked.groups is None else _ranks_of(asked.groups))
+    ranks = None if asked.groups is None else _ranks_of(asked.groups)
     if ranks is None and layouts is not None:
         from msprobe_core.compare.layouts.rules import Side
 

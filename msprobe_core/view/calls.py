@@ -31,7 +31,8 @@ _SHOWN = (*STATISTICS, "num_nan", "num_inf", "requires_grad", "value", "checksum
 """Statistics of a value, as pages have them."""
 
 _NUM_DIGITS = 7
-_GOLDEN_MARK = " (golden)"
+GOLDEN_MARK = " (golden)"
+"""Behind the name of a call of the golden run alone, where the target calls another so."""
 
 _TENSOR_METRICS = {
     "cosine": "cosine_similarity",
@@ -148,7 +149,7 @@ def _named(nodes: pl.DataFrame) -> pl.DataFrame:
     is_taken = (pl.col("side") == "golden") & pl.col("entry_golden").is_in(taken)
     name = pl.when(pl.col("side") != "golden").then("entry").otherwise("entry_golden")
     return nodes.with_columns(
-        name=pl.when(is_taken).then(pl.concat_str(name, pl.lit(_GOLDEN_MARK))).otherwise(name),
+        name=pl.when(is_taken).then(pl.concat_str(name, pl.lit(GOLDEN_MARK))).otherwise(name),
         partner=pl.when(pl.col("side") == "both").then("entry_golden"),
     )
 

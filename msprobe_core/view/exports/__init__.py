@@ -1,0 +1,1 @@
+"""Files for other viewers, of the same data that the page shows."""

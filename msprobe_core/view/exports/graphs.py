@@ -1,0 +1,88 @@
+"""What exports need of a graph: its children, and its nodes as one of the two sides has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import msgspec
+
+from msprobe_core.view.calls import GOLDEN_MARK
+from msprobe_core.view.data import Graph, Unit, ViewData
+from msprobe_core.view.spool import Spool
+
+
+class SideOf(str, Enum):
+    """One of the two runs."""
+
+    TARGET = "target"
+    GOLDEN = "golden"
+
+
+@dataclass(frozen=True)
+class UnitGraph:
+    """A unit with its graph."""
+
+    number: int
+    unit: Unit
+    graph: Graph
+
+    @property
+    def label(self) -> str:
+        """What the unit is called; a single dump has no label of its own."""
+        return self.unit.label or "dump"
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """By node, what is in it, in order; at -1 what is in nothing."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.graph.parent):
+            found.setdefault(parent, []).append(node)
+        return found
+
+    def has(self, side: SideOf, node: int) -> bool:
+        """Whether a side has a node."""
+        return self.graph.side[node] in ("both", side.value)
+
+    def name(self, side: SideOf, node: int) -> str:
+        """Return what a side's own dump calls a node."""
+        name = self.graph.name[node]
+        if side is SideOf.TARGET or self.graph.side[node] == "target":
+            return name
+        return self.graph.partner[node] or name.removesuffix(GOLDEN_MARK)
+
+    def ancestors(self, node: int) -> list[int]:
+        """Return the nodes around a node, the outermost first."""
+        found: list[int] = []
+        parent = self.graph.parent[node]
+        while parent != -1:
+            found.append(parent)
+            parent = self.graph.parent[parent]
+        return found[::-1]
+
+    def post_order(self) -> Iterator[int]:
+        """Yield all nodes, what is in a node before it."""
+        stack = [(node, False) for node in reversed(self.children.get(-1, []))]
+        while stack:
+            node, is_done = stack.pop()
+            below = self.children.get(node, [])
+            if is_done or not below:
+                yield node
+            else:
+                stack.append((node, True))
+                stack += [(each, False) for each in reversed(below)]
+
+
+def unit_graphs(data: ViewData, spool: Spool) -> Iterator[UnitGraph]:
+    """Yield the units that have a graph, one at a time."""
+    for number, unit in enumerate(data.units):
+        content = spool.content(number)
+        if content is not None:
+            yield UnitGraph(number, unit, msgspec.json.decode(content, type=Graph))
+
+
+def sides_of(data: ViewData) -> Sequence[SideOf]:
+    """Return the sides that there are."""
+    return (SideOf.TARGET,) if data.sides.golden is None else (SideOf.TARGET, SideOf.GOLDEN)
