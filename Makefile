@@ -89,10 +89,10 @@ test-mindspore: $(MS_READY)
 	$(MS_BIN)/python -m pytest $(NUMPY_1_TESTS)
 	$(MS_BIN)/python -m pytest tests/contract/test_mindspore.py tests/e2e/mindspore
 
-# The import first, as above.
+# The import first, as above. The Trainer of transformers needs accelerate, which is in this environment only.
 test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
-	$(VERL_BIN)/python -m pytest tests/unit/verl tests/e2e/verl
+	$(VERL_BIN)/python -m pytest tests/unit/verl tests/e2e/verl tests/e2e/trainer
 
 lint: $(READY) $(MS_READY)
 	$(BIN)/ruff check --quiet .

@@ -1,0 +1,116 @@
+"""Stands around the Trainer's own methods: when a stage begins, and what each micro-batch holds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+
+from msprobe_core.capture.stages import StageRecorder, trainer_stages
+from msprobe_core.config.load import read_fields
+from msprobe_core.config.stages import check_stage_config
+from msprobe_core.plugins import registry
+from msprobe_core.store.samples import BatchLayout, Row, sample_id
+from msprobe_hftrainer.hooks import EVALUATE, NAME, TRAIN
+
+
+def record(trainer: Trainer, config_path: str) -> StageRecorder:
+    """Record a trainer from now on.
+
+    Args:
+        trainer: Has not begun to train.
+        config_path: What to record: ``out``, ``steps``, ``stages``, ``level`` and so on, as docs/plugins.md says.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field or a stage is unknown.
+    """
+    path = Path(config_path)
+    config = check_stage_config(read_fields(path), str(path), list(trainer_stages(NAME).stages))
+    recorder = StageRecorder(config, registry().frameworks()["pytorch"].load())
+    watch = _Watch(trainer, recorder)
+    trainer.add_callback(watch)
+    trainer.training_step = watch.around_training_step(trainer.training_step)
+    trainer.prediction_step = watch.around_prediction_step(trainer.prediction_step)
+    trainer.evaluation_loop = watch.around_evaluation(trainer.evaluation_loop)
+    return recorder
+
+
+class _Watch(TrainerCallback):
+    """Begins and ends stages."""
+
+    def __init__(self, trainer: Trainer, recorder: StageRecorder) -> None:
+        self._trainer = trainer
+        self._recorder = recorder
+        self._open = ExitStack()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """An optimizer step begins, with all its micro-batches."""
+        self._open.close()  # an error may have skipped the end of the one before
+        self._open.enter_context(self._recorder.stage(TRAIN))
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """It is over."""
+        self._open.close()
+
+    def around_training_step(self, original: Any) -> Any:
+        """Say which samples a micro-batch holds, and what its loss is."""
+
+        @functools.wraps(original)
+        def call(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+            self._before(model, inputs)
+            loss = original(model, inputs, *args, **kwargs)
+            stage = self._recorder.current
+            if stage is not None and stage.is_recording:
+                stage.loss(float(loss))  # waits for a device: leave it out where that matters
+            return loss
+
+        return call
+
+    def around_prediction_step(self, original: Any) -> Any:
+        """Say which samples a batch of an evaluation holds."""
+
+        @functools.wraps(original)
+        def call(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+            self._before(model, inputs)
+            return original(model, inputs, *args, **kwargs)
+
+        return call
+
+    def around_evaluation(self, original: Any) -> Any:
+        """Let an evaluation be a stage."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self._recorder.stage(EVALUATE):
+                return original(*args, **kwargs)
+
+        return call
+
+    def _before(self, model: Any, inputs: Mapping[str, Any]) -> None:
+        stage = self._recorder.current
+        if stage is None:
+            return
+        with self._recorder.guard(stage.name):
+            done = self._trainer.state.global_step
+            stage.begin([model], step=done + 1 if stage.name == TRAIN else done)
+            stage.micro_batch(_rows(inputs), BatchLayout.PADDED)
+
+
+def _rows(inputs: Mapping[str, Any]) -> list[Row]:
+    ids = inputs["input_ids"].cpu().numpy()
+    mask = inputs["attention_mask"].cpu().numpy().astype(bool) if "attention_mask" in inputs else ids == ids
+    rows = []
+    for i, (tokens, kept) in enumerate(zip(ids, mask, strict=True)):
+        length = int(kept.sum())
+        identity = sample_id(tokens[kept])
+        rows.append(
+            Row(
+                id=identity, prompt_id=identity, row=i, offset=int(kept.argmax()), length=length, prompt_length=length,
+                total_length=length,
+            )
+        )  # fmt: skip
+    return rows
