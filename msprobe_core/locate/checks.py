@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.result import Mode
-from msprobe_core.locate.kinds import DECIDES, RANDOM
+from msprobe_core.locate.decisions import DECIDES, RANDOM, api_of
 from msprobe_core.locate.result import Check, CheckState, Decision
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
@@ -89,7 +88,7 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
     forward = rows.filter((pl.col("phase") == Phase.FORWARD.value) & (pl.col("match") == Match.BOTH.value))
     weights = forward.filter(pl.col("role") == Role.PARAMETERS.value)
     calls = forward["entry"].unique().to_list()
-    apis = {entry: names.split_api(names.stem_of(entry) or ".")[1] for entry in calls if not names.is_module(entry)}
+    apis = {entry: api_of(entry) for entry in calls}
     draws = [entry for entry, api in apis.items() if RANDOM.search(api)]
     decides = [entry for entry, api in apis.items() if DECIDES.match(api)]
     is_output = pl.col("role") == Role.OUTPUT.value
@@ -137,16 +136,11 @@ def decisions_of(rows: pl.DataFrame, step: int | None, rank: int | None) -> list
     is_integer = pl.col("kind_of_target").is_in(["int", "bool"])
     changed = rows.filter(is_made & is_integer & ~pl.col("is_equal") & (pl.col("match") == Match.BOTH.value))
     changed = changed.filter(
-        pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(_api(entry))), return_dtype=pl.Boolean)
+        pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
     )
     rate = pl.col("num_different") / pl.col("numel_golden") if "num_different" in rows.columns else pl.lit(None)
     shown = changed.head(MAX_DECISIONS).select("name_target", rate.cast(pl.Float64).alias("rate"))
     return [Decision(step, rank, name, share) for name, share in shown.rows()]
-
-
-def _api(entry: str) -> str:
-    stem = names.stem_of(entry)
-    return "" if stem is None or names.is_module(stem) else names.split_api(stem)[1]
 
 
 def checks_of(first: Facts, all_steps: Facts, modes: Sequence[Mode]) -> list[Check]:

@@ -11,20 +11,12 @@ from msprobe_core import names
 from msprobe_core.compare.limits import precision_of
 from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.compare.verdict import Verdict
+from msprobe_core.locate.decisions import DECIDES, RANDOM, api_of
 from msprobe_core.locate.nodes import INFINITE
 from msprobe_core.locate.result import FaultKind
 from msprobe_core.locate.sources import Node, Source
 from msprobe_core.model import Phase, Role
 from msprobe_core.order.calls import is_communication
-
-RANDOM = re.compile(
-    r"(^|_)(dropout\d?d?|alpha_dropout|feature_dropout|bernoulli|multinomial|rand\w*|normal|uniform|exponential|gumbel"
-    r"\w*|poisson|cauchy|geometric|log_normal)_?$"
-)
-"""Names of APIs that draw random numbers."""
-
-DECIDES = re.compile(r"^(topk|argmax|argmin|sort|argsort|max|min|kthvalue|nonzero|unique\w*|searchsorted|bucketize)$")
-"""Names of APIs whose integer results are decisions, which rounding can turn."""
 
 _CASTS = {"to", "type", "float", "double", "half", "bfloat16", "cast", "astype", "type_as"}
 _MASKS = {"masked_fill", "where", "tril", "triu", "masked_scatter"}
@@ -47,7 +39,7 @@ def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_s
         is_first_step: Whether no step before was looked at, so that parameters are those that the runs began with.
     """
     node = source.node
-    api = _api_of(node["entry"])
+    api = api_of(node["entry"])
     if not source.made:
         return _of_outside(node, own, is_first_step=is_first_step)
     if names.OPTIMIZER in parents or names.CLIP_GRAD in parents:
@@ -226,8 +218,3 @@ def parameter_of(own: pl.DataFrame, rows: pl.DataFrame) -> str | None:
 
 
 _OF_MODULE = r"^(?:Module|Cell)\.(.*)\.[^.]+\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
-
-
-def _api_of(entry: str) -> str:
-    stem = names.stem_of(entry)
-    return names.split_api(stem)[1] if stem is not None and not names.is_module(stem) else ""

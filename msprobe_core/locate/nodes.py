@@ -17,6 +17,7 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import given_parameters
 from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.verdict import Verdict, differs
+from msprobe_core.locate.decisions import DECIDES, api_of
 from msprobe_core.locate.local import local_excess
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
@@ -37,6 +38,11 @@ rounded, and are judged as other tensors are."""
 _SAME, _NEARLY_SAME = 1e-6, 1e-2
 """Relative difference of two numbers given as arguments: where all tensors are equal, and where a number may have been
 computed from tensors that are not quite."""
+
+
+_ALL_NOISE = 0.3
+"""From this relative floor on a value is hardly more than rounding: such as the gradient of a bias that the softmax
+behind it cancels."""
 
 
 def with_scores(
@@ -96,7 +102,25 @@ def with_scores(
         )
         .drop("ratio")
         .with_columns(local_excess=local_excess(rows))
+        .with_columns(excess=_without_noise(rows, is_first_step=is_first_step))
     )  # fmt: skip
+
+
+_OF_PARAMETER = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
+_VALUE = ("numel", "max", "min", "mean", "norm")
+
+
+def _without_noise(rows: pl.DataFrame, *, is_first_step: bool) -> pl.Expr:
+    """Return ``excess``; none of a parameter whose gradient is all noise, which an update has made part of it."""
+    if is_first_step or "noise_floor" not in rows.columns:
+        return pl.col("excess")
+    place = pl.col("key").str.replace(_OF_PARAMETER, "$1 $2")
+    is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (pl.col("noise_floor") >= _ALL_NOISE)
+    places = rows.filter(is_noise).select(place).to_series().to_list()
+    own = rows.filter((pl.col("role") == Role.PARAMETERS.value) & place.is_in(places))
+    value = pl.concat_str([f"{name}_{side}" for name in _VALUE for side in _SIDES], separator=" ", ignore_nulls=True)
+    is_given = pl.col("is_parameter") & value.is_in(own.select(value).to_series().to_list())
+    return pl.when(is_given).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
 
 
 def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -106,7 +130,9 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     ``input``, ``parameter`` and ``output`` the largest ``{part}_excess`` and ``{part}_score``; ``saved_excess`` and
     ``saved_score``, of a backward what its forward was given and made, of gradients of parameters what the module's
     backward was given besides; ``inputs_equal``, ``arguments_differ``, ``outputs_differ``; ``argument_gap``, see there;
-    ``has_other_number``: was given another number, such as an epsilon, and this changed what it made;
+    ``has_other_number``: was given another number, such as an epsilon, and this changed what it made; ``turns``: what
+    it made differs in integers and booleans alone, as a decision does; ``is_open``: what it made cannot be judged by
+    what it was given, see `_is_open`, and is no excess;
     ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.locate.local`, which counts
     as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks
     of a forward that both have.
@@ -116,6 +142,7 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
     is_lone = pl.col("match") != Match.BOTH.value
     is_error = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
+    is_discrete, is_beyond = pl.col("kind_of_target").is_in(["int", "bool"]).fill_null(False), pl.col("excess") > 1
     parts = {"input": tensors, "parameter": pl.col("is_parameter"), "output": is_output}
     largest = {
         f"{part}_{what}": pl.col(what).filter(condition).max().fill_null(0.0)
@@ -134,6 +161,12 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             local_excess=pl.col("local_excess").max(),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
+            turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
+            has_integers_alone=(tensors & is_discrete & _may_be_another(rows)).any() & ~(tensors & ~is_discrete).any(),
+            input_noise=(pl.col("noise_floor") if "noise_floor" in rows.columns else pl.lit(0.0))
+            .filter(tensors | pl.col("is_parameter"))
+            .max()
+            .fill_null(0.0),
             **largest,
         )
         .with_row_index("position")
@@ -159,8 +192,37 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             has_other_number=(pl.col("argument_gap") > same) & pl.col("outputs_differ"),
             local_excess=pl.when(is_untouched).then("local_excess").otherwise(0.0),
         )
-        .with_columns(output_excess=pl.max_horizontal("output_excess", "local_excess"))
+        .with_columns(is_open=_is_open(nodes))
+        .with_columns(
+            output_excess=pl.when("is_open")
+            .then(pl.min_horizontal("output_excess", 1.0))
+            .otherwise(pl.max_horizontal("output_excess", "local_excess"))
+        )
     )
+
+
+def _is_open(nodes: pl.DataFrame) -> pl.Expr:
+    """Whether what a call made says nothing about the call.
+
+    It was given a value that is all noise, which an optimizer that divides by its size makes large, and other kernels
+    may make zero. Or it was given integers alone, behind a decision that rounding can turn: their statistics are equal,
+    but their order may be another.
+    """
+    decides = pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
+    decisions = nodes.filter(~pl.col("inputs_equal") & (pl.col("phase") == Phase.FORWARD.value)).filter(decides)
+    first = decisions["position"].min()
+    is_behind = pl.lit(False) if first is None else pl.col("position") > first
+    return ((pl.col("input_noise") >= _ALL_NOISE) & ~pl.col("inputs_equal")) | (
+        pl.col("turns") & pl.col("has_integers_alone") & is_behind
+    )
+
+
+def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
+    """Whether a tensor may differ although its statistics do not: in the order of its elements."""
+    is_known = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
+    if "num_different" in rows.columns:
+        is_known |= pl.col("num_different").is_not_null()
+    return ~is_known & (pl.col("max_golden") > pl.col("min_golden")).fill_null(False)
 
 
 def _is_tensor() -> pl.Expr:

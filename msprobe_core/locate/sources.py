@@ -163,7 +163,10 @@ def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone
             return Source(lone, lone, seen_at=node)
         enclosing = (by_entry.get(entry) for entry in nesting.of(node))
         module = next((each for each in enclosing if each is not None), None)
-        return Source(node, made=False) if module is None else Source(module, seen_at=node)
+        if module is not None:
+            return Source(module, seen_at=node)
+        maker = values.maker_of(node)
+        return Source(node, made=False) if maker is None else Source(maker, seen_at=node)
     if names.is_module(node["entry"]) and (lone := alone.inside(node)) is not None:
         return Source(lone, lone, seen_at=node)
     if node["parameter_excess"] > 1 or node["arguments_differ"]:
@@ -219,7 +222,8 @@ class _Values:
 
     def origin_of(self, node: Node) -> Node:
         """Return the call on the way to ``node`` at which the error grew most."""
-        best, best_growth, current = node, _growth(node), node
+        # An input that is off by as much as rounding may be turns a decision; that is no growth.
+        best, best_growth, current = node, 1.0 if node["turns"] else _growth(node), node
         for _ in range(_MAX_HOPS):
             if not _WEAK <= current["input_score"] < INFINITE:
                 break
@@ -230,6 +234,21 @@ class _Values:
             if current["output_score"] >= _WEAK and _growth(current) > _GROWTH * best_growth:
                 best, best_growth = current, _growth(current)
         return best
+
+    def maker_of(self, node: Node) -> Node | None:
+        """Return the call that made the wrong value a node was given, though nothing is said against it there.
+
+        Such as integers that rounding may turn: only where they are used as numbers an error has a size.
+        """
+        maker, current = None, node
+        for _ in range(_MAX_HOPS):
+            producer = self._producer_of(current)
+            if producer is None:
+                break
+            maker = current = producer
+            if current["input_excess"] <= 1:
+                break
+        return maker
 
     def _producer_of(self, node: Node) -> Node | None:
         own = self._rows.filter((pl.col("entry") == node["entry"]) & (pl.col("role") == Role.INPUT.value))
