@@ -10,6 +10,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
@@ -163,3 +164,60 @@ def test_is_byte_for_byte_what_the_source_makes(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
     for name in ("index.html", "LICENSES.txt"):
         assert (out / name).read_bytes() == (BUILT / name).read_bytes()
+
+
+COLOUR_BLIND = {
+    "normal": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+"""Machado, Oliveira and Fernandes, A Physiologically-based Model for Simulation of Color Vision Deficiency, 2009."""
+TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+WHITE = TO_XYZ.sum(axis=1)
+
+
+def scale_of(theme):
+    """The stops of a theme's colours in view_page/src/colour.ts."""
+    text = (SOURCE / "src" / "colour.ts").read_text(encoding="utf-8")
+    stops = re.search(rf"const {theme.upper()}: Stop\[\] = \[(.*?)\n\];", text, re.DOTALL)[1]
+    found = re.findall(r"\[([\d.]+), \[(\d+), (\d+), (\d+)\]\]", stops)
+    none = re.search(rf'{theme}: "rgb\((\d+), (\d+), (\d+)\)"', text)
+    assert len(found) == 6
+    return np.array(found, float), np.array(none.groups(), float)
+
+
+def linear(colour):
+    part = np.asarray(colour) / 255
+    return np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+
+
+def lab(light):
+    ratio = TO_XYZ @ np.clip(light, 0, 1) / WHITE
+    root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+
+@pytest.mark.parametrize("vision", COLOUR_BLIND)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_colours_are_told_apart_by_every_eye(theme, vision):
+    stops, none = scale_of(theme)
+
+    def seen(colour):
+        return lab(np.array(COLOUR_BLIND[vision]) @ linear(colour))
+
+    def at(severity):
+        return seen([np.interp(severity, stops[:, 0], stops[:, i]) for i in (1, 2, 3)])
+
+    right, beyond, far, grey = at(0.1), at(0.62), at(0.97), seen(none)
+    for one, other in ((right, beyond), (beyond, far), (right, far), (beyond, grey), (far, grey)):
+        assert np.linalg.norm(one - other) > 25  # of CIE76, where 2.3 is just noticeable
+    assert np.linalg.norm(right - grey) > 8  # the broken outline says it as well
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_on_colours_can_be_read(theme):
+    stops, _ = scale_of(theme)
+    for severity in np.linspace(0, 1, 41):
+        light = TO_XYZ[1] @ linear([np.interp(severity, stops[:, 0], stops[:, i]) for i in (1, 2, 3)])
+        assert max(1.05 / (light + 0.05), (light + 0.05) / 0.05) >= 4.5  # WCAG 2.2, 1.4.3; white, or black

@@ -266,7 +266,7 @@ function CanvasOf({ tree, commands, suspects }: {
   const fitted = (): View => {
     const size = paneSize();
     const zoom = Math.min(1.1, Math.max(0.05, Math.min((size.width - 40) / drawing.width, (size.height - 40) / drawing.height)));
-    const legible = Math.max(zoom, 0.5);
+    const legible = Math.max(zoom, 0.62);
     return { zoom: legible, x: (size.width - drawing.width * legible) / 2, y: zoom < legible ? 20 : (size.height - drawing.height * legible) / 2 };
   };
   const zoom = (by: number): void => {

@@ -1,6 +1,6 @@
 /**
  * Colours of severities: blue over yellow to red-brown, in order of lightness too, which is told apart with any colour
- * vision; a shape says the same (icons.tsx).
+ * vision (tests/unit/test_view_bundle.py simulates three kinds); a shape says the same (icons.tsx).
  */
 import type { Severity } from "./data";
 
@@ -8,14 +8,14 @@ type Rgb = [number, number, number];
 type Stop = [number, Rgb];
 
 const LIGHT: Stop[] = [
-  [0, [214, 232, 246]], [0.4, [231, 241, 246]], [0.5, [247, 240, 211]], [0.62, [246, 205, 114]],
+  [0, [198, 223, 244]], [0.4, [222, 237, 246]], [0.5, [247, 240, 211]], [0.62, [246, 205, 114]],
   [0.8, [231, 139, 78]], [1, [178, 48, 12]],
 ];
 const DARK: Stop[] = [
-  [0, [28, 58, 84]], [0.4, [32, 50, 66]], [0.5, [66, 60, 34]], [0.62, [132, 96, 20]], [0.8, [184, 88, 34]],
-  [1, [232, 84, 40]],
+  [0, [20, 62, 98]], [0.4, [26, 54, 78]], [0.5, [62, 56, 34]], [0.62, [140, 102, 16]], [0.8, [208, 110, 56]],
+  [1, [255, 150, 112]],
 ];
-const NONE: Record<Theme, string> = { light: "rgb(228, 231, 235)", dark: "rgb(48, 55, 65)" };
+const NONE: Record<Theme, string> = { light: "rgb(222, 222, 222)", dark: "rgb(62, 62, 62)" };
 
 export type Theme = "light" | "dark";
 
@@ -37,10 +37,20 @@ export function fill(severity: Severity, theme: Theme): string {
   return `rgb(${mix(theme === "light" ? LIGHT : DARK, severity).join(", ")})`;
 }
 
+/** Relative luminance of sRGB, as WCAG 2.2 defines it. */
+function luminance(colour: Rgb): number {
+  const [red, green, blue] = colour.map((channel) => {
+    const part = channel / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
 /** Black or white, whichever is read better on the fill. */
 export function ink(severity: Severity, theme: Theme): string {
-  if (theme === "dark") return severity !== null && severity > 0.93 ? "#140703" : "#f2f5f8";
-  return severity !== null && severity > 0.86 ? "#ffffff" : "#17202b";
+  if (severity === null) return theme === "dark" ? "#f2f5f8" : "#17202b";
+  const back = luminance(mix(theme === "light" ? LIGHT : DARK, severity));
+  return (1.05 / (back + 0.05)) > (back + 0.05) / 0.05 ? "#ffffff" : "#000000";
 }
 
 /** From blue over white to red, for values of both signs; `at` from -1 to 1. */

@@ -234,5 +234,5 @@ export function times(score: Num, limit: Num): string | null {
   const ratio = toNumber(score) / toNumber(limit);
   if (Number.isNaN(ratio)) return null;
   if (!Number.isFinite(ratio)) return "∞";
-  return ratio >= 1e5 ? ratio.toExponential(0).replace("e+", "e") : String(Number(ratio.toPrecision(2)));
+  return ratio >= 1e5 ? ratio.toExponential(1).replace(".0e", "e").replace("e+", "e") : String(Number(ratio.toPrecision(2)));
 }

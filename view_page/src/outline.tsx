@@ -133,7 +133,7 @@ export function Outline({ tree, searchBox, suspects }: {
                   {flat && <span className="row-path">{tree.name(node)}</span>}
                 </span>
                 {suspects.has(node) && <span className="suspect">{suspects.get(node)}</span>}
-                {!flat && <span className="row-type">{[tree.type(node), tree.parent[node] < 0 && phaseText(tree, node, say)].filter(Boolean).join(" · ")}</span>}
+                {!flat && <span className="row-type">{[tree.parent[node] < 0 && phaseText(tree, node, say), tree.type(node)].filter(Boolean).join(" · ")}</span>}
               </div>
             );
           })}

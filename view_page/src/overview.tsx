@@ -20,6 +20,12 @@ function cellOf(data: ViewData, part: Part, layer: number, unit: number): Severi
   return worst([heat.forward[layer]?.[unit] ?? null, heat.backward[layer]?.[unit] ?? null, heat.parameters[layer]?.[unit] ?? null]);
 }
 
+/** What a fault spreads to last says most of where it began: forward, if anything is wrong there. */
+function firstPart(data: ViewData): Part {
+  const parts = ["forward", "backward", "parameters"] as const;
+  return parts.find((part) => data.heat?.[part].some((layer) => layer.some((severity) => (severity ?? 0) > 0.5))) ?? "worst";
+}
+
 /** Columns in the order that is asked for, and the bands over them. */
 function columnsBy(data: ViewData, order: string): { units: number[]; bands: Band[][] } {
   const units = data.units.map((_unit, i) => i);
@@ -74,7 +80,7 @@ export function HeatOverview({ small = false }: { small?: boolean }): ReactNode 
   const say = useText();
   const data = useStore((state) => state.data);
   const theme = useStore((state) => state.theme);
-  const [part, setPart] = useState<Part>("worst");
+  const [part, setPart] = useState<Part>(() => firstPart(data));
   const [order, setOrder] = useState("step");
   const { units, bands } = useMemo(() => columnsBy(data, order), [data, order]);
   const rows = useMemo(() => data.layers.map((_layer, i) => i), [data]);
@@ -105,6 +111,7 @@ export function HeatOverview({ small = false }: { small?: boolean }): ReactNode 
           <Legend />
         </div>
       )}
+      {small && <p className="muted map-part">{say(part === "worst" ? "worstOf" : part)}</p>}
       <HeatMap testid={small ? "heat-small" : "heat"} rows={rows.length} columns={units.length} label={say("heatTitle")}
         colour={(row, column) => fill(cellOf(data, part, rows[row], units[column]), theme)} describe={describe}
         rowLabel={(row) => data.layers[rows[row]].name} columnLabel={label} bands={bands}
@@ -131,6 +138,7 @@ export function Overview(): ReactNode {
 }
 
 const MOST_RANKS = 256;
+const RANK = { width: 118, height: 46 };
 
 /** Ranks of one step in their groups, with arrows for communication that the loaded graphs tell of. */
 function RankMap(): ReactNode {
@@ -185,11 +193,11 @@ function rankGraph(data: ViewData, trees: ReadonlyMap<number, Tree>, step: numbe
   }
   // Stages of a pipeline one below the other, tensor parallel ranks side by side, replicas in boxes of their own.
   const graph = new Graph({ compound: true, directed: true });
-  graph.setGraph({ rankdir: "TB", nodesep: 18, ranksep: 40, marginx: 10, marginy: 10 });
+  graph.setGraph({ rankdir: "TB", nodesep: 34, ranksep: 40, marginx: 10, marginy: 10 });
   graph.setDefaultEdgeLabel(() => ({}));
   const groups = new Map<string, string>();
   for (const unit of units) {
-    graph.setNode(String(unit), { width: 92, height: 46 });
+    graph.setNode(String(unit), { width: RANK.width, height: RANK.height });
     let inside = "";
     for (const axis of ["dp", "pp"]) {
       const group = data.units[unit].groups[axis];
@@ -226,7 +234,7 @@ function rankGraph(data: ViewData, trees: ReadonlyMap<number, Tree>, step: numbe
     const { rank, groups: mine, flagged } = data.units[unit];
     const tp = mine.tp === undefined ? "" : ` · TP ${mine.tp}`;
     nodes.push({
-      id: String(unit), position: { x: at.x - 46, y: at.y - 23 }, width: 92, height: 46, className: "rank-node", zIndex: 2, style: style(unit),
+      id: String(unit), position: { x: at.x - RANK.width / 2, y: at.y - RANK.height / 2 }, ...RANK, className: "rank-node", zIndex: 2, style: style(unit),
       data: { label: `${rank === null ? unitName(data, unit) : `rank ${rank}`}${tp}\n${flagged > 0 ? `${flagged} ✕` : "✓"}` },
       ariaLabel: unitName(data, unit),
     });
@@ -247,6 +255,6 @@ function rankGraph(data: ViewData, trees: ReadonlyMap<number, Tree>, step: numbe
 function between(from: Point | undefined, to: Point | undefined): Point[] {
   if (!from || !to) return [];
   const [x, y] = [to.x - from.x, to.y - from.y];
-  const part = Math.min(0.5, Math.min(x === 0 ? 1 : 50 / Math.abs(x), y === 0 ? 1 : 27 / Math.abs(y)));
+  const part = Math.min(0.5, Math.min(x === 0 ? 1 : (RANK.width / 2 + 4) / Math.abs(x), y === 0 ? 1 : (RANK.height / 2 + 4) / Math.abs(y)));
   return [{ x: from.x + x * part, y: from.y + y * part }, { x: to.x - x * part, y: to.y - y * part }];
 }

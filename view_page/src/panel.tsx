@@ -31,6 +31,7 @@ function NodeView({ tree, node }: { tree: Tree; node: number }): ReactNode {
   const verdict = group ? verdictOf(severity) : tree.verdict(node);
   const path = tree.path(node).slice(0, -1);
   const holds = tree.children[node].length;
+  const inside = useMemo(() => tree.worstInside(node), [tree, node]);
   const stack = group || graph.stack[node] < 0 ? [] : graph.stacks[graph.stack[node]];
   const [body, setBody] = useState<HTMLDivElement | null>(null);
   return (
@@ -46,7 +47,8 @@ function NodeView({ tree, node }: { tree: Tree; node: number }): ReactNode {
       {!group && <Reason tree={tree} node={node} />}
       <ManualMatch tree={tree} node={node} />
       {holds > 0 && (
-        <p className="line">{say("contents", holds)} <button className="button small" onClick={() => expandBelow(node)}>{say("expandBelow")}</button></p>
+        <p className="line">{say("contents", holds)} <button className="button small" onClick={() => expandBelow(node)}>{say("expandBelow")}</button>
+          {inside >= 0 && <> <button className="button small" data-testid="worst-inside" onClick={() => show(inside)}><Shape verdict={tree.verdict(inside)} size={12} /> {say("worstInside")}</button></>}</p>
       )}
       {!group && (
         <>

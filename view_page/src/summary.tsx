@@ -50,9 +50,9 @@ export function Summary(): ReactNode {
           )}
         </div>
         <div>
-          {data.heat && data.units.length > 1 && (
+          {data.heat && data.layers.length > 1 && (
             <section className="card">
-              <h2>{say("heatTitle")}</h2>
+              <h2>{say(data.units.length > 1 ? "heatTitle" : "heatLayers")}</h2>
               <HeatOverview small />
             </section>
           )}
@@ -100,12 +100,21 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
   );
 }
 
+/** Modules around a call, the outermost first, each as the path within the one before. */
+function place(parents: string[]): string[] {
+  const paths = [...parents].reverse().map((name) => {
+    const parts = name.replace(/^(Module|Cell)\./, "").replace(/\.(forward|backward)(\.\d+)?$/, "").split(".");
+    return (parts.length > 1 ? parts.slice(0, -1) : parts).join(".");
+  });
+  return paths.map((path, i) => (i > 0 && path.startsWith(`${paths[i - 1]}.`) ? path.slice(paths[i - 1].length + 1) : path));
+}
+
 function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
   const say = useText();
   return (
     <div className="culprit-more">
       {culprit.parents.length > 0 && (
-        <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={[...culprit.parents].reverse().join(" › ")} /></span></div>
+        <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={place(culprit.parents).join(" › ")} /></span></div>
       )}
       {culprit.evidence.length > 0 && (
         <table className="evidence">

@@ -100,7 +100,8 @@ export class Tree {
   }
 
   type(node: number): string {
-    return this.isGroup(node) ? "" : this.graph.type[node];
+    const type = this.isGroup(node) ? "" : this.graph.type[node];
+    return type === this.graph.label[node] ? "" : type;
   }
 
   kind(node: number): string {
@@ -149,6 +150,22 @@ export class Tree {
       if (total++ < most) found.push(i);
     }
     return { found, total };
+  }
+
+  /** The first of the worst nodes beyond their limit in a container, the innermost of those that are as bad; -1: none. */
+  worstInside(node: number): number {
+    let best = -1;
+    const waiting = [...this.children[node]];
+    while (waiting.length > 0) {
+      const at = waiting.pop() as number;
+      waiting.push(...this.children[at]);
+      const own = this.isGroup(at) ? null : this.graph.own[at];
+      if (own === null || own <= 0.5) continue;
+      const most = best < 0 ? -1 : (this.graph.own[best] as number);
+      const inner = best >= 0 && this.path(at).includes(best);
+      if (own > most || (own === most && (inner || (at < best && !this.path(best).includes(at))))) best = at;
+    }
+    return best;
   }
 
   /** The deepest of a node's ancestors (or itself) that can be seen with these containers open. */
