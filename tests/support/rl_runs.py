@@ -154,7 +154,8 @@ class Recipe:
         task: ``tensor`` or ``statistics``.
         trained: What training does to the new weights, for a fault of the trainer.
         replay: Samples of another run, by step, instead of own ones.
-        engine_weights: The weights at the start; made from the seed if not given.
+        keeps_log_probs: Whether a replay has the log-probs of the engine that drew, and no engine of its own.
+        weights: Those at the start; made from the seed if not given.
         ref_weights: Those of the reference policy.
     """
 
@@ -172,6 +173,7 @@ class Recipe:
     task: str = "tensor"
     trained: Callable[[Weights], Weights] = lambda weights: weights
     replay: Mapping[int, list[Sample]] | None = None
+    keeps_log_probs: bool = False
     weights: Weights | None = None
     ref_weights: Weights | None = None
     recorded: dict[int, list[Sample]] = field(default_factory=dict)
@@ -201,7 +203,7 @@ def write_run(root: Path, recipe: Recipe | None = None) -> Path:
     for step in range(1, recipe.steps + 1):
         samples = recipe.replay[step] if recipe.replay else draw(root, recipe, engine, step)
         recipe.recorded[step] = samples
-        if recipe.replay:
+        if recipe.replay and not recipe.keeps_log_probs:
             record_rollout(root, recipe, engine, step, samples)
         seen = with_other_token(samples) if recipe.retokenise else samples
         old = train_stage(root, recipe, "actor_compute_log_prob", step, weights, seen)

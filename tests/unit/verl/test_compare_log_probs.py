@@ -105,7 +105,7 @@ class TestWeights:
     def test_one_that_was_not_sent_is_named(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:
         code, out, _ = run("verl", "compare", "weights", runs(unsent=(UNSENT,)), "--steps", "1", "-o", tmp_path)
         assert code == 1
-        assert out.splitlines()[-1] == f"DIFFERENT: step 1: {UNSENT} is not synchronised (1 in all)."
+        assert out.splitlines()[-1] == f"DIFFERENT: step 1: {UNSENT} is not synchronised."
         assert "the engine has what was sent at an earlier step" in out
 
     def test_a_cast_is_told_and_agrees(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:

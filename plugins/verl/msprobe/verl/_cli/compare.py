@@ -226,3 +226,23 @@ def runs(*, target: Path, golden: Path, steps: str | None, exact: bool, **writte
     with progress_bar("comparing") as progress:
         outcome = compare_runs(_opened(target), _opened(golden), options, progress)
     return _finish(outcome, _Written(**written))
+
+
+@compare.command()
+@click.option("--aa", required=True, type=click.Path(path_type=Path), help="Rollouts of A in the training of A.")
+@click.option("--ab", required=True, type=click.Path(path_type=Path), help="Rollouts of A, replayed in that of B.")
+@click.option("--ba", required=True, type=click.Path(path_type=Path), help="Rollouts of B, replayed in that of A.")
+@click.option("--bb", required=True, type=click.Path(path_type=Path), help="Rollouts of B in the training of B.")
+@_steps
+@click.option("--dtype", metavar="DTYPE", help="Of the coarser engine; as the recorded weights have it by default.")
+@_common
+def cross(*, aa: Path, ab: Path, ba: Path, bb: Path, steps: str | None, dtype: str | None, **written: Any) -> int:
+    """Tell whether rollout or training of B is at fault, where A is trusted: the fault moves with the half that has it.
+
+    The four directories are of runs that have each engine's rollouts in each trainer.
+    """
+    from msprobe.verl._compare.cross_outcome import compare_crossed
+    from msprobe.verl._compare.log_probs_outcome import LogProbOptions
+
+    runs = {"aa": _opened(aa), "ab": _opened(ab), "ba": _opened(ba), "bb": _opened(bb)}
+    return _finish(compare_crossed(runs, _numbers(steps), LogProbOptions(dtype=dtype)), _Written(**written))

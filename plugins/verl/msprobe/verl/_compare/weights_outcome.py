@@ -229,7 +229,9 @@ def _headline(faults: Sequence[Finding], *, has_received: bool) -> str:
     if not faults:
         return "AGREE: the engine has every parameter as it was sent."
     first = faults[0]
-    return f"DIFFERENT: step {first.step}: {first.place} is not synchronised ({len(faults)} in all)."
+    others = len({fault.place for fault in faults}) - 1
+    but = f", and {others} more" if others else ""
+    return f"DIFFERENT: step {first.step}: {first.place} is not synchronised{but}."
 
 
 def _numbers(own: Sequence[Sync]) -> dict[str, Any]:

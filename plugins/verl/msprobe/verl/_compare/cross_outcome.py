@@ -1,0 +1,211 @@
+"""``msprobe verl compare cross``: which half of B is at fault, with the rollouts of each in the training of the other.
+
+Two systems are compared, a trusted one, A, and one under test, B. Each consists of an engine that draws rollouts and of
+a trainer with its checkpoint. Four runs have each engine's rollouts in each trainer; the rollouts of two of them are
+replayed. A fault moves with the half that has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import polars as pl
+
+from msprobe.verl._compare.log_probs_outcome import LogProbOptions, StepLogProbs, compare_step
+from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
+from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
+from msprobe.verl._files import Stage
+from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import CompareError
+
+CELLS = ("aa", "ab", "ba", "bb")
+"""Whose rollouts, and whose training."""
+
+_LEAST_NATS = 1e-12
+"""A difference of nothing has no logarithm."""
+
+
+class Half(str, Enum):
+    """Which part of B is at fault."""
+
+    NONE = "nothing"
+    ROLLOUT = "the rollout of B"
+    TRAINING = "the training of B"
+    BOTH = "rollout and training of B"
+    WEIGHTS = "the weights that the two began with"
+    TRUSTED = "A, which was to be trusted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossed:
+    """Four differences between training and rollout.
+
+    Attributes:
+        step: Of the trainers.
+        cells: By `CELLS`, the comparison of the log-probs of training with those of the rollout.
+        half: What is at fault.
+        of_rollout: Share of the variation of the logarithms of the four differences that goes with the rollout.
+        of_training: Likewise with the training.
+    """
+
+    step: int
+    cells: Mapping[str, StepLogProbs]
+    half: Half
+    of_rollout: float
+    of_training: float
+
+
+def half_at_fault(is_different: Mapping[str, bool]) -> Half:
+    """Return what is at fault, by where training and rollout differ: a fault moves with the half that has it."""
+    if is_different["aa"]:
+        return Half.TRUSTED
+    found = "".join("x" if is_different[cell] else "-" for cell in CELLS)
+    return _PATTERNS.get(found, Half.BOTH)
+
+
+_PATTERNS = {
+    "----": Half.NONE,
+    "--xx": Half.ROLLOUT,
+    "-x-x": Half.TRAINING,
+    # Each fits itself and not the other: neither is wrong, they are of different weights.
+    "-xx-": Half.WEIGHTS,
+}
+
+
+def shares(sizes: Mapping[str, float]) -> tuple[float, float]:
+    """Return which share of the variation of the logarithms goes with the rollout, and which with the training.
+
+    The effects of a two by two factorial design: differences of the means of two cells each; what is left is their
+    interaction. Box, Hunter and Hunter, *Statistics for Experimenters*, 2nd ed., chapter 5.
+    """
+    aa, ab, ba, bb = (math.log(max(sizes[cell], _LEAST_NATS)) for cell in CELLS)
+    effects = (ba + bb - aa - ab) / 2, (ab + bb - aa - ba) / 2, (aa + bb - ab - ba) / 2
+    whole = sum(effect * effect for effect in effects)
+    return (effects[0] ** 2 / whole, effects[1] ** 2 / whole) if whole else (0.0, 0.0)
+
+
+def compare_crossed(
+    runs: Mapping[str, RecordedRun], steps: Collection[int] = (), options: LogProbOptions | None = None
+) -> Outcome:
+    """Compare four runs that have each engine's rollouts in each trainer.
+
+    Args:
+        runs: By `CELLS`.
+        steps: Which steps; the first that all have if empty, as later ones have been trained apart.
+        options: How log-probs are compared.
+
+    Raises:
+        CompareError: they have no step in common, or rollouts were not replayed.
+        DumpError: a file cannot be read.
+    """
+    options = options or LogProbOptions()
+    common = set.intersection(*(set(run.need(Stage.TRAINER.value, "the batches")) for run in runs.values()))
+    if not common:
+        raise CompareError("the four runs have no step in common")
+    chosen = chosen_steps(common, steps, "the four runs") if steps else [min(common)]
+    found = [_crossed(runs, step, options) for step in chosen]
+    first = next((one for one in found if one.half is not Half.NONE), None)
+    return Outcome(
+        command="cross",
+        paths=[runs[cell].path for cell in CELLS],
+        compared=f"Compared {options.training} with {options.rollout} of four runs, steps {chosen}.",
+        headline=(
+            "AGREE: training and rollout agree in all four runs."
+            if first is None
+            else f"DIFFERENT: step {first.step}: at fault: {first.half.value}."
+        ),
+        findings=[finding for one in found for finding in _findings(one)],
+        lines=[line for one in found for line in _lines(one)],
+        numbers={"steps": {str(one.step): _numbers(one) for one in found}},
+        tables={"cells": _table(found)},
+    )
+
+
+def _crossed(runs: Mapping[str, RecordedRun], step: int, options: LogProbOptions) -> Crossed:
+    ids = {cell: sorted(row.id for row in run.batch(step)[0].samples) for cell, run in runs.items()}
+    for own, replayed in (("aa", "ab"), ("bb", "ba")):
+        if ids[own] != ids[replayed]:
+            common = len(set(ids[own]) & set(ids[replayed]))
+            raise CompareError(
+                f"{runs[replayed].path}: step {step} has {common} of the {len(ids[own])} samples of "
+                f"{runs[own].path}, whose rollouts it should replay; give verl skip.rollout.enable=True with the dumps "
+                "of that run"
+            )
+    cells = {cell: compare_step(run, step, options) for cell, run in runs.items()}
+    sizes = {cell: one.measures.rms for cell, one in cells.items()}
+    of_rollout, of_training = shares(sizes)
+    half = half_at_fault({cell: one.is_different for cell, one in cells.items()})
+    return Crossed(step=step, cells=cells, half=half, of_rollout=of_rollout, of_training=of_training)
+
+
+_REASONS = {
+    Half.ROLLOUT: "the difference goes with the rollouts of B, whoever trains on them; go on with `msprobe verl "
+    "compare weights` and `layers` of B",
+    Half.TRAINING: "the difference goes with the training of B, whoever has drawn; go on with `msprobe verl compare "
+    "runs` of AB and AA, which have the same rollouts",
+    Half.BOTH: "both the rollouts and the training of B have differences",
+    Half.WEIGHTS: "each fits itself and neither the other; begin both with one checkpoint",
+    Half.TRUSTED: "training and rollout of A differ from each other already; compare them first",
+}
+
+
+def _findings(one: Crossed) -> list[Finding]:
+    if one.half is Half.NONE:
+        return []
+    sentence = (
+        f"{_REASONS[one.half]} ({one.of_rollout:.0%} of the variation goes with the rollout, {one.of_training:.0%} "
+        "with the training)"
+    )
+    return [Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.half.name.lower())]
+
+
+def _lines(one: Crossed) -> list[str]:
+    lines = [f"  step {one.step}: rms difference in nats (how many roundings), * more than rounding explains"]
+    lines.append(f"    {'':16}{'training of A':>26}{'training of B':>26}")
+    for rollout in "ab":
+        cells = "".join(f"{_cell(one.cells[f'{rollout}{training}']):>26}" for training in "ab")
+        lines.append(f"    rollouts of {rollout.upper():4}{cells}")
+    return lines
+
+
+def _cell(one: StepLogProbs) -> str:
+    score = max(one.scores, key=lambda score: score.score / score.limit)
+    return f"{one.measures.rms:.3g} ({score.score:.2g}x){'*' if one.is_different else ' '}"
+
+
+def _numbers(one: Crossed) -> dict[str, Any]:
+    return {
+        "half": one.half.value,
+        "of_rollout": one.of_rollout,
+        "of_training": one.of_training,
+        "cells": {cell: {"rms": own.measures.rms, "is_different": own.is_different} for cell, own in one.cells.items()},
+    }
+
+
+def _table(found: Sequence[Crossed]) -> pl.DataFrame:
+    rows = [
+        {
+            "step": one.step,
+            "rollout": cell[0].upper(),
+            "training": cell[1].upper(),
+            "tokens": own.measures.num_tokens,
+            "rms": own.measures.rms,
+            "mean_abs": own.measures.mean_abs,
+            "max": own.measures.max,
+            "floor": own.floor.size,
+            "score": max(score.score for score in own.scores),
+            VERDICT: (Verdict.ERROR if own.is_different else Verdict.PASS).value,
+        }
+        for one in found
+        for cell, own in one.cells.items()
+    ]
+    numbers = dict.fromkeys(("rms", "mean_abs", "max", "floor", "score"), pl.Float64)
+    schema = {
+        "step": pl.Int64, "rollout": pl.String, "training": pl.String, "tokens": pl.Int64, **numbers,
+        VERDICT: pl.String,
+    }  # fmt: skip
+    return pl.DataFrame(rows, schema=schema)
