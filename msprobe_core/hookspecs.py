@@ -774,6 +774,30 @@ class Metric(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModuleMap:
+    """What a backend of training calls modules that a serving engine has too, and which of them the engine fuses.
+
+    Attributes:
+        name: The backend, a value of ``msprobe compare --consistent_check --backend``.
+        segments: By a part of a module's path, what the engine calls it: ``{"self_attention": "self_attn"}``.
+        wrappers: Parts of paths that stand for nothing, such as ``_fsdp_wrapped_module``.
+        fused: By the last part of the path of a module of the engine, those that it is made of, in their order:
+            ``{"gate_up_proj": ("gate_proj", "up_proj")}``.
+        reordered: Modules, by the last part of the engine's path, whose elements lie in another order in training: of
+            these, statistics are compared alone.
+        merges_heads: Whether outputs of training may have heads and their size in two dimensions, where the engine has
+            one.
+    """
+
+    name: str
+    segments: Mapping[str, str] = field(default_factory=dict[str, str])
+    wrappers: Sequence[str] = ()
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    reordered: Sequence[str] = ()
+    merges_heads: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ApiMap:
     """What a framework calls things, in canonical names, so that dumps of two frameworks can be compared.
 
@@ -894,6 +918,18 @@ class HookSpecs:
         Called: when dumps whose names need translating are compared: of two frameworks, or with ``-am``.
         Cost: start-up; must not import a framework, because dumps are compared where none is installed.
         Returns: `ApiMap` objects; each ``name`` is a framework as dumps name it. One plugin may know several.
+        Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
+        Errors: any exception disables the plugin, with a warning that names it.
+        Since: 0.1.
+        """
+
+    @hookspec
+    def msprobe_register_module_maps(self) -> Sequence[ModuleMap]:  # pyright: ignore[reportReturnType]
+        """Offer what a backend of training calls modules, for comparing it with a serving engine.
+
+        Called: when ``msprobe compare --consistent_check`` is given.
+        Cost: start-up; must not import a framework, because dumps are compared where none is installed.
+        Returns: `ModuleMap` objects; each ``name`` is a value of ``--backend``.
         Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
         Errors: any exception disables the plugin, with a warning that names it.
         Since: 0.1.

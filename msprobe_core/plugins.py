@@ -105,6 +105,10 @@ class Registry:
         """Return the maps to canonical names by framework."""
         return self._offers("msprobe_register_api_maps")
 
+    def module_maps(self) -> dict[str, hookspecs.ModuleMap]:
+        """Return what backends of training call modules, by backend."""
+        return self._offers("msprobe_register_module_maps")
+
     def commands(self) -> dict[str, Any]:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
@@ -187,6 +191,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_executors": hookspecs.Executor,
     "msprobe_register_metrics": hookspecs.Metric,
     "msprobe_register_api_maps": hookspecs.ApiMap,
+    "msprobe_register_module_maps": hookspecs.ModuleMap,
     "msprobe_register_commands": _Command,
     "msprobe_register_stages": hookspecs.TrainerStages,
 }

@@ -17,6 +17,7 @@ from msprobe_core.interrupts import raise_if_interrupted
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
+    from msprobe_core.hookspecs import ModuleMap
     from msprobe_core.report import TableOptions
 
 
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="Judge by what rounding explains: as measured by msprobe calibrate, by a formula, or as measured if it was.",
 )
+@click.option(
+    "--consistent_check", is_flag=True, help="Compare training with a serving engine; --backend says what trains."
+)
+@click.option("--backend", metavar="NAME", help="With --consistent_check: fsdp or megatron, or what plugins offer.")
 @click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
 def compare(**given: Any) -> int:
     """Compare the dump of a run under test with that of a trusted run.
@@ -125,6 +130,8 @@ class _Asked(Pairing):
     is_print_compare_log: bool
     replicas: bool | None
     noise: str
+    consistent_check: bool
+    backend: str | None
     resume: bool
 
 
@@ -148,6 +155,21 @@ def _tables(asked: _Asked) -> TableOptions:
     )
 
 
+def _module_map(asked: _Asked) -> ModuleMap | None:
+    if not asked.consistent_check:
+        if asked.backend is not None:
+            raise click.UsageError("--backend goes with --consistent_check; give both, or none")
+        return None
+    from msprobe_core.plugins import registry
+
+    known = registry().module_maps()
+    if asked.backend not in known:
+        names = ", ".join(sorted(known)) or "none, as no plugin offers any; install msprobe-verl"
+        given = "needs --backend" if asked.backend is None else f"does not know the backend '{asked.backend}'"
+        raise click.UsageError(f"--consistent_check {given}; known are {names}")
+    return known[asked.backend]
+
+
 def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
     from msprobe_core.compare import CompareOptions
     from msprobe_core.compare.post_processing import load_post_processing
@@ -158,6 +180,7 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
         matching=asked.matching,
         post_processing=None if asked.config is None else load_post_processing(Path(asked.config)),
         layouts=asked.layout_rules,
+        modules=_module_map(asked),
         noise=noise_given(asked.noise, Path(request.bench_path)),
     )
 

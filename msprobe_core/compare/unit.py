@@ -37,7 +37,7 @@ from msprobe_core.compare.verdict import (
     judge,
 )
 from msprobe_core.errors import CompareError
-from msprobe_core.hookspecs import Dump
+from msprobe_core.hookspecs import Dump, ModuleMap
 from msprobe_core.model import Phase
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
@@ -60,6 +60,7 @@ class CompareOptions:
         post_processing: What tensors are multiplied by before they are compared.
         layouts: How tensors of the two sides lie differently; see `msprobe_core.compare.layouts.load_layouts`.
         noise: How far two healthy runs may be apart; if given, this decides where ``limits`` would.
+        modules: What the backend of training calls the modules of a serving engine, where the two are compared.
     """
 
     stack_path: Path | None = None
@@ -68,6 +69,7 @@ class CompareOptions:
     post_processing: PostProcessing | None = None
     layouts: LayoutRules | None = None
     noise: NoiseModel | None = None
+    modules: ModuleMap | None = None
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -84,6 +86,10 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     """
     options = options or CompareOptions()
     sides = _read_sides(pair, options.layouts)
+    if options.modules is not None:
+        from msprobe_core.compare.layouts.serving import served_alike  # few need it
+
+        sides = served_alike(*sides, options.modules)
     target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):

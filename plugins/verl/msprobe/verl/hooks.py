@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_core.hookspecs import TrainerStages, hookimpl
+from msprobe_core.hookspecs import ModuleMap, TrainerStages, hookimpl
 
 if TYPE_CHECKING:
     import click
@@ -38,3 +38,11 @@ def msprobe_register_commands() -> Sequence[click.Command]:
     from msprobe.verl._cli import verl
 
     return [verl]
+
+
+@hookimpl
+def msprobe_register_module_maps() -> Sequence[ModuleMap]:
+    """Offer what FSDP and Megatron call modules of a serving engine."""
+    from msprobe.verl._module_maps import FSDP, MEGATRON
+
+    return [FSDP, MEGATRON]
