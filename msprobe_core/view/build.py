@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import polars as pl
 
 from msprobe_core import __version__
@@ -22,16 +23,17 @@ from msprobe_core.compare.unit import compare_unit
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.interrupts import raise_if_interrupted
-from msprobe_core.locate import LocateOptions, locate
+from msprobe_core.locate import FaultKind, LocateOptions, locate
 from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import find_steps, find_units
-from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
+from msprobe_core.view.calls import GOLDEN_MARK, Calls, calls_of_dump, calls_of_pair
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.data import (
     Counts,
     Culprit,
+    Graph,
     Kind,
     Made,
     Side,
@@ -134,10 +136,12 @@ class _Builder:
         self._units: list[Unit] = []
         self._places: dict[tuple[int | None, int | None], int] = {}
         self._notes: list[str] = []
+        self._said: set[str] = set()
         self._maps: list[TensorMap] = []
         self._counts = Counts()
         self._culprits: list[Culprit] = []
         self._keeps_tensors = False
+        self._has_values = False
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
@@ -146,7 +150,8 @@ class _Builder:
         self._add_all(tasks, self._calls_of_run)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
-        return self._data(Kind.DUMP, target, None, overflow_verdict(found, self._counts), {})
+        verdict = overflow_verdict(found, self._counts, has_values=self._has_values)
+        return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _calls_of_run(self, task: _Task) -> Calls:
         dump = read_dump(task.target)
@@ -172,6 +177,7 @@ class _Builder:
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
         first_step = tasks[0].step
+        self._said.update(location.notes)
         self._add_all(tasks, lambda task: self._calls_of_pair(task, is_first=task.step == first_step))
         self._notes = [*pairing.missing, *location.notes, *self._notes]
         commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
@@ -228,12 +234,14 @@ class _Builder:
             return
         made = graph_of(calls, None if peers is None else peers.peers(task.rank))
         self._spool.put(number, made.graph)
+        self._culprits = [_placed(each, made.graph) if each.unit == number else each for each in self._culprits]
         self._overview.add(calls, made, task.step, task.rank)
         self._units.append(self._unit(task, made))
         own = self._counts
         self._counts = Counts(
             own.nodes + made.num_calls, own.flagged + made.num_flagged, own.unmatched + made.num_unmatched
         )
+        self._has_values = self._has_values or "max" in calls.statistics
         self._keeps_tensors = self._keeps_tensors or _has_files(calls)
         if self._options.has_maps and task.pair is not None and _has_files(calls):
             self._add_maps(number, task.pair, calls)
@@ -261,8 +269,11 @@ class _Builder:
             return {}
 
     def _note(self, task: _Task, notes: Sequence[str]) -> None:
+        """Keep what there is to say once, with the unit that it was said of first."""
         prefix = f"{task.label}: " if task.label else ""
-        self._notes += [note if note in self._notes else f"{prefix}{note}" for note in notes]
+        new = [note for note in dict.fromkeys(notes) if note not in self._said]
+        self._said.update(new)
+        self._notes += [f"{prefix}{note}" for note in new]
 
     # --- maps ---------------------------------------------------------------------------------------------------------
 
@@ -350,6 +361,15 @@ def _tasks_of_run(target: Path, chosen: Chosen) -> list[_Task]:
     if not wanted:
         raise CompareError(f"{target}: has none of the steps and ranks that were asked for")
     return wanted
+
+
+def _placed(culprit: Culprit, graph: Graph) -> Culprit:
+    """Return a culprit with the name that its node has in the graph, ``None`` if there is no such node."""
+    known = set(graph.name)
+    own = None if culprit.node is None else culprit.node + GOLDEN_MARK
+    if culprit.kind == FaultKind.MISSING_CALL.value and own in known:
+        return msgspec.structs.replace(culprit, node=own)
+    return culprit if culprit.node in known else msgspec.structs.replace(culprit, node=None)
 
 
 def _has_files(calls: Calls) -> bool:

@@ -18,6 +18,7 @@ from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensors import TensorMetrics
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.hookspecs import Dump
@@ -74,8 +75,10 @@ class Calls:
 
 def calls_of_dump(dump: Dump) -> Calls:
     """Return the calls of one dump; those that make NaN or Inf of what had none are flagged."""
-    rows = dump.frame.with_columns(verdict=pl.lit("none"), reason=pl.lit(""), match=pl.lit("target only"))
     kept = ("entry", "role", "phase", "key")
+    if not dump.frame.height and dump.parents:  # task structure: calls without values
+        dump, _ = structure_dumps(dump, dump)
+    rows = dump.frame.with_columns(verdict=pl.lit("none"), reason=pl.lit(""))
     rows = rows.rename({name: f"{name}_target" for name in dump.frame.columns if name not in kept})
     is_bad = _is_bad("target")
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])

@@ -209,12 +209,19 @@ def _told(finding: Finding, number: int) -> str:
     return f"{each.role} {each.dtype} {each.shape}: {state}"
 
 
-def overflow_verdict(result: OverflowResult | None, counts: Counts) -> Verdict:
-    """Return what is to say of a single run."""
+def overflow_verdict(result: OverflowResult | None, counts: Counts, *, has_values: bool) -> Verdict:
+    """Return what is to say of a single run.
+
+    Args:
+        result: Of the search for NaN and Inf; ``None`` if there was none to search for.
+        counts: Of what is in the page.
+        has_values: Whether the dumps say anything of values.
+    """
     first = None if result is None else result.first
     if first is None:
         sentence = f"A single run, with nothing to hold it against: {counts.nodes:,} calls"
         state = "none of which makes NaN or Inf of finite values" if result is None else "no harmful NaN or Inf"
+        state = state if has_values else "whose values were not recorded"
         return Verdict(State.NONE, f"{sentence}, {state}.", counts=counts)
     finding = first.first[0]
     places = [] if first.step is None else [f"step {first.step}"]

@@ -470,3 +470,33 @@ def test_bad_input_is_a_sentence(tmp_path, arguments):
     done = CliRunner().invoke(command, [*given, "-o", str(tmp_path / "p.html")])
     assert isinstance(done.exception, MsprobeError)
     assert not (tmp_path / "p.html").exists()
+
+
+def test_a_structure_without_values_has_a_graph_all_the_same(tmp_path, spool):
+    run = Run().record()
+    entries = {entry: None for entry in run.data if "parameters_grad" not in entry}
+    write_dump(tmp_path / "a", {}, parents=entries | run.parents, task="structure")
+    assert "whose values were not recorded" in made(spool, tmp_path / "a").verdict.sentence
+    shown = as_columns(graph_in(spool), "kind", "parent")
+    assert graph_in(spool).name[shown["Functional.linear.1.forward"][1]] == "Module.layers.1.Layer.forward.0"
+
+
+def test_a_missing_call_is_the_golden_run_s_node(tmp_path, spool):
+    golden, target = Run().record(), Run().record()
+    golden.call("Torch.exp.0.forward", "Module.layers.1.Layer.forward.0", [tensor(X)], X * 7)
+    changed = Run(linear1=1.5).record()
+    target.data["Module.layers.1.Layer.forward.0"] = changed.data["Module.layers.1.Layer.forward.0"]
+    data = made(spool, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
+    culprit = data.culprits[0]
+    assert (culprit.kind, culprit.node) == ("missing call", "Torch.exp.0.forward")
+    graph = graph_in(spool)
+    assert graph.side[graph.name.index(culprit.node)] == "golden"
+
+
+def test_what_all_ranks_say_is_said_once(tmp_path, spool):
+    sides = [two_ranks(tmp_path / side) for side in ("t", "g")]
+    for rank in range(2):
+        path = tmp_path / "t" / "step0" / f"rank{rank}" / "construct.json"
+        path.write_text("{")
+    data = made(spool, *sides)
+    assert len(set(data.notes)) == len(data.notes)
