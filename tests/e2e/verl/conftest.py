@@ -117,7 +117,7 @@ def whole_run(work, place, *arguments, record=WHOLE):
             [
                 sys.executable, RIG / "train.py", "--work", work, "--record", place / "record.yaml", *arguments,
             ],
-            mark=ray_directory, timeout_s=420, RAY_TMPDIR=str(ray_directory),
+            mark=ray_directory, timeout_s=900, RAY_TMPDIR=str(ray_directory),
         )  # fmt: skip
     finally:
         shutil.rmtree(ray_directory, ignore_errors=True)

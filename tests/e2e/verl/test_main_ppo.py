@@ -5,9 +5,10 @@ import pytest
 from msprobe.verl import _files as files
 
 STAGES = [
-    "rollout_generate", "actor_compute_log_prob", "ref_compute_log_prob", "compute_values", "critic_update",
+    "rollout_generate", "reward", "actor_compute_log_prob", "ref_compute_log_prob", "compute_values", "critic_update",
     "actor_update", "update_weights_send", "update_weights_recv", "trainer",
 ]  # fmt: skip
+DUMPED = [STAGES[0], *STAGES[2:7]]
 SKIPPED = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -23,7 +24,7 @@ def rows_of(run, stage, step):
 def test_all_stages_of_both_steps_are_recorded_on_both_ranks(healthy_run):
     run = healthy_run.out
     assert files.stages_of(run) == STAGES
-    for stage in STAGES[:6]:
+    for stage in DUMPED:
         for step in (1, 2):
             assert sorted(files.ranks_of(run, stage, step)) == [0, 1], stage
     assert files.steps_of(run, "update_weights_recv") == [0, 1, 2]
@@ -32,7 +33,7 @@ def test_all_stages_of_both_steps_are_recorded_on_both_ranks(healthy_run):
 def test_every_process_tells_of_its_hooks_and_of_no_failure(healthy_run):
     info = files.load_run(healthy_run.out)
     roles = sorted((process.role, process.rank or 0) for process in info.processes)
-    assert roles == [("driver", 0), ("rollout", 0), ("rollout", 1), ("worker", 0), ("worker", 1)]
+    assert roles == [("driver", 0), ("reward", 0), ("rollout", 0), ("rollout", 1), ("worker", 0), ("worker", 1)]
     assert info.errors == []
     assert info.versions["verl"].startswith("0.9")
     assert info.config["algorithm"]["adv_estimator"] == "gae"
@@ -45,7 +46,7 @@ def test_samples_have_one_identity_in_all_stages_and_in_the_batch(healthy_run, s
     batch, tensors = files.load_batch(files.trainer_directory(run, step))
     identities = {row.id for row in batch.samples}
     assert (batch.rows, len(identities)) == (8, 8)
-    for stage in STAGES[:6]:
+    for stage in DUMPED:
         assert {row.id for row in rows_of(run, stage, step)} == identities, stage
     prompts = {row.prompt_id for row in batch.samples}
     assert len(prompts) == 4  # two responses each
@@ -84,6 +85,14 @@ def test_the_batch_has_what_the_step_computed(healthy_run, step):
     assert (batch.policy_version.min, batch.policy_version.max) == (step - 1, step - 1)
     assert batch.metrics["actor/grad_norm"] > 0
     assert batch.metrics["critic/vf_loss"] > 0
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_rewards_are_those_of_the_batch(healthy_run, step):
+    batch, tensors = files.load_batch(files.trainer_directory(healthy_run.out, step))
+    scores = {reward.id: reward.score for reward in files.load_rewards(healthy_run.out, step)}
+    assert scores.keys() == {row.id for row in batch.samples}
+    assert [scores[row.id] for row in batch.samples] == pytest.approx(tensors["rm_scores"].sum(1).tolist())
 
 
 def test_stages_of_the_policy_know_its_version(healthy_run):

@@ -100,6 +100,23 @@ class TestRoundTrips:
         assert not list(tmp_path.rglob("*.tmp"))
 
 
+class TestRewards:
+    def test_each_process_writes_its_own(self, tmp_path):
+        one, two = (files.Reward(id=i * 40, prompt_id="", score=0.5, extra={"acc": 1.0, "text": "a"}) for i in "ab")
+        for name, reward in (("h/1", one), ("h/2", two)):
+            files.RewardWriter(tmp_path, 3, name).add(reward)
+        assert sorted(files.load_rewards(tmp_path, 3), key=lambda reward: reward.id) == [one, two]
+        assert files.load_rewards(tmp_path, 4) == []
+
+    def test_a_line_that_is_cut_off(self, tmp_path):
+        writer = files.RewardWriter(tmp_path, 3, "h")
+        writer.add(files.Reward(id="a", prompt_id=""))
+        path = tmp_path / "reward" / "step3" / "h.jsonl"
+        path.write_bytes(path.read_bytes()[:-5])
+        with pytest.raises(DumpError, match=r"h\.jsonl: is cut off"):
+            files.load_rewards(tmp_path, 3)
+
+
 class TestWhatIsRefused:
     def test_a_missing_file(self, tmp_path):
         with pytest.raises(DumpError, match=r"samples\.json: cannot be read \(No such file"):

@@ -467,6 +467,36 @@ class TestDriver:
         np.testing.assert_array_equal(tensors["values"], np.ones((1, 2)))
 
 
+class TestRewards:
+    def test_scores_are_written_by_sample(self, tmp_path, switch_on):
+        switch_on(steps=[3, 5])
+
+        class RewardLoopWorker:
+            async def compute_score(self, data):
+                return {"reward_score": np.float32(0.5), "reward_extra_info": {"acc": True, "why": "digits"}}
+
+        put_hooks("verl.experimental.reward_loop.reward_loop", RewardLoopWorker=RewardLoopWorker)
+
+        class Tensor(np.ndarray):
+            cpu = lambda self: self  # noqa: E731
+            numpy = np.asarray
+
+        def data(**others):
+            tensors = {"input_ids": [[7, 8, 9, 0]], "attention_mask": [[1, 1, 1, 0]], "prompts": [[7, 8]]}
+            batch = {name: np.array(values).view(Tensor) for name, values in tensors.items()}
+            return SimpleNamespace(batch=batch, non_tensor_batch={"prompt_len": [2], **others})
+
+        versions = np.array([{"max_global_steps": 4}], dtype=object)
+        for others in ({"global_steps": [3], "uid": ["u"]}, {"global_steps": [4]}, {"tool_extra_fields": versions}):
+            result = asyncio.run(RewardLoopWorker().compute_score(data(**others)))
+            assert result["reward_score"] == 0.5
+        (reward,) = files.load_rewards(tmp_path / "run", 3)
+        assert (reward.id, reward.prompt_id) == (files.sample_id([7, 8, 9]), files.sample_id([7, 8]))
+        assert (reward.uid, reward.score, reward.extra) == ("u", 0.5, {"acc": 1.0, "why": "digits"})
+        assert files.load_rewards(tmp_path / "run", 4) == []
+        assert len(files.load_rewards(tmp_path / "run", 5)) == 1  # the one behind the policy's version
+
+
 # --- switching on ----------------------------------------------------------------------------------------------------
 
 

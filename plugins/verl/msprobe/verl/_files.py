@@ -31,10 +31,11 @@ from msprobe_core.store.structs import load_struct, save_struct
 
 __all__ = [
     "BATCH_FILE", "RUN_FILE", "SAMPLES_FILE", "TENSORS_FILE", "VERSION", "WEIGHTS_FILE", "BatchFile", "BatchLayout",
-    "BatchRow", "CallPhase", "Capability", "HookStatus", "MicroBatch", "ProcessInfo", "Row", "RunInfo", "Sampling",
-    "Stage", "StageSamples", "Weight", "WeightsFile", "announce_policy_version", "announced_policy_version",
-    "load_batch", "load_run", "load_samples", "load_weights", "rank_directory", "ranks_of", "sample_id", "save_batch",
-    "save_process", "save_run", "save_samples", "save_weights", "stages_of", "steps_of", "trainer_directory",
+    "BatchRow", "CallPhase", "Capability", "HookStatus", "MicroBatch", "ProcessInfo", "Reward", "RewardWriter", "Row",
+    "RunInfo", "Sampling", "Stage", "StageSamples", "Weight", "WeightsFile", "announce_policy_version",
+    "announced_policy_version", "load_batch", "load_rewards", "load_run", "load_samples", "load_weights",
+    "rank_directory", "ranks_of", "sample_id", "save_batch", "save_process", "save_run", "save_samples",
+    "save_weights", "stages_of", "steps_of", "trainer_directory",
 ]  # fmt: skip
 
 VERSION = 1
@@ -237,6 +238,24 @@ class BatchFile(_File, frozen=True, kw_only=True):
     samples: tuple[BatchRow, ...] = ()
 
 
+class Reward(_File, frozen=True, kw_only=True):
+    """What one sample was given.
+
+    Attributes:
+        id: As in `Row`.
+        prompt_id: As in `Row`.
+        uid: As in `Row`.
+        score: ``None`` where it is no finite number.
+        extra: What else the rule said: numbers, and text of what is none.
+    """
+
+    id: str
+    prompt_id: str
+    uid: str | None = None
+    score: float | None = None
+    extra: dict[str, float | str | None] = {}
+
+
 # --- where files lie ---------------------------------------------------------------------------------------------
 
 
@@ -327,6 +346,57 @@ def load_weights(directory: Path) -> WeightsFile:
         DumpError: it is missing or no such file.
     """
     return load_struct(directory / WEIGHTS_FILE, WeightsFile)
+
+
+class RewardWriter:
+    """Writes what one process computes for one step, a line for each sample; the file is whole after each."""
+
+    def __init__(self, run: Path, step: int, name: str) -> None:
+        """Begin.
+
+        Args:
+            run: Directory of the run.
+            step: The trainer's.
+            name: Of the process, among all.
+
+        Raises:
+            StoreError: the file cannot be created.
+        """
+        directory = run / Stage.REWARD.value / f"step{step}"
+        layout.make_directory(directory)
+        self._path = directory / f"{layout.tensor_file_name(name, '')}.jsonl"
+        layout.create_file(self._path).close()
+
+    def add(self, reward: Reward) -> None:
+        """Write one.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(reward) + b"\n")
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot be written ({error.strerror})") from error
+
+
+def load_rewards(run: Path, step: int) -> list[Reward]:
+    """Return the rewards of one step, of all processes; empty if none were recorded.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    paths = sorted((run / Stage.REWARD.value / f"step{step}").glob("*.jsonl"))
+    return [reward for path in paths for reward in _rewards_in(path)]
+
+
+def _rewards_in(path: Path) -> list[Reward]:
+    try:
+        return [msgspec.json.decode(line, type=Reward) for line in path.read_bytes().splitlines()]
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise DumpError(f"{path}: is cut off or holds something else than rewards ({error})") from error
 
 
 class _Announced(_File, frozen=True, kw_only=True):

@@ -115,6 +115,12 @@ def _engine(name: str) -> Loader:
     return load
 
 
+def _reward() -> Wrap:
+    from msprobe.verl._reward import score_method
+
+    return score_method
+
+
 def _stage(stage: Stage) -> Loader:
     return _worker("stage_method", stage.value)
 
@@ -182,6 +188,9 @@ HOOK_POINTS: Sequence[HookPoint] = (
     HookPoint("metrics", "verl.utils.tracking", "Tracking", "log", _driver("log_method")),
     HookPoint(
         "environment", "verl.trainer.constants_ppo", None, "get_ppo_ray_runtime_env", _driver("environment_method")
+    ),
+    HookPoint(
+        "rewards", "verl.experimental.reward_loop.reward_loop", "RewardLoopWorker", "compute_score", _reward, "0.9"
     ),
     HookPoint(
         "weights received (vLLM)", "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension",
