@@ -478,8 +478,11 @@ class TestRewards:
         put_hooks("verl.experimental.reward_loop.reward_loop", RewardLoopWorker=RewardLoopWorker)
 
         class Tensor(np.ndarray):
-            cpu = lambda self: self  # noqa: E731
-            numpy = np.asarray
+            def cpu(self):
+                return self
+
+            def numpy(self):
+                return np.asarray(self)
 
         def data(**others):
             tensors = {"input_ids": [[7, 8, 9, 0]], "attention_mask": [[1, 1, 1, 0]], "prompts": [[7, 8]]}
