@@ -6,7 +6,6 @@ Data stand in the page as base64, which has no character that could end its elem
 from __future__ import annotations
 
 import base64
-import html
 import zlib
 from collections.abc import Collection, Iterator
 from importlib import resources
@@ -25,6 +24,7 @@ PLACEHOLDER = "<!--msprobe-data-->"
 MAX_BYTES = 256 << 20
 """Graphs in one file, in bytes of JSON: about 500,000 calls. A browser takes some seconds for as many."""
 
+_OFFLINE = "connect-src 'none'"
 _LEVEL = 6
 _GZIP = 16 + zlib.MAX_WBITS
 """Tells zlib to write the header of gzip."""
@@ -75,9 +75,11 @@ def served_page(source: dict[str, str]) -> bytes:
     Args:
         source: Where they are; see docs/view_format.md.
     """
-    text = html.escape(msgspec.json.encode(source).decode(), quote=False).replace("/", "\\/")
+    text = msgspec.json.encode(source).decode().replace("<", "\\u003c")  # text of a script is taken as it stands
     element = f'<script type="application/json" id="msprobe-source">{text}</script>'
-    before, _, after = template().partition(PLACEHOLDER)
+    page = template()
+    assert page.count(_OFFLINE) == 1, "the page forbids itself the network, in one place"
+    before, _, after = page.replace(_OFFLINE, "connect-src 'self'").partition(PLACEHOLDER)
     return (before + element + after).encode()
 
 

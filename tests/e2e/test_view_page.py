@@ -7,14 +7,21 @@ makes the pictures of the documentation anew.
 
 import json
 import os
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from browser import CHROMIUM, DRIVER, Browser
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from view_pages import PAGE, Model, comparison, write_page
+
+from msprobe_core.compare.mapping_files import read_matching
+from msprobe_core.view.data import ViewData
+from msprobe_core.view.serve import PageServer
+from msprobe_core.view.spool import Spool
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "tests" / "data" / "view"
@@ -303,10 +310,16 @@ class TestGraph:
         browser.click("download")
         file = browser.downloads / "mapping.yaml"
         browser.until(file.exists, "no file was downloaded")
-        assert (
-            "Functional.clamp.0.forward.output.0: Torch.clip.0.forward.output.0"
-            in file.read_text(encoding="utf-8").splitlines()
-        )
+        [rule] = read_matching(data_mapping=file).rows
+        assert rule.target == "Functional.clamp.0.forward.output.0"
+        assert rule.golden == "Torch.clip.0.forward.output.0"
+        browser.driver.refresh()
+        browser.wait_for(".app")
+        browser.keys("2")
+        browser.until(lambda: "(1)" in "".join(browser.texts(".mappings summary")), "the match is forgotten")
+        browser.find(".mappings summary").click()
+        browser.find(".mappings .link").click()
+        browser.until(lambda: not browser.all(".mappings"), "the match is still there")
         file.unlink()
 
     def test_phases(self, graph):
@@ -447,6 +460,34 @@ class TestPage:
         assert {"tab", "search", "tree", "group", "radio"} <= seen
 
 
+def test_served_graphs_come_when_they_are_looked_at(browser):
+    content = (EXAMPLES / "comparison.json").read_bytes()
+    data = msgspec.json.decode(content, type=ViewData)
+    spool = Spool()
+    for number, unit in enumerate(data.units):
+        spool.put(number, unit.graph)
+    empty = [msgspec.structs.replace(unit, graph=None) for unit in data.units]
+    server = PageServer(msgspec.structs.replace(data, units=empty), spool)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        browser.open(server.url)
+        assert browser.text(".verdict-state") == "Fault found"
+        browser.click("jump-1")
+        browser.wait_for(".box.chosen")
+        assert selected(browser) == "Functional.layer_norm.1.forward"
+        asked = [address.partition("?")[0].rpartition(":")[2].partition("/")[2] for address in browser.requested()]
+        assert asked == ["", "data/index", "data/unit/1"]
+        browser.find("[data-testid='unit'] option[value='2']").click()
+        browser.until(lambda: "data/unit/2" in browser.requested()[-1], "the other graph is not asked for")
+        assert browser.problems() == []
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        spool.close()
+
+
 def test_fifty_thousand_nodes(browser, tmp_path):
     """As many as are asked for; how long it takes is measured by bench/view_page.py, on a quiet machine."""
     page = write_page(tmp_path / "large.html", comparison(Model(layers=781, fault=390)))
@@ -483,8 +524,3 @@ def test_screenshots(browser, pages):
     browser.keys("3")
     browser.wait_for(".rank-node")
     shoot("overview")
-    browser.keys("4")
-    shoot("trends")
-    browser.open(pages["one"])
-    browser.keys("5")
-    shoot("tensors")

@@ -8,6 +8,9 @@ export interface Match {
   golden: string | null;
 }
 
+/** What the reader of the file takes for a row name. */
+const ROW = /\.(input|kwargs|output|parameters|parameters_grad|debug)(\.|$)/;
+
 function quoted(name: string): string {
   return /^[\w.$()/\-]+$/.test(name) && !/^[-\d.]/.test(name) ? name : JSON.stringify(name);
 }
@@ -52,7 +55,7 @@ export function mappingFile(matches: Match[], treeOf: (unit: number) => Tree | u
       const theirs = rowNames(tree, right, goldenName);
       for (const [slot, name] of rowNames(tree, left, tree.graph.name[left])) {
         const other = theirs.get(slot);
-        if (other === undefined || said.has(name)) continue;
+        if (other === undefined || said.has(name) || !ROW.test(name) || !ROW.test(other)) continue;
         said.add(name);
         lines.push(`${quoted(name)}: ${quoted(other)}`);
       }
