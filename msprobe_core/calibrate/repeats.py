@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import is_at_place_of_parameter
 from msprobe_core.compare.limits import conventional
@@ -160,9 +161,13 @@ def _told(
 
 def _errors(task: CalibrationTask, repeat: Path) -> pl.DataFrame:
     """Return the measures of one repetition, one row per row of the golden dump."""
-    rows = compare_unit(UnitPair(task.label, None, None, repeat, task.golden)).rows
+    unit = compare_unit(UnitPair(task.label, None, None, repeat, task.golden))
+    rows = unit.rows
     is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden")
-    is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given
+    # An update is as large where the gradient is all rounding: it varies as the parameter does that it makes.
+    updates = [entry for entry, parent in unit.golden_parents.items() if parent == names.OPTIMIZER]
+    is_update = (pl.col("role") == Role.OUTPUT.value) & pl.col("entry_golden").is_in(updates)
+    is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given | is_update
     rows = with_sizes(with_measures(rows)).filter(pl.col("name_golden").is_not_null())
     rows = rows.with_columns(is_state=is_state.fill_null(value=False))
     is_pair = pl.col("match") == Match.BOTH.value

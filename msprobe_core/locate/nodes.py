@@ -115,7 +115,10 @@ def _without_noise(rows: pl.DataFrame, *, is_first_step: bool) -> pl.Expr:
     if is_first_step or "noise_floor" not in rows.columns:
         return pl.col("excess")
     place = pl.col("key").str.replace(_OF_PARAMETER, "$1 $2")
-    is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (pl.col("noise_floor") >= _ALL_NOISE)
+    # Those that are nothing beside what they are a sum of have no score.
+    is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (
+        pl.col("is_exempt") | (pl.col("noise_floor") >= _ALL_NOISE).fill_null(False)
+    )
     places = rows.filter(is_noise).select(place).to_series().to_list()
     own = rows.filter((pl.col("role") == Role.PARAMETERS.value) & place.is_in(places))
     value = pl.concat_str([f"{name}_{side}" for name in _VALUE for side in _SIDES], separator=" ", ignore_nulls=True)
