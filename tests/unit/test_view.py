@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from rank_dumps import Rank, write_ranks
 from msprobe_core.cli.view import view as command
 from msprobe_core.errors import CompareError
 from msprobe_core.store.tensor_source import HeldTensor
+from msprobe_core.view import data as data_types
 from msprobe_core.view.build import build
 from msprobe_core.view.data import Graph, ViewData, severity_of
 from msprobe_core.view.located import Location
@@ -500,3 +502,37 @@ def test_what_all_ranks_say_is_said_once(tmp_path, spool):
         path.write_text("{")
     data = made(spool, *sides)
     assert len(set(data.notes)) == len(data.notes)
+
+
+# --- the format ---------------------------------------------------------------------------------------------------
+
+REPOSITORY = Path(__file__).parents[2]
+DESCRIBED = {
+    "ViewData": ViewData, "Side": data_types.Side, "Verdict": data_types.Verdict, "Culprit": data_types.Culprit,
+    "Unit": data_types.Unit, "Layer": data_types.Layer, "Heat": data_types.Heat, "Trend": data_types.Trend,
+    "TensorMap": data_types.TensorMap, "Graph": Graph, "Peers": data_types.Peers, "Values": data_types.Values,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_the_description_has_every_field_and_no_other(name):
+    text = (REPOSITORY / "docs" / "view_format.md").read_text()
+    (block,) = re.findall(rf"^{name} +(\{{.*?\}})(?=\n[A-Z`]|  +\[layer)", text, re.MULTILINE | re.DOTALL)
+    inner, depth, fields = block[1:-1], 0, ""
+    for character in inner:  # fields of what stands inside are not its own
+        depth += character in "{[("
+        fields += character if depth == 0 else ""
+        depth -= character in "}])"
+    words = [part.split(":")[0].split("|")[0].strip() for part in fields.split(",")]
+    assert [word for word in words if word] == list(DESCRIBED[name].__struct_fields__)
+
+
+@pytest.mark.parametrize("name", ["dump", "comparison"])
+def test_the_examples_are_of_the_format(name):
+    content = json.loads((REPOSITORY / "tests" / "data" / "view" / f"{name}.json").read_text())
+    assert (content["format"], content["version"], content["kind"]) == ("msprobe-view", 1, name)
+    for unit in content["units"]:
+        graph = msgspec.convert(unit.pop("graph"), Graph)
+        assert len(graph.name) == unit["nodes"]
+        assert any(HOSTILE.partition(" ")[0] in each for each in graph.name)
+    assert msgspec.convert(content, ViewData).units
