@@ -147,6 +147,17 @@ def test_a_circle_of_parents_and_a_parent_without_record_are_survived():
     assert tree.calls[tree.names.index("Module.lost.Lost.forward.0")] == -1
 
 
+def test_what_began_first_stands_first_also_if_it_ended_later():
+    parents = {"a": "Module.m.M.forward.0", "b": "Module.n.N.forward.0"}
+    entries = ["a", "b", "Module.n.N.forward.0", "Module.m.M.forward.0"]
+    assert tree_of(entries, ["forward"] * 4, parents).names == [
+        "Module.m.M.forward.0",
+        "a",
+        "Module.n.N.forward.0",
+        "b",
+    ]
+
+
 def test_a_thousand_calls_beside_each_other_are_divided():
     tree = tree_of([f"Torch.abs.{n}.forward" for n in range(1000)], ["forward"] * 1000, {})
     assert sum(parent == -1 for parent in tree.parents) == 5
@@ -162,7 +173,7 @@ def test_edges_follow_values_between_the_innermost_calls(tmp_path, spool):
     assert edges["Functional.linear.0.forward", "Functional.leaky_relu.0.forward"] == "input.0"
     assert edges["Functional.leaky_relu.0.forward", "Functional.linear.1.forward"] == "input.0"
     assert edges["Functional.leaky_relu.1.forward", "Torch.mean.0.forward"] == "input.0"
-    assert ("Module.layers.0.Layer.forward.0", "Module.layers.1.Layer.forward.0") not in edges
+    assert not [edge for edge in edges if "Module.layers.1.Layer.forward.0" in edge]  # what is in it has the value
     assert edges["Module.layers.0.Layer.parameters_grad.0", "Tensor.add_.0.forward"] == "input.0"
 
 
@@ -334,6 +345,14 @@ def test_a_map_shows_where_the_error_is():
     assert found.golden[0][0] == pytest.approx(golden[:, 0, 0].mean(), rel=1e-3)
 
 
+def test_the_worst_element_is_found_in_any_piece_of_a_tensor():
+    golden = np.ones((1100, 1000), np.float32)
+    target = golden.copy()
+    target[3, 7], target[1099, 5] = 9.0, 2.0
+    found = map_of(0, "n", "output.0", HeldTensor(target), HeldTensor(golden), axes_of(golden.shape)[0])
+    assert found.worst == [3, 7]
+
+
 def test_large_tensors_are_binned_and_other_shapes_have_no_map():
     golden = np.ones((1000, 300))
     target = golden.copy()
@@ -402,11 +421,20 @@ def test_the_document_is_what_its_description_says(tmp_path, spool):
 def test_a_file_has_the_graphs_of_culprits_first(tmp_path, spool):
     data = made(spool, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
     assert data.culprits[0].unit == 1
-    assert units_that_fit(data, spool, max_bytes=spool.sizes[1]) == [1]
+    units = [msgspec.structs.replace(unit, severity=0.6 if i == 1 else 0.9) for i, unit in enumerate(data.units)]
+    data = msgspec.structs.replace(data, units=units)
+    assert units_that_fit(data, spool, max_bytes=max(spool.sizes.values())) == [1]
     assert units_that_fit(data, spool) == [0, 1, 2, 3]
 
 
-def test_the_page_is_for_its_owner_only(tmp_path):
+def test_the_page_is_for_its_owner_only(tmp_path, spool, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own = Spool()
+    made(own, Run().record().write(tmp_path / "a"))
+    (file,) = tmp_path.glob("msprobe-view-*/*")
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    own.close()
+    assert not file.parent.exists()
     run = Run().record().write(tmp_path / "run")
     CliRunner().invoke(command, [str(run), "-o", str(tmp_path / "o" / "p.html")])
     assert (tmp_path / "o" / "p.html").stat().st_mode & 0o777 == 0o600
