@@ -261,7 +261,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A row of the overview: a part of the model, by the order in which it is first called."""
+    """A row of the overview: a part of the model, by the order in which the first call of it is complete."""
 
     name: str
     order: int

@@ -73,9 +73,13 @@ class Overview:
         """Add a unit."""
         layers = _layers(unit)
         cells: list[dict[str, float]] = [{}, {}, {}]
+        # What encloses others is complete after them: the first layer that is wrong stands before what contains it.
+        completed = {call: layers[node] for node, call in enumerate(unit.tree.calls) if call != -1}
+        for layer in [completed[call] for call in sorted(completed)]:
+            self._layers.setdefault(layer)
         for node, layer in enumerate(layers):
-            if layer not in self._layers:
-                self._layers[layer] = None
+            if unit.tree.calls[node] == -1:
+                continue
             severity = unit.graph.own[node]
             if isinstance(severity, float):
                 part = cells[_PART_OF_PHASE.get(unit.graph.phase[node], 0)]

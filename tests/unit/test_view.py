@@ -308,6 +308,12 @@ def test_heat_and_trends_are_by_layer_unit_and_step(tmp_path, spool):
     assert norm.target["1"][0] == pytest.approx(1.5 * norm.golden["1"][0])
 
 
+def test_layers_stand_before_what_contains_them(tmp_path, spool):
+    data = made(spool, Run().record().write(tmp_path / "a"))
+    names = [layer.name for layer in data.layers]
+    assert names == ["layers.0", "layers.1", "Model", "(outside of modules)", "optimizer"]
+
+
 @pytest.mark.parametrize(
     ("path", "layer"),
     [

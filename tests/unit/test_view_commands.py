@@ -187,3 +187,22 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
     assert process.returncode == 130
     assert errors.strip() == ""
     assert not list(tmp_path.glob("msprobe-view-*"))
+
+
+def test_ranks_that_share_a_layer_are_merged(tmp_path):
+    entry = "Module.fc.ColumnParallelLinear.forward.0"
+    weight, made = np.arange(64.0).reshape(8, 8), X @ np.arange(64.0).reshape(8, 8).T
+
+    def record(rows):
+        own = tensor(weight[rows], shape=[len(weight[rows]), 8])
+        return {
+            entry: {"input_args": [tensor(X)], "output": [tensor(made[:, rows])], "parameters": {"weight": own}}
+        }  # fmt: skip
+
+    for rank, rows in enumerate((slice(0, 4), slice(4, 8))):
+        write_dump(tmp_path / "t" / f"rank{rank}", record(rows), parents={entry: None})
+    write_dump(tmp_path / "g" / "rank0", record(slice(0, 8)), parents={entry: None})
+    options = ("--rank_size", 2, 1, "--tp", 2, 1, "--pp", 1)
+    done = run(graph_visualize, "-tp", tmp_path / "t", "-gp", tmp_path / "g", "-o", tmp_path / "out", *options)
+    assert done.exit_code == 0, done.output
+    assert "The runs agree" in done.output
