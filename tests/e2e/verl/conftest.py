@@ -100,7 +100,7 @@ def run_workers(work, tmp_path_factory):
                 sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone",
                 "--nproc_per_node", ranks, WORKERS, place / "found", "--work", work, *arguments,
             ],
-            mark=place, timeout_s=240, **environment,
+            mark=place, timeout_s=600, **environment,
         )  # fmt: skip
         found = [json.loads((place / f"found.rank{rank}.json").read_text()) for rank in range(ranks)]
         return Run(place / "run", output), found

@@ -32,7 +32,10 @@ Array = NDArray[Any]
 _LEFT = frozenset({"prompts"})
 """What is padded on the left, as verl's own padded batches have it."""
 
-_NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask", "dummy_tensor"})
+_STAND_INS = frozenset({"dummy_tensor"})
+"""What verl puts into batches that need some tensor."""
+
+_NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask"})
 """Of batches that are not padded: made anew, or of no use."""
 
 
@@ -137,6 +140,7 @@ def _save_batch(probe: Probe, trainer: Any, batch: Any) -> None:
         tensors, others = _queued(batch)
     else:
         tensors, others = _padded(batch.batch.items()), dict(batch.non_tensor_batch)
+    tensors = {name: array for name, array in tensors.items() if name not in _STAND_INS}
     samples, versions = _samples(tensors, others), _versions(others)
     file = BatchFile(
         version=VERSION, step=step, rows=len(samples), sampling=sampling_of(trainer.config),
