@@ -332,6 +332,8 @@ def _with_given_pairs(
 ) -> pl.DataFrame:
     """Return the golden side with the rows that the user has given to a row of the target, and only with those there.
 
+    What is to have no partner has none.
+
     Appends to ``notes`` what does not go as written.
     """
     wanted = pl.DataFrame(
@@ -341,7 +343,10 @@ def _with_given_pairs(
     given = wanted.join(target.select("name", wanted_key="key", wanted_unit="entry").unique("name"), on="name").join(
         golden.select(golden="name").unique(), on="golden"
     )
-    found = set(given["rule"])
+    alone = wanted.filter(pl.col("golden") == "").join(
+        target.select("name", wanted_key="key").unique("name"), on="name"
+    )
+    found = {*given["rule"], *alone["rule"]}
     notes += note_unused([rule for i, rule in enumerate(rules) if i not in found], len(rules), "a row of each dump")
     twice = given.filter(pl.col("golden").is_duplicated())
     notes += [
@@ -357,7 +362,7 @@ def _with_given_pairs(
     )
     rest = golden.filter(~pl.col("name").is_in(given["golden"].to_list()))
     # A row whose partner has been given another one stays, and has none.
-    is_displaced = pl.col("key").is_in(given["wanted_key"].to_list())
+    is_displaced = pl.col("key").is_in([*given["wanted_key"], *alone["wanted_key"]])
     rest = rest.with_columns(key=pl.when(is_displaced).then(pl.lit("displaced: ") + pl.col("key")).otherwise("key"))
     return pl.concat([rest, mapped]).sort("position").drop("position")
 

@@ -12,7 +12,7 @@ class Rule:
 
     Attributes:
         target: What the target calls it.
-        golden: What the golden dump calls it.
+        golden: What the golden dump calls it; empty if the target's is to have no partner, which rows alone may.
         where: File and line, for messages.
     """
 

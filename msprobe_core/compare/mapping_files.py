@@ -75,10 +75,14 @@ _LAYERS_LOOK = "classes of layers, each with its children, for example 'Attentio
 
 
 def _rows_in(path: Path) -> Sequence[Rule]:
-    rules = _flat_rules(path, _read(path, _ROWS_LOOK), _ROWS_LOOK)
+    members = _members(path, _as_mapping(path, _read(path, _ROWS_LOOK), _ROWS_LOOK))
+    rules = [
+        Rule(key.value, "" if _is_null(value) else _as_text(path, value, _ROWS_LOOK), _where(path, key))
+        for key, value in members
+    ]
     for rule in rules:
         for name in (rule.target, rule.golden):
-            if not _ROW.search(name):
+            if name and not _ROW.search(name):
                 raise ConfigError(f"{rule.where}: {name!r} is no row; expected are {_ROWS_LOOK}")
     return rules
 
@@ -221,6 +225,11 @@ def _members(path: Path, node: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, 
 def _flat_rules(path: Path, node: yaml.Node, look: str) -> list[Rule]:
     members = _members(path, _as_mapping(path, node, look))
     return [Rule(key.value, _as_text(path, value, look), _where(path, key)) for key, value in members]
+
+
+def _is_null(node: yaml.Node) -> bool:
+    """Whether there is an explicit null, and not just nothing."""
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null" and bool(node.value)
 
 
 def _as_text(path: Path, node: yaml.Node, look: str) -> str:

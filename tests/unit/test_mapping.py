@@ -84,6 +84,17 @@ def test_a_golden_row_that_is_wanted_twice_is_said(align):
     )
 
 
+def test_a_row_that_is_to_have_no_partner_has_none(align):
+    dump = {f"Tensor.mul.{i}.forward": call() for i in range(2)}
+    alignment = align(dump, dump, data_mapping="Tensor.mul.1.forward.input.0: null\nTensor.mul.0.forward.output.0: ~\n")
+    assert row_pairs(alignment) == {
+        f"Tensor.mul.{i}.forward.{part}.0": f"Tensor.mul.{i}.forward.{part}.0"
+        for i, part in ((0, "input"), (1, "output"))
+    }
+    assert len(alignment.rows.filter(match="only golden")) == 2
+    assert not alignment.notes
+
+
 def test_rows_that_are_in_no_dump_are_said(align):
     dump = {"Tensor.mul.0.forward": call()}
     lines = "Tensor.mul.7.forward.input.0: Tensor.mul.0.forward.input.0\nTensor.mul.0.forward.input.0: a.0.debug\n"

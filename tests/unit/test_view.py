@@ -496,6 +496,19 @@ def test_manual_matches_are_read_back(tmp_path):
     assert graph["partner"][graph["name"].index("Torch.sin.0.forward")] == "Torch.exp.0.forward"
 
 
+def test_manual_unmatches_are_read_back(tmp_path):
+    paths = [str(Run().record().write(tmp_path / side)) for side in ("t", "g")]
+    mapping = tmp_path / "matches.yaml"
+    rows = ("input.0", "input.1", "output.0")
+    mapping.write_text("".join(f"Functional.linear.1.forward.{row}: null\n" for row in rows))
+    done = CliRunner().invoke(command, [*paths, "-o", str(tmp_path / "p.html"), "--mapping", str(mapping)])
+    assert done.exit_code == 0, done.output
+    graph = data_of(tmp_path / "p.html")["units"][0]["graph"]
+    place = graph["name"].index("Functional.linear.1.forward")
+    assert (graph["partner"][place], graph["own"][place]) == (None, None)
+    assert graph["partner"][graph["name"].index("Functional.linear.0.forward")] == "Functional.linear.0.forward"
+
+
 @pytest.mark.parametrize("arguments", [("nowhere",), ("empty",), ("dump/dump.json", "empty")], ids=str)
 def test_bad_input_is_a_sentence(tmp_path, arguments):
     from msprobe_core.errors import MsprobeError
