@@ -16,7 +16,7 @@ from browser import CHROMIUM, DRIVER, Browser
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from view_pages import PAGE, Model, comparison, write_page
+from view_pages import PAGE, Model, comparison, flat, write_page
 
 from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.view.data import ViewData
@@ -500,6 +500,25 @@ def test_fifty_thousand_nodes(browser, tmp_path):
     browser.search("layers.700.mlp.act_fn", Keys.ENTER)
     assert selected(browser).startswith("Module.model.layers.700.mlp.act_fn")
     assert browser.problems() == []
+
+
+def test_calls_without_modules_are_grouped(browser, tmp_path):
+    browser.open(write_page(tmp_path / "flat.html", flat(20_000, odd=12_345)))
+    browser.keys("2")
+    browser.wait_for(".box")
+    assert len(browser.run("return [...document.querySelectorAll('[role=treeitem]')].map((e) => e.dataset.name)")) < 130
+    browser.keys("n")
+    browser.wait_for(".box.chosen")
+    assert selected(browser) == "Torch.op.12345.forward"
+    assert len(browser.all(".panel .path .link")) == 2
+    assert browser.problems() == []
+
+
+def test_a_graph_that_cannot_be_read_is_told(browser, tmp_path):
+    data = comparison(Model(layers=1, fault=None))
+    del data["units"][0]["graph"]["edges"]
+    browser.open(write_page(tmp_path / "odd.html", data))
+    assert "cannot be read" in browser.wait_for("[role='alert']").text
 
 
 @pytest.mark.skipif(

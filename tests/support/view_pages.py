@@ -231,6 +231,21 @@ def graph_of(model: Model) -> dict[str, Any]:
     return columns.graph
 
 
+def flat(calls: int, odd: int) -> dict[str, Any]:
+    """Data of a page whose calls stand one behind the other in no module; that of number `odd` is wrong."""
+    columns = Columns()
+    for i in range(calls):
+        name, severity = f"Torch.op.{i}.forward", 0.9 if i == odd else 0.1
+        columns.value(
+            columns.node(name, f"op.{i}", "api", -1, "forward", severity, type="Torch"), "output.0", severity, 1.0
+        )
+        if i:
+            columns.graph["edges"].append([i - 1, i, None])
+    data = comparison(Model(layers=1, fault=None))
+    data["units"][0]["graph"] = columns.graph
+    return data
+
+
 def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) -> dict[str, Any]:
     """Data of a page of two runs; rank 1 of several talks to its neighbours, and the fault is on the last rank."""
     model = model or Model()

@@ -78,7 +78,10 @@ export function Outline({ tree, searchBox, suspects }: {
   useEffect(() => list.measure(), [rowHeight]);
   useEffect(() => {
     const at = rows.indexOf(selected);
-    if (at >= 0) list.scrollToIndex(at, { align: "auto" });
+    if (at < 0) return;
+    const seen = list.range;
+    const far = !seen || at < seen.startIndex - 1 || at > seen.endIndex + 1;
+    list.scrollToIndex(at, { align: far ? "center" : "auto" });
   }, [selected, shows]);
 
   return (

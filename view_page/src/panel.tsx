@@ -118,7 +118,7 @@ function ManualMatch({ tree, node }: { tree: Tree; node: number }): ReactNode {
       <button className="button small" data-testid="match-start" onClick={() => useStore.setState({ matching: node })}>
         <Symbol name="match" /> {say("matchByHand")}
       </button>
-      {side === "both" && <> <button className="button small" data-testid="unmatch" onClick={() => setMatches([...matches, { unit, target: name, golden: null }])}>{say("unmatch")}</button></>}
+      {side === "both" && <> <button className="button small" data-testid="unmatch" title={say("unmatchHow")} onClick={() => setMatches([...matches, { unit, target: name, golden: null }])}>{say("unmatch")}</button></>}
     </p>
   );
 }

@@ -124,7 +124,13 @@ async function treeOf(unit: number): Promise<Tree | null> {
     return null;
   }
   const began = performance.now();
-  const tree = new Tree(graph);
+  let tree: Tree;
+  try {
+    tree = new Tree(graph);
+  } catch (error) {
+    say(text(language, "failed", String(error))); // as from a file that something else has written
+    return null;
+  }
   performance.measure("msprobe tree", { start: began });
   set({ trees: new Map(get().trees).set(unit, tree) });
   return tree;

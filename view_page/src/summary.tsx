@@ -41,7 +41,7 @@ export function Summary(): ReactNode {
       </section>
       <div className="summary-columns">
         <div>
-          {first && <CulpritCard culprit={first} number={1} main />}
+          {first ? <CulpritCard culprit={first} number={1} main /> : <><Checks /><Sides /></>}
           {others.length > 0 && (
             <section>
               <h2 className="section">{say("otherSuspects")}</h2>
@@ -56,8 +56,7 @@ export function Summary(): ReactNode {
               <HeatOverview small />
             </section>
           )}
-          <Checks />
-          <Sides />
+          {first && <><Checks /><Sides /></>}
           {data.notes.length > 0 && (
             <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note) => <li key={note}>{note}</li>)}</ul></section>
           )}

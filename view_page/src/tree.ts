@@ -183,7 +183,8 @@ export class Tree {
       this.parent.push(parent);
       this.groupNames.push(`${start} … ${start + members.length - 1}`);
       this.severity.push(worst(members.map((member) => this.severity[member])));
-      this.children.push(members.length > BREADTH ? this.grouped(group, members) : members);
+      this.children.push(members);
+      if (members.length > BREADTH) this.children[group] = this.grouped(group, members);
       for (const member of this.children[group]) this.parent[member] = group;
       groups.push(group);
     }
