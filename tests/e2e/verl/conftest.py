@@ -134,3 +134,14 @@ def healthy_run(work, tmp_path_factory):
 def faulty_run(work, tmp_path_factory):
     """The same, with ``model.layers.1.mlp.down_proj.weight`` left as it is whenever weights come to the engine."""
     return whole_run(work, tmp_path_factory.mktemp("faulty"), "--fault", "skip_layer")
+
+
+@pytest.fixture(scope="session")
+def replayed_pair(work, tmp_path_factory):
+    """A run that keeps its rollouts, and one that has them again: one step of GRPO, with verl's older trainer."""
+    kept = tmp_path_factory.mktemp("rollouts")
+    settings = [
+        "--v0", "--workers", "1", "--steps", "1", "algorithm.adv_estimator=grpo", "skip.rollout.enable=True",
+        f"skip.rollout.dump_dir={kept}", "skip.rollout.steps=[1]",
+    ]  # fmt: skip
+    return [whole_run(work, tmp_path_factory.mktemp(name), *settings) for name in ("first", "replayed")]

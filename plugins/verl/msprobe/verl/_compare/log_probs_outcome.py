@@ -323,6 +323,7 @@ def _findings(one: StepLogProbs) -> list[Finding]:
             f"{one.retokenised[0]}"
         )
         found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.retokenised[0]))
+    found += _sampling_findings(one)
     if one.measures.num_not_finite:
         sentence = f"{one.measures.num_not_finite:,} log-probs are NaN or Inf on a side"
         found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step))
@@ -340,6 +341,23 @@ def _findings(one: StepLogProbs) -> list[Finding]:
                 Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=diagnosis.cause.value)
             )
     return found
+
+
+def _sampling_findings(one: StepLogProbs) -> list[Finding]:
+    """Return a warning where the engine gives log-probs of another distribution than it has drawn from."""
+    sampling = one.sampling
+    if not (sampling.logprobs_mode or "").startswith("raw"):
+        return []
+    changed = {
+        "temperature": sampling.temperature not in {None, 1.0},
+        "top_p": sampling.top_p is not None and sampling.top_p < 1,
+        "top_k": sampling.top_k is not None and sampling.top_k > 0,
+    }
+    names = [f"{name} {getattr(sampling, name)}" for name, is_so in changed.items() if is_so]
+    if not names:
+        return []
+    sentence = f"the engine's log-probs are raw, as before {' and '.join(names)}, with which tokens were drawn"
+    return [Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place="logprobs_mode")]
 
 
 def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None) -> str:

@@ -48,6 +48,8 @@ _DUMPS = (
 _METRICS = ("loss", "grad_norm", "kl", "entropy", "reward", "score", "advantages", "returns", "values")
 """What a metric is named after that is no time, throughput or memory."""
 _NO_METRICS = ("timing", "perf", "time", "memory", "throughput", "mfu", "global_seqlen")
+_SMALL = 1e-3
+"""Metrics below this count as this: divergences and losses of nothing are nothing but rounding."""
 _MAX_NAMES = 5
 
 
@@ -250,10 +252,12 @@ def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checke
     for stage in (*_DUMPS[:1], Stage.REWARD, *_DUMPS[1:4]):
         found += _dumps(target, golden, stage, step, are_other=are_other)
         found += by_stage.pop(stage, [])
-    found += by_stage.pop(Stage.TRAINER)
-    for stage in _DUMPS[4:]:
-        found += _dumps(target, golden, stage, step, are_other=are_other)
-    found += metrics
+    if are_other:  # sums over other samples are other sums
+        metrics = []
+    for stage in (Stage.TRAINER, *_DUMPS[4:]):
+        found += _dumps(target, golden, stage, step, are_other=are_other) if stage is not Stage.TRAINER else []
+        found += by_stage.pop(stage, [])
+        found += [one for one in metrics if one.stage == stage.value]
     for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED):
         found += _weights(step, stage, target.weights(stage, step), golden.weights(stage, step))
     return found
@@ -407,8 +411,13 @@ def _is_result(name: str) -> bool:
 def _number(step: int, name: str, target: float | None, golden: float | None, limit: float) -> Checked | None:
     if target is None or golden is None:
         return None
-    stage = Stage.CRITIC_UPDATE if name.startswith("critic/") and "loss" in name else Stage.ACTOR_UPDATE
-    error = 0.0 if target == golden else abs(target - golden) / abs(golden) if golden else math.inf
+    is_of_critic = name.startswith("critic/") and any(word in name for word in ("loss", "grad_norm", "vf_", "vpred"))
+    stage = (
+        Stage.CRITIC_UPDATE if is_of_critic
+        else Stage.ACTOR_UPDATE if name.startswith("actor/")
+        else Stage.TRAINER
+    )  # fmt: skip
+    error = abs(target - golden) / max(abs(golden), _SMALL) if target != golden else 0.0
     likeness = Likeness.EQUAL if not error else Likeness.CLOSE if error <= limit else Likeness.DIFFERENT
     return Checked(
         step=step, stage=stage.value, name=f"metric {name}", likeness=likeness, num_values=1, error=error or None,
