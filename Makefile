@@ -77,7 +77,9 @@ demo-verl: $(VERL_READY)
 	sed 's|^out:.*|out: $(CURDIR)/$(DEMO)/verl/run|' examples/verl_cpu/record.yaml > $(DEMO)/verl/record.yaml
 	$(VERL_BIN)/python examples/verl_cpu/train.py --work $(DEMO)/verl --record $(DEMO)/verl/record.yaml \
 		--fault skip_layer > $(DEMO)/verl/training.log 2>&1 || (tail -40 $(DEMO)/verl/training.log; false)
-	$(VERL_BIN)/msprobe verl compare weights $(DEMO)/verl/run; test $$? -eq 1
+	$(VERL_BIN)/msprobe verl compare logprob $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
+	$(VERL_BIN)/msprobe verl compare weights $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
+	$(VERL_BIN)/msprobe verl compare layers $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 
 test: lint test-mindspore test-verl
 	$(BIN)/python -m pytest
