@@ -47,7 +47,7 @@ def make_weights(seed: int = 0) -> Weights:
     found = {"model.embed_tokens.weight": normal(WORDS, HIDDEN) * 3}
     for i in range(LAYERS):
         layer = f"model.layers.{i}"
-        for name in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+        for name in (*(f"self_attn.{part}_proj" for part in "qkvo"), "mlp.up_proj", "mlp.down_proj"):
             found[f"{layer}.{name}.weight"] = normal(HIDDEN, HIDDEN)
         found[f"{layer}.mlp.gate.weight"] = normal(EXPERTS, HIDDEN)
     return found | {"lm_head.weight": normal(WORDS, HIDDEN)}
@@ -85,8 +85,8 @@ def forward(
     hidden = keep("model.embed_tokens.Embedding", weights["model.embed_tokens.weight"][tokens])
     for i in range(LAYERS):
         layer = f"model.layers.{i}"
-        query, value = (linear(f"{layer}.self_attn.{name}", hidden) for name in ("q_proj", "v_proj"))
-        scores = query @ hidden.T / np.sqrt(HIDDEN)
+        query, key, value = (linear(f"{layer}.self_attn.{name}_proj", hidden) for name in "qkv")
+        scores = query @ key.T / np.sqrt(HIDDEN)
         scores = np.where(np.tril(np.ones(scores.shape, bool)), scores, -np.inf)
         share = np.exp(scores - scores.max(-1, keepdims=True))
         mixed = (share / share.sum(-1, keepdims=True)) @ value
@@ -151,6 +151,7 @@ class Recipe:
         shift: By how many positions the engine's log-probs are off.
         retokenise: Whether the trainer sees another first token of the response in the first sample.
         temperature: Of the sampling, recorded.
+        fuses: Whether the engine has query, key and value in one module.
         task: ``tensor`` or ``statistics``.
         trained: What training does to the new weights, for a fault of the trainer.
         replay: Samples of another run, by step, instead of own ones.
@@ -170,6 +171,7 @@ class Recipe:
     shift: int = 0
     retokenise: bool = False
     temperature: float = 1.0
+    fuses: bool = False
     task: str = "tensor"
     trained: Callable[[Weights], Weights] = lambda weights: weights
     replay: Mapping[int, list[Sample]] | None = None
@@ -278,8 +280,23 @@ def record_rollout(root: Path, recipe: Recipe, engine: Weights, step: int, sampl
             micro = MicroBatch(
                 call=len(calls), mini=0, micro=len(calls), layout=BatchLayout.REQUEST, phase=phase, rows=(row,)
             )
-            calls.append((micro, {name: value[None, begin:end] for name, value in outputs.items()}))
+            shown = fused(outputs) if recipe.fuses else outputs
+            calls.append((micro, {name: value[None, begin:end] for name, value in shown.items()}))
     write_calls(root, recipe, "rollout_generate", step, calls)
+
+
+def fused(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for name, value in outputs.items():
+        part = name.split(".")[-2]
+        if part in ("q_proj", "k_proj"):
+            continue
+        if part == "v_proj" and not name.startswith(INPUT_OF):
+            parts = [outputs[name.replace("v_proj", f"{one}_proj")] for one in "qkv"]
+            found[name.replace("v_proj.Linear", "qkv_proj.QKVParallelLinear")] = np.concatenate(parts, -1)
+        elif part != "v_proj":
+            found[name] = value
+    return found
 
 
 def train_stage(

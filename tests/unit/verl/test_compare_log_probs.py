@@ -99,8 +99,8 @@ class TestWeights:
     def test_those_of_a_healthy_run_arrive(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:
         code, out, _ = run("verl", "compare", "weights", runs(), "-o", tmp_path)
         assert code == 0
-        assert "step 1, replica 0: 14 equal" in out
-        assert "step 0 to 1: 14 of 14 parameters changed" in out
+        assert "step 1, replica 0: 16 equal" in out
+        assert "step 0 to 1: 16 of 16 parameters changed" in out
 
     def test_one_that_was_not_sent_is_named(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:
         code, out, _ = run("verl", "compare", "weights", runs(unsent=(UNSENT,)), "--steps", "1", "-o", tmp_path)
@@ -111,7 +111,7 @@ class TestWeights:
     def test_a_cast_is_told_and_agrees(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:
         code, out, _ = run("verl", "compare", "weights", runs(dtype="bfloat16"), "-o", tmp_path)
         assert code == 0
-        assert "14 parameters of replica 0 were cast, float32 became bfloat16" in out
+        assert "16 parameters of replica 0 were cast, float32 became bfloat16" in out
 
 
 def weight(

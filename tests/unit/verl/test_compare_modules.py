@@ -89,6 +89,21 @@ class TestLayersMore:
         calls = load_samples(rank_directory(root, "actor_compute_log_prob", 1, 0)).micro_batches
         return [row for call in calls for row in call.rows]
 
+    def test_modules_that_the_engine_fuses_are_put_together(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, out, _ = run(
+            "verl", "compare", "layers", runs("fused", fuses=True), "-o", tmp_path, "--format", "parquet"
+        )
+        assert code == 0, out
+        assert "on one side only" not in out
+        (path,) = tmp_path.glob("*.parquet")
+        modules = set(pl.read_parquet(path)["module"])
+        assert "model.layers.1.self_attn.qkv_proj" in modules
+        assert not any(name.endswith(("q_proj", "k_proj", "v_proj")) and "qkv" not in name for name in modules)
+        unsent = runs("fused and unsent", fuses=True, unsent=("model.layers.0.self_attn.k_proj.weight",))
+        code, out, _ = run("verl", "compare", "layers", unsent, "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1].endswith("part first at model.layers.0.self_attn.qkv_proj.")
+
     def test_padding_is_no_part_of_a_sample(self, run: Run, runs: Make, tmp_path: Path) -> None:
         padded = runs("healthy padded", layout=BatchLayout.PADDED)
         code, out, _ = run("verl", "compare", "runs", padded, runs("healthy"), "-o", tmp_path)

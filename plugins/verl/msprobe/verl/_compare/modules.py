@@ -171,14 +171,14 @@ def compare_modules(
         if progress is not None:
             progress(number, len(pairs), own.path or own.type_name)
         sums.append(_compared(target, golden, own, other, samples, experts, flipped))
-    known = {(value.path, value.place) for value in golden.values}
+    paired = {part for value, _ in pairs for part in (value, *value.parts)}
     return StageDifference(
         step=step,
         modules=list(_judged(pairs, sums, target, golden, baseline)),
         samples=len(samples),
         lone_target=len(target.places) - len(samples),
         lone_golden=len(golden.places) - len(samples),
-        unmatched=[value.path for value in target.values if (value.path, value.place) not in known],
+        unmatched=[value.path for value in target.values if value not in paired],
         experts=experts,
         flipped_tokens=sum(flipped.values()) / len(flipped) if flipped else None,
     )

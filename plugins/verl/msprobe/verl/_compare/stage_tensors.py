@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import BatchLayout, CallPhase, Row
+from msprobe.verl._module_maps import FSDP, MEGATRON
+from msprobe_core.compare.layouts.serving import served_path
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, EntryNameError
 from msprobe_core.hookspecs import Dump
@@ -56,12 +58,15 @@ class ModuleValue:
         type_name: Its class.
         role: ``input`` or ``output``.
         place: Position in the call, such as ``0``.
+        parts: Of values that the other side has as one, such as the projections of an attention: those that make it up,
+            along the last dimension.
     """
 
     path: str
     type_name: str
     role: str
     place: str
+    parts: tuple[ModuleValue, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class StageTensors:
 
     def dtype(self, value: ModuleValue) -> str:
         """Return the dtype of a value in its first call."""
-        return next(iter(self._stored[value].values())).dtype
+        return next(iter(self._stored[(value.parts or (value,))[0]].values())).dtype
 
     def has(self, value: ModuleValue) -> bool:
         """Whether there is such a value."""
@@ -175,6 +180,10 @@ class StageTensors:
         Raises:
             DumpError: a tensor cannot be read.
         """
+        if value.parts:
+            parts = [self.gather(part, sample) for part in value.parts]
+            common = [where for where in parts[0] if all(where in part for part in parts)]
+            return {where: np.concatenate([part[where] for part in parts], axis=-1) for where in common}
         found: dict[tuple[bool, int], Array] = {}
         for place in self.places.get(sample, ()):
             stored = self._stored[value].get((place.rank, place.call))
@@ -263,6 +272,46 @@ def common_samples(target: StageTensors, golden: StageTensors) -> list[str]:
 
 
 def matched(target: StageTensors, golden: StageTensors) -> Sequence[tuple[ModuleValue, ModuleValue]]:
-    """Return the outputs that both stages have, in the order of the target: modules by path, whatever their class."""
+    """Return the outputs that both stages have, in the order of the target: modules by path, whatever their class.
+
+    A serving engine may have other names, and one module for several: see `msprobe.verl._module_maps`.
+    """
     others = {(value.path, value.place): value for value in golden.values}
-    return [(value, others[value.path, value.place]) for value in target.values if (value.path, value.place) in others]
+    own = {(value.path, value.place) for value in target.values}
+    lone = [value for value in target.values if (value.path, value.place) not in others]
+    served = {_served(value): value for value in golden.values if (value.path, value.place) not in own}
+    wholes = {_served(value): value for value in lone}
+    of_target = _made_up(lone, served)
+    of_golden = {whole: parts for parts, whole in _made_up(list(served.values()), wholes).values()}
+    found: list[tuple[ModuleValue, ModuleValue]] = []
+    for value in target.values:
+        partner = others.get((value.path, value.place)) or served.get(_served(value)) or of_golden.get(value)
+        if partner is not None:
+            found.append((value, partner))
+        elif value in of_target:
+            found.append(of_target[value])
+    return found
+
+
+def _served(value: ModuleValue) -> tuple[str, str]:
+    path = served_path(served_path(value.path, FSDP), MEGATRON)
+    # Megatron's elements lie in another order there, which only a comparison of statistics bears.
+    is_reordered = path != value.path and path.rpartition(".")[2] in MEGATRON.reordered
+    return value.path if is_reordered and value.path.endswith("linear_qkv") else path, value.place
+
+
+def _made_up(
+    values: Sequence[ModuleValue], wholes: Mapping[tuple[str, str], ModuleValue]
+) -> dict[ModuleValue, tuple[ModuleValue, ModuleValue]]:
+    """Return, by the last of its parts, each value that is made up of some, and what the other side has for it."""
+    by_path = {_served(value): value for value in values}
+    found: dict[ModuleValue, tuple[ModuleValue, ModuleValue]] = {}
+    for (path, place), whole in wholes.items():
+        parent, _, name = path.rpartition(".")
+        parts = [by_path.get((f"{parent}.{part}", place)) for part in FSDP.fused.get(name, ())]
+        known = tuple(part for part in parts if part is not None)
+        if parts and len(known) == len(parts):
+            made = ModuleValue(f"{known[0].path.rpartition('.')[0]}.{name}", whole.type_name, whole.role, place, known)
+            last = max(known, key=values.index)
+            found[last] = made, whole
+    return found
