@@ -57,8 +57,8 @@ class Tokens:
         """How many samples have tokens."""
         return int(np.unique(self.sample).size)
 
-    def where(self, chosen: NDArray[np.bool_]) -> Tokens:
-        """Return some of the tokens."""
+    def where(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Tokens:
+        """Return some of the tokens, by flags or by places."""
         return Tokens(
             training=self.training[chosen],
             rollout=self.rollout[chosen],

@@ -453,6 +453,7 @@ def _tokens_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
         size = pl.col("difference").abs()
         is_over = (size > over) | size.is_nan()
         verdict = pl.when(is_over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))
-        worst = frame_of(one.tokens, one.ids).sort(size, descending=True, nulls_last=False).head(_WORST)
+        order = np.argsort(-np.nan_to_num(np.abs(one.tokens.difference), nan=np.inf), kind="stable")[:_WORST]
+        worst = frame_of(one.tokens.where(order), one.ids)
         parts.append(worst.select(pl.lit(one.step).alias("step"), pl.all(), verdict.alias(VERDICT)))
     return pl.concat(parts)

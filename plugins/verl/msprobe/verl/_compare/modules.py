@@ -24,6 +24,9 @@ Progress: TypeAlias = Callable[[int, int, str], None]
 Baseline: TypeAlias = Callable[[str, str, str], Floor | None]
 """Path and place of an output, and phase, to the floor that a healthy run has there."""
 
+Flips: TypeAlias = dict[tuple[str, str], dict[int, bool]]
+"""By sample and phase, for each position whether a router chose other experts."""
+
 PREFILL, DECODE = "prefill", "decode"
 """Phases of the rollout; a stage of training has the first only."""
 
@@ -166,7 +169,7 @@ def compare_modules(
     if not pairs:
         raise CompareError(f"{target.label} and {golden.label} have no module in common; are they of one model?")
     sums: list[dict[str, _Sums]] = []
-    flipped: dict[tuple[str, bool, int], bool] = {}
+    flipped: Flips = {}
     for number, (own, other) in enumerate(pairs):
         if progress is not None:
             progress(number, len(pairs), own.path or own.type_name)
@@ -180,8 +183,13 @@ def compare_modules(
         lone_golden=len(golden.places) - len(samples),
         unmatched=[value.path for value in target.values if value not in paired],
         experts=experts,
-        flipped_tokens=sum(flipped.values()) / len(flipped) if flipped else None,
+        flipped_tokens=_share_of(flipped),
     )
+
+
+def _share_of(flipped: Flips) -> float | None:
+    flips = [there for places in flipped.values() for there in places.values()]
+    return sum(flips) / len(flips) if flips else None
 
 
 def _compared(
@@ -191,54 +199,69 @@ def _compared(
     other: ModuleValue,
     samples: Sequence[str],
     experts: int,
-    flipped: dict[tuple[str, bool, int], bool],
+    flipped: Flips,
 ) -> dict[str, _Sums]:
     found: dict[str, _Sums] = {}
     is_router = own.role == Role.OUTPUT.value and own.path.rpartition(".")[2] in ROUTERS
     for sample in samples:
-        left = {position: value for (_, position), value in target.gather(own, sample).items()}
-        for (is_decoded, position), value in golden.gather(other, sample).items():
-            if position not in left or left[position].shape != value.shape:
+        left, right = target.gather(own, sample), golden.gather(other, sample)
+        common = np.intersect1d(left.number, right.number, assume_unique=True)
+        if not common.size or left.values.shape[1:] != right.values.shape[1:]:
+            continue
+        left, right = left.at(common), right.at(common)
+        for phase, chosen in ((PREFILL, ~right.is_decoded), (DECODE, right.is_decoded)):
+            if not chosen.any():
                 continue
-            sums = found.setdefault(DECODE if is_decoded else PREFILL, _Sums())
-            _add(sums, left[position], value, sample, position)
-            if is_router and value.ndim == 1 and value.size > experts:
-                flips = bool(chosen_experts(left[position], experts) != chosen_experts(value, experts))
-                sums.routed += 1
-                sums.flipped += flips
-                place = sample, is_decoded, position
-                flipped[place] = flipped.get(place, False) or flips
+            sums = found.setdefault(phase, _Sums())
+            sides = left.values[chosen], right.values[chosen]
+            _add(sums, *sides, sample, common[chosen])
+            if is_router and sides[0].ndim == 2 and sides[0].shape[1] > experts:
+                flips = (chosen_experts(sides[0], experts) != chosen_experts(sides[1], experts)).any(axis=1)
+                sums.routed += flips.size
+                sums.flipped += int(flips.sum())
+                places = flipped.setdefault((sample, phase), {})
+                for position, flips_there in zip(common[chosen].tolist(), flips.tolist(), strict=True):
+                    places[position] = places.get(position, False) or flips_there
     return found
 
 
-def chosen_experts(scores: Array, number: int) -> frozenset[int]:
-    """Return the ``number`` experts with the highest scores, in any order."""
-    return frozenset(np.argsort(-scores, kind="stable")[:number].tolist())
+def chosen_experts(scores: Array, number: int) -> Array:
+    """Return the ``number`` experts with the highest scores, ``[tokens, number]``, by their own number.
+
+    Args:
+        scores: ``[tokens, experts]``.
+        number: How many are chosen.
+    """
+    return np.sort(np.argsort(-scores, axis=-1, kind="stable")[:, :number], axis=-1)
 
 
-def _add(sums: _Sums, target: Array, golden: Array, sample: str, position: int) -> None:
-    sums.positions += 1
+def _add(sums: _Sums, target: Array, golden: Array, sample: str, positions: Array) -> None:
+    """Add the positions of a sample, ``[n, …]`` on both sides."""
+    sums.positions += positions.size
     sums.samples.add(sample)
-    if np.array_equal(target, golden, equal_nan=target.dtype.kind in "fc"):
-        own = golden.astype(np.float64) if golden.dtype.kind != "c" else np.abs(golden)
-        finite = own[np.isfinite(own)]
-        sums.golden += float(finite.ravel() @ finite.ravel())
+    is_complex = golden.dtype.kind == "c"
+    wide = np.complex128 if is_complex else np.float64
+    own, other = (side.reshape(positions.size, -1).astype(wide) for side in (target, golden))
+    same = (own == other) | (np.isnan(own) & np.isnan(other))
+    sizes = np.where(np.isfinite(other), np.abs(other), 0.0)
+    whole = np.einsum("ij,ij->i", sizes, sizes)
+    sums.golden += float(whole.sum())
+    if same.all():
         return
     sums.is_equal = False
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.abs(target.astype(np.complex128 if target.dtype.kind == "c" else np.float64) - golden).ravel()
-        norm = float(difference @ difference)
-        size = np.abs(golden).astype(np.float64).ravel()
-        whole = float(size @ size)
-    if not math.isfinite(norm):
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(own - other))
+    norms = np.einsum("ij,ij->i", difference, difference)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.sqrt(norms / whole)
+    relative = np.where(np.isnan(relative), np.where(norms == 0, 0.0, np.inf), relative)
+    worst = int(relative.argmax())
+    sums.worst = max(sums.worst, (float(relative[worst]), sample, int(positions[worst])))
+    if not np.isfinite(norms).all():
         sums.is_finite = False
-        sums.worst = max(sums.worst, (math.inf, sample, position))
         return
-    sums.difference += norm
-    sums.golden += whole
-    sums.max_abs = max(sums.max_abs, float(difference.max(initial=0.0)))
-    relative = math.sqrt(norm / whole) if whole else math.inf
-    sums.worst = max(sums.worst, (relative, sample, position))
+    sums.difference += float(norms.sum())
+    sums.max_abs = max(sums.max_abs, float(difference.max()))
 
 
 def _judged(

@@ -70,6 +70,34 @@ class ModuleValue:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """What a module made of some positions of a sample.
+
+    Attributes:
+        number: Of the positions in the sample, rising, ``[n]``.
+        is_decoded: Whether each was decoded, and not part of a prompt, ``[n]``.
+        values: ``[n, …]``.
+    """
+
+    number: Array
+    is_decoded: Array
+    values: Array
+
+    def at(self, number: Array) -> Positions:
+        """Return those of some positions, all of which there are."""
+        places = np.searchsorted(self.number, number)
+        return Positions(number, self.is_decoded[places], self.values[places])
+
+
+def _side_by_side(parts: Sequence[Positions]) -> Positions:
+    common = parts[0].number
+    for part in parts[1:]:
+        common = np.intersect1d(common, part.number, assume_unique=True)
+    own = [part.at(common) for part in parts]
+    return Positions(common, own[0].is_decoded, np.concatenate([part.values for part in own], axis=-1))
+
+
+@dataclass(frozen=True)
 class _Stored:
     """One tensor of one call."""
 
@@ -172,30 +200,32 @@ class StageTensors:
             stored = _Stored(file_name, _sizes(shape), str(dtype))
             self._stored.setdefault(value, {})[rank, index] = stored
 
-    def gather(self, value: ModuleValue, sample: str) -> Mapping[tuple[bool, int], Array]:
-        """Return what a module made of the positions of a sample, by whether it was decoded and by position.
+    def gather(self, value: ModuleValue, sample: str) -> Positions:
+        """Return what a module made of the positions of a sample.
 
-        Positions that it has no place for, such as those of an engine that gives the last logits only, are left out.
+        Positions that it has no place for, such as those of an engine that gives the last logits only, are left out. Of
+        a position that lies in several places the first counts.
 
         Raises:
             DumpError: a tensor cannot be read.
         """
         if value.parts:
-            parts = [self.gather(part, sample) for part in value.parts]
-            common = [where for where in parts[0] if all(where in part for part in parts)]
-            return {where: np.concatenate([part[where] for part in parts], axis=-1) for where in common}
-        found: dict[tuple[bool, int], Array] = {}
+            return _side_by_side([self.gather(part, sample) for part in value.parts])
+        numbers: list[Array] = []
+        decoded: list[Array] = []
+        values: list[Array] = []
         for place in self.places.get(sample, ()):
             stored = self._stored[value].get((place.rank, place.call))
-            if stored is None:
+            part = None if stored is None else _part(self._read(place.rank, stored), place)
+            if part is None or (values and part.shape[1:] != values[0].shape[1:]):
                 continue
-            part = _part(self._read(place.rank, stored), place)
-            if part is None:
-                continue
-            is_decoded = place.phase is CallPhase.DECODE
-            for i in range(part.shape[0]):
-                found[is_decoded, place.row.start + i] = part[i]
-        return found
+            numbers.append(np.arange(place.row.start, place.row.start + part.shape[0]))
+            decoded.append(np.full(part.shape[0], place.phase is CallPhase.DECODE))
+            values.append(part)
+        if not values:
+            return Positions(np.empty(0, np.int64), np.empty(0, bool), np.empty(0))
+        number, first = np.unique(np.concatenate(numbers), return_index=True)
+        return Positions(number, np.concatenate(decoded)[first], np.concatenate(values)[first])
 
     def _read(self, rank: int, stored: _Stored) -> Array:
         key = rank, stored.file_name
