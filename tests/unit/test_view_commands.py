@@ -21,6 +21,7 @@ from dumps import tensor, write_dump
 from rank_dumps import Rank, write_ranks
 
 from msprobe_core.cli.graph import graph, graph_visualize
+from msprobe_core.cli.view import view, write
 from msprobe_core.errors import StoreError
 from msprobe_core.view.build import build
 from msprobe_core.view.serve import PageServer
@@ -206,3 +207,27 @@ def test_ranks_that_share_a_layer_are_merged(tmp_path):
     done = run(graph_visualize, "-tp", tmp_path / "t", "-gp", tmp_path / "g", "-o", tmp_path / "out", *options)
     assert done.exit_code == 0, done.output
     assert "The runs agree" in done.output
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+
+def test_graphs_that_a_file_has_no_room_for_are_said(tmp_path, capsys):
+    spool = Spool()
+    data = build(ranks(tmp_path / "t"), None, spool)
+    spool.sizes = dict.fromkeys(spool.sizes, 150 << 20)
+    write(data, spool, tmp_path / "page.html")
+    spool.close()
+    shown = capsys.readouterr()
+    assert "graphs that the file has no room for: 3 of 4; --serve shows all of them" in shown.err
+    packed = re.search(r'id="msprobe-data">([^<]*)<', (tmp_path / "page.html").read_text())[1]
+    content = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert [unit["graph"] is None for unit in content["units"]] == [False, True, True, True]
+    assert content["notes"][-1].startswith("graphs that the file has no room for")
+
+
+@pytest.mark.parametrize("groups", ["tp", "tp=x", "tp=0", "=2", "tp=2;pp=2"])
+def test_groups_that_are_none_are_said(tmp_path, groups):
+    done = run(view, ranks(tmp_path / "t"), "-o", tmp_path / "out", "--groups", groups)
+    assert done.exit_code == 2
+    assert "for example tp=2,pp=2,dp=4" in done.output
