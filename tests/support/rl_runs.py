@@ -15,6 +15,8 @@ from msprobe.verl._files import (
     BatchRow,
     CallPhase,
     MicroBatch,
+    Reward,
+    RewardWriter,
     Row,
     RunInfo,
     Sampling,
@@ -150,6 +152,7 @@ class Recipe:
         dtype: Of the engine's weights.
         shift: By how many positions the engine's log-probs are off.
         retokenise: Whether the trainer sees another first token of the response in the first sample.
+        reward: What the rule gives every sample besides.
         temperature: Of the sampling, recorded.
         fuses: Whether the engine has query, key and value in one module.
         task: ``tensor`` or ``statistics``.
@@ -170,6 +173,7 @@ class Recipe:
     dtype: str = "float32"
     shift: int = 0
     retokenise: bool = False
+    reward: float = 0.0
     temperature: float = 1.0
     fuses: bool = False
     task: str = "tensor"
@@ -415,6 +419,10 @@ def write_batch(
         )
         for sample in samples
     )  # fmt: skip
+    writer = RewardWriter(root, step, "worker")
+    for sample, own in zip(samples, rewards, strict=True):
+        score = float(own.sum()) + recipe.reward
+        writer.add(Reward(id=sample.id, prompt_id=sample_id(sample.prompt), uid=sample.uid, score=score))
     batch = BatchFile(
         version=1, step=step, rows=len(samples), samples=rows, metrics={"actor/pg_loss": float(rewards.mean())},
         sampling=Sampling(temperature=recipe.temperature, top_p=1.0, top_k=-1, do_sample=True),

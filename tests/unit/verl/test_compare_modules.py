@@ -175,7 +175,7 @@ class TestRuns:
         code, out, _ = run("verl", "compare", "runs", replayed, runs("healthy"), "--exact", "-o", tmp_path)
         assert code == 0, out
         assert out.splitlines()[-1].startswith("AGREE: equal to the bit, all ")
-        assert summary(tmp_path, "runs")["numbers"]["likeness"] == {"equal": 36}
+        assert summary(tmp_path, "runs")["numbers"]["likeness"] == {"equal": 38}
 
     def test_another_cut_and_order_is_no_difference(
         self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path
@@ -194,6 +194,15 @@ class TestRuns:
         assert out.splitlines()[-1] == f"DIFFERENT: step 1: first in update_weights_send, {name}."
         first = summary(tmp_path, "runs")["findings"][0]
         assert (first["step"], first["place"]) == (1, f"update_weights_send/{name}")
+
+    def test_another_rule_of_rewards_is_to_blame(
+        self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path
+    ) -> None:
+        other = runs("another rule", replay=rollouts, reward=0.5)
+        code, out, _ = run("verl", "compare", "runs", other, runs("healthy"), "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1] == "DIFFERENT: step 1: first in reward, scores."
+        assert "6 of 6 differ" in out
 
     def test_rounding_is_within_limits_but_not_exact(
         self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path

@@ -18,7 +18,7 @@ from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
 from msprobe.verl._compare.recorded import Array, RecordedRun, chosen_steps
 from msprobe.verl._compare.stage_tensors import StageTensors
 from msprobe.verl._compare.weights import coarser_of
-from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile
+from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
 from msprobe_core.compare.engine import compare_dumps
 from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, conventional
 from msprobe_core.compare.result import UnitResult
@@ -250,7 +250,11 @@ def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checke
     by_stage = {stage: [one for one in tensors if one.stage == stage.value] for stage in Stage}
     found += by_stage.pop(Stage.ROLLOUT)
     for stage in (*_DUMPS[:1], Stage.REWARD, *_DUMPS[1:4]):
-        found += _dumps(target, golden, stage, step, are_other=are_other)
+        found += (
+            _rewards(target, golden, step)
+            if stage is Stage.REWARD
+            else _dumps(target, golden, stage, step, are_other=are_other)
+        )
         found += by_stage.pop(stage, [])
     if are_other:  # sums over other samples are other sums
         metrics = []
@@ -261,6 +265,23 @@ def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checke
     for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED):
         found += _weights(step, stage, target.weights(stage, step), golden.weights(stage, step))
     return found
+
+
+def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checked]:
+    """Compare the scores of the samples that both have; a run whose rollouts are replayed may compute none."""
+    own, other = ({reward.id: reward.score for reward in load_rewards(run.path, step)} for run in (target, golden))
+    common = [sample for sample in own if sample in other]
+    if not common:
+        return []
+    unequal = [sample for sample in common if own[sample] != other[sample]]
+    first = "" if not unequal else f"{own[unequal[0]]} and {other[unequal[0]]} for sample {unequal[0][:12]}"
+    return [
+        Checked(
+            step=step, stage=Stage.REWARD.value, name="scores", num_values=len(common),
+            likeness=Likeness.DIFFERENT if unequal else Likeness.EQUAL,
+            reason=f"{len(unequal)} of {len(common)} differ, {first}" if unequal else "",
+        )
+    ]  # fmt: skip
 
 
 def _ids(samples: Mapping[int, StageSamples]) -> list[str]:
