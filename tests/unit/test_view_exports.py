@@ -261,6 +261,19 @@ def test_nodes_are_in_post_order_below_one_root(database):
     assert "line 3, in forward" in stack[0]
 
 
+def test_a_node_that_is_called_like_the_root_is_another(tmp_path):
+    rank = Rank()
+    rank.call("Functional.linear", tensor(X), output=tensor(X), parent="DefaultModel")
+    write_ranks(tmp_path / "run", {0: rank})
+    done = CliRunner().invoke(command, [str(tmp_path / "run"), "-o", str(tmp_path / "out"), "--tb-database"])
+    assert done.exit_code == 0, done.output
+    (path,) = (tmp_path / "out").iterdir()
+    connection = sqlite3.connect(path)
+    found = connection.execute("SELECT id, up_node FROM tb_nodes WHERE node_name = 'DefaultModel'").fetchall()
+    connection.close()
+    assert sorted(found, key=str) == [("NPU_0_0_DefaultModel", None), ("NPU_0_0_DefaultModel.1", "DefaultModel")]
+
+
 def test_communication_names_rank_and_node(database):
     row = database.execute(
         "SELECT * FROM tb_nodes WHERE node_name = 'Distributed.send.0.forward' AND graph_id = 'NPU_0_0'"

@@ -154,7 +154,7 @@ class _Writer:
             "modified": 0,
         }
         order = 0
-        seen: set[str] = set()
+        seen = {f"{graph_id}_{ROOT}"}
         for node in own.post_order():
             if own.has(side, node):
                 row = self._row(own, side, node)
