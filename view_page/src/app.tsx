@@ -145,7 +145,7 @@ function GraphTab({ searchBox, canvas }: { searchBox: { current: HTMLInputElemen
           </div>
         </div>
         <div className="sr" role="status">{selected >= 0 ? tree.name(selected) : ""}</div>
-        <footer className="graph-foot">{comparison && <Legend />} <span className="muted keys"><Symbol name="keys" /> {say("keysText")}</span></footer>
+        <footer className="graph-foot">{comparison && <Legend />} <span className="muted keys" title={say("keysText")}><Symbol name="keys" /> {say("keysText")}</span></footer>
       </div>
       <Panel tree={tree} />
     </div>
