@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from numpy_layers import Array, ArrayFramework, Network, train_step
+from numpy_layers import Array, ArrayFramework, Layer, Network, train_step
 from recorded import Recorded
 
 from msprobe_core.capture.stages import StageRecorder, trainer_stages
@@ -128,6 +128,20 @@ class TestRecording:
             stage.micro_batch([Row(id="request 7", prompt_id="")], BatchLayout.REQUEST)
             stage.name_samples(lambda old: row(1, 2) if old.id == "request 7" else old)
         assert load_samples(tmp_path / "run" / "score" / "step1" / "rank0").micro_batches[0].rows == (row(1, 2),)
+
+    def test_modules_and_parameters_have_their_names_without_wrappers(self, tmp_path, open_recorder):
+        class FullyShardedDataParallel(Layer):
+            def __init__(self):
+                super().__init__()
+                self._fsdp_wrapped_module = Network()
+
+        model = FullyShardedDataParallel()
+        with open_recorder().stage("train") as stage:
+            stage.begin([model], step=1)
+            train_step(model._fsdp_wrapped_module)
+        names = dump_of(tmp_path, "train", 1)[1].keys()
+        assert {"Module.last.Dense.forward.0", "Module.last.Dense.parameters_grad.0"} <= names
+        assert not [name for name in names if "_fsdp" in name]
 
     def test_training_is_unchanged_bit_by_bit(self, open_recorder):
         def train(recorder):

@@ -1,6 +1,8 @@
 """Stages in verl's own FSDP workers: what is recorded, of which sample, and that it changes nothing."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -164,3 +166,11 @@ def test_the_debugger_of_tutorials_works_in_the_workers(run_workers, plain, tmp_
     assert any("FSDPQwen2ForCausalLM.forward.0" in name for name in data[0])
     assert any(name.startswith("Module.lm_head.") for name in data[0])
     assert np.all([np.isfinite(value["output"][0]["Norm"]) for name, value in data[0].items() if "lm_head" in name])
+
+
+def test_the_doctor_finds_every_hook_in_the_verl_that_is_installed():
+    done = subprocess.run([sys.executable, "-m", "msprobe_core", "verl", "doctor"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "installed: verl 0.9" in done.stdout
+    assert "every hook that this verl has a module for attaches" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if line.startswith("missing")]

@@ -237,6 +237,7 @@ class TestWorkers:
         critic.train_mini_batch({"minis": [batch(*SAMPLES)]})
         training("language_model").infer_batch({"micro": batch(*SAMPLES)})  # of some other use
         assert files.stages_of(tmp_path / "run") == ["compute_values", "critic_update"]
+        assert len(files.load_samples(directory(tmp_path, "compute_values")).micro_batches) == 2  # of the critic alone
 
     def test_an_actor_without_its_adapter_is_the_reference(self, tmp_path, switch_on):
         switch_on()

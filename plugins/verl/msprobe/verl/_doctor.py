@@ -14,14 +14,15 @@ from msprobe.verl._hooks import HOOK_POINTS, HookPoint
 from msprobe.verl._versions import installed_versions
 from msprobe_core.errors import MsprobeError
 
-ATTACHES, MISSING, NO_MODULE, NO_PACKAGE = "attaches", "missing", "no such module", "not installed"
+ATTACHES, MISSING, NOT_NEEDED = "attaches", "missing", "not needed"
+NO_MODULE, NO_PACKAGE = "no such module", "not installed"
 
 _PACKAGES = ("verl", "vllm", "sglang")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is found of one hook: ``attaches``, ``missing``, ``no such module`` or ``not installed``."""
+    """What is found of one hook: it ``attaches``, is ``missing``, and so on."""
 
     point: HookPoint
     status: str
@@ -46,7 +47,7 @@ class Checkup:
     @property
     def lacks(self) -> Sequence[Finding]:
         """Hooks that the installed version of verl does not have where it has the module."""
-        return [finding for finding in self.findings if finding.status == MISSING and not finding.point.is_optional]
+        return [finding for finding in self.findings if finding.status == MISSING]
 
     @property
     def records(self) -> bool:
@@ -92,7 +93,9 @@ def _status(point: HookPoint, root: Path | None) -> str:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return NO_MODULE
-    return ATTACHES if _defines(tree, point) else MISSING
+    if _defines(tree, point):
+        return ATTACHES
+    return NOT_NEEDED if point.is_optional else MISSING
 
 
 def _defines(tree: ast.Module, point: HookPoint) -> bool:
