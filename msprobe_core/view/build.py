@@ -176,6 +176,7 @@ class _Builder:
         tasks = [_Task(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
+        self._overview.culprits = frozenset(each.node for each in self._culprits if each.node is not None)
         first_step = tasks[0].step
         self._said.update(location.notes)
         self._add_all(tasks, lambda task: self._calls_of_pair(task, is_first=task.step == first_step))

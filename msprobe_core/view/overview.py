@@ -59,9 +59,14 @@ class _Followed:
 
 
 class Overview:
-    """Collects what an overview shows, from unit after unit."""
+    """Collects what an overview shows, from unit after unit.
+
+    Attributes:
+        culprits: Names of calls all of whose values are followed over steps, beside those that stand for layers.
+    """
 
     def __init__(self) -> None:
+        self.culprits: frozenset[str] = frozenset()
         self._layers: dict[str, None] = {}
         self._cells: list[list[dict[str, float]]] = []
         self._followed: dict[tuple[str, str], _Followed] = {}
@@ -107,8 +112,12 @@ class Overview:
     def _follow(self, own: Calls, unit: UnitGraph, layers: Sequence[str], step: int, rank: str) -> None:
         self._steps[step] = self._ranks[rank] = None
         nodes = {unit.tree.calls[node]: node for node in _telling(unit, layers)}
-        is_telling = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+        suspects = {unit.tree.calls[i]: i for i, name in enumerate(unit.graph.name) if name in self.culprits}
+        nodes |= suspects
+        is_suspect = pl.col("call").is_in(list(suspects))
+        is_telling = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value]) | is_suspect
         rows = own.values.filter(pl.col("call").is_in(list(nodes)) & is_telling & (pl.col("kind") == "tensor"))
+        rows = rows.sort(~is_suspect, maintain_order=True)
         sides = SIDES if own.is_pair else SIDES[:1]
         columns = [f"{name}_{side}" for side in sides for name in STATISTICS]
         for call, slot, *values in rows.select("call", "slot", *columns).iter_rows():

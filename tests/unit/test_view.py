@@ -303,7 +303,9 @@ def test_heat_and_trends_are_by_layer_unit_and_step(tmp_path, spool):
     assert data.heat.forward[0][0] == 0.0
     assert data.heat.forward[0][1] > 0.5
     assert data.culprits[0].unit == 1
-    norm = next(each for each in data.trends if each.statistic == "norm" and "linear" in each.name)
+    norm, *_ = [each for each in data.trends if (each.statistic, each.slot) == ("norm", "output.0")]
+    assert norm.name == data.culprits[0].node == "Functional.linear.0.forward"
+    assert data.trends[0].slot == "input.0"  # of culprits, everything is followed, and stands first
     assert norm.steps == [0, 1]
     assert norm.target["1"][0] == pytest.approx(1.5 * norm.golden["1"][0])
 
