@@ -19,6 +19,7 @@ from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.verdict import Verdict, differs
 from msprobe_core.locate.decisions import DECIDES, api_of
 from msprobe_core.locate.local import local_excess
+from msprobe_core.locate.updates import ALL_NOISE, with_updated_parameters
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -38,11 +39,6 @@ rounded, and are judged as other tensors are."""
 _SAME, _NEARLY_SAME = 1e-6, 1e-2
 """Relative difference of two numbers given as arguments: where all tensors are equal, and where a number may have been
 computed from tensors that are not quite."""
-
-
-_ALL_NOISE = 0.3
-"""From this relative floor on a value is hardly more than rounding: such as the gradient of a bias that the softmax
-behind it cancels."""
 
 
 def with_scores(
@@ -102,28 +98,8 @@ def with_scores(
         )
         .drop("ratio")
         .with_columns(local_excess=local_excess(rows))
-        .with_columns(excess=_without_noise(rows, is_first_step=is_first_step))
+        .pipe(lambda scored: scored if is_first_step else with_updated_parameters(scored))
     )  # fmt: skip
-
-
-_OF_PARAMETER = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
-_VALUE = ("numel", "max", "min", "mean", "norm")
-
-
-def _without_noise(rows: pl.DataFrame, *, is_first_step: bool) -> pl.Expr:
-    """Return ``excess``; none of a parameter whose gradient is all noise, which an update has made part of it."""
-    if is_first_step or "noise_floor" not in rows.columns:
-        return pl.col("excess")
-    place = pl.col("key").str.replace(_OF_PARAMETER, "$1 $2")
-    # Those that are nothing beside what they are a sum of have no score.
-    is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (
-        pl.col("is_exempt") | (pl.col("noise_floor") >= _ALL_NOISE).fill_null(False)
-    )
-    places = rows.filter(is_noise).select(place).to_series().to_list()
-    own = rows.filter((pl.col("role") == Role.PARAMETERS.value) & place.is_in(places))
-    value = pl.concat_str([f"{name}_{side}" for name in _VALUE for side in _SIDES], separator=" ", ignore_nulls=True)
-    is_given = pl.col("is_parameter") & value.is_in(own.select(value).to_series().to_list())
-    return pl.when(is_given).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
 
 
 def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -215,7 +191,7 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
     decisions = nodes.filter(~pl.col("inputs_equal") & (pl.col("phase") == Phase.FORWARD.value)).filter(decides)
     first = decisions["position"].min()
     is_behind = pl.lit(False) if first is None else pl.col("position") > first
-    return ((pl.col("input_noise") >= _ALL_NOISE) & ~pl.col("inputs_equal")) | (
+    return ((pl.col("input_noise") >= ALL_NOISE) & ~pl.col("inputs_equal")) | (
         pl.col("turns") & pl.col("has_integers_alone") & is_behind
     )
 
