@@ -243,7 +243,7 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis
     share = 0.0 if whole == 0 else float(size[fits & (d < 0)].sum()) / whole
     kept = float(np.exp(d.min())) if d.size else 1.0
     # Missing values, exactly 0, are no probabilities; where the share varies, the most frequent tokens lose the least.
-    is_one_sided = share >= _ONE_SIDED and bool(np.mean(fits) >= _ONE_SIDED)
+    is_one_sided = bool(np.mean(fits) >= _ONE_SIDED)
     explained = share if is_one_sided and not is_off else 0.0
     said = (
         "top-p and top-k were off" if is_off

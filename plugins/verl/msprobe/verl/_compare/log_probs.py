@@ -94,7 +94,13 @@ def tokens_of(
     Raises:
         CompareError: shapes differ, or no token counts.
     """
-    given = {"training": training, "rollout": rollout, "mask": mask, "responses": responses, "entropy": entropy}
+    given = {
+        "training": training,
+        "rollout": rollout,
+        "response_mask": mask,
+        "responses": responses,
+        "entropy": entropy,
+    }
     for name, array in given.items():
         if array is not None and (array.ndim != 2 or array.shape != training.shape):
             raise CompareError(

@@ -369,6 +369,8 @@ def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None) -> s
     if worst is None:
         assert other is not None
         return f"DIFFERENT: step {other.step}: samples have other tokens than were generated."
+    if not any(score.is_over for score in worst.scores):
+        return f"DIFFERENT: step {worst.step} has log-probs that are NaN or Inf."
     named = [d.cause.value for d in worst.diagnoses if d.is_named]
     why = (
         f"{' and '.join(named)} explain{'s' * (len(named) == 1)} it" if named

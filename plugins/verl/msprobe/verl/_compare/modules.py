@@ -174,6 +174,11 @@ def compare_modules(
         if progress is not None:
             progress(number, len(pairs), own.path or own.type_name)
         sums.append(_compared(target, golden, own, other, samples, experts, flipped))
+    if not any(sums):
+        raise CompareError(
+            f"{target.label} and {golden.label} have no position of a sample in common: no tensor has the positions "
+            "that samples.json names; was it written by this recording?"
+        )
     paired = {part for value, _ in pairs for part in (value, *value.parts)}
     return StageDifference(
         step=step,

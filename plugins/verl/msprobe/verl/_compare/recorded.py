@@ -61,7 +61,15 @@ class RecordedRun:
         Raises:
             DumpError: it is missing, or cannot be read.
         """
-        return load_batch(trainer_directory(self.path, step))
+        directory = trainer_directory(self.path, step)
+        batch, tensors = load_batch(directory)
+        for name, tensor in tensors.items():
+            if batch.samples and (not tensor.ndim or tensor.shape[0] != len(batch.samples)):
+                raise DumpError(
+                    f"{directory}: batch.json names {len(batch.samples)} samples and the tensor '{name}' is "
+                    f"{list(tensor.shape)}; the two are not of one batch"
+                )
+        return batch, tensors
 
     def samples(self, stage: str, step: int) -> dict[int, StageSamples]:
         """Return where samples lie in a stage, by rank; ranks without ``samples.json`` are left out.

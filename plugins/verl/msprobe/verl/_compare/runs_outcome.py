@@ -21,6 +21,7 @@ from msprobe.verl._compare.weights import coarser_of
 from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
 from msprobe_core.compare.engine import compare_dumps
 from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, conventional
+from msprobe_core.compare.reading import is_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.compare.verdict import Verdict, differs
@@ -162,8 +163,8 @@ def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[in
 
 def _finding(one: Checked, options: RunsOptions) -> Finding:
     verdict = _VERDICTS[one.likeness]
-    if one.likeness is Likeness.CLOSE:
-        verdict = Verdict.ERROR if options.is_exact else Verdict.PASS
+    if one.likeness in {Likeness.CLOSE, Likeness.INCOMPARABLE} and options.is_exact:
+        verdict = Verdict.ERROR
     size = "" if one.error is None else f", {one.error:.2g} off, relative"
     limit = "" if one.limit is None else f" (limit {one.limit:.2g})"
     reason = f": {one.reason}" if one.reason else ""
@@ -176,7 +177,9 @@ def _finding(one: Checked, options: RunsOptions) -> Finding:
 
 
 def _headline(checked: Sequence[Checked], options: RunsOptions) -> str:
-    bad = {Likeness.DIFFERENT, Likeness.ONE_SIDED} | ({Likeness.CLOSE} if options.is_exact else set())
+    bad = {Likeness.DIFFERENT, Likeness.ONE_SIDED} | (
+        {Likeness.CLOSE, Likeness.INCOMPARABLE} if options.is_exact else set()
+    )
     first = next((one for one in checked if one.likeness in bad), None)
     if first is not None:
         return f"DIFFERENT: step {first.step}: first in {first.stage}, {first.name}."
@@ -458,6 +461,10 @@ def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *,
     ranks = [run.ranks(stage.value, step) for run in (target, golden)]
     if not all(ranks):
         return []
+    broken = next((path for own in ranks for path in own.values() if not is_dump(path)), None)
+    if broken is not None:
+        reason = f"{broken} holds no dump"
+        return [Checked(step=step, stage=stage.value, name="modules", likeness=Likeness.ONE_SIDED, reason=reason)]
     samples = [run.samples(stage.value, step) for run in (target, golden)]
     try:
         if are_other or not _are_cut_alike(*samples):

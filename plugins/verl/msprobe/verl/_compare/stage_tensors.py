@@ -16,7 +16,7 @@ from msprobe.verl._files import BatchLayout, CallPhase, Row
 from msprobe.verl._module_maps import FSDP, MEGATRON
 from msprobe_core.compare.layouts.serving import served_path
 from msprobe_core.compare.reading import read_dump
-from msprobe_core.errors import CompareError, EntryNameError
+from msprobe_core.errors import CompareError, DumpError, EntryNameError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.names import parse_entry
@@ -145,6 +145,8 @@ class StageTensors:
                 if minis is not None and call.mini not in minis:
                     continue
                 for row in call.rows:
+                    if min(row.row, row.offset, row.length, row.start) < 0:
+                        raise DumpError(f"{self.label}: samples.json has a negative place of sample {row.id}")
                     place = Place(rank, call.call, call.layout, call.phase, row)
                     self.places.setdefault(row.id, []).append(place)
         ranks = run.ranks(stage, step)

@@ -108,6 +108,11 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
     available = run.need(Stage.WEIGHTS_SENT.value, "the weights that were sent")
     chosen = chosen_steps(available, steps, f"{Stage.WEIGHTS_SENT.value} of {run.path}")
     sent = {step: run.weights(Stage.WEIGHTS_SENT, step) for step in chosen}
+    for step, files in sent.items():
+        if not any(file.parameters for file in files.values()):
+            raise CompareError(
+                f"{run.path}: {Stage.WEIGHTS_SENT.value} of step {step} names no parameter; record again"
+            )
     found = {step: syncs(run, step) for step in chosen}
     if not any(found.values()) and len(available) < 2:
         raise CompareError(
