@@ -179,7 +179,9 @@ def _made(node: Node) -> str:
 
 
 def _times(score: float) -> str:
-    return f"{score:.2g}x" if score < 1e3 else f"{score:.1e}x"
+    if score >= 1e6:
+        return f"{score:.1e}x"
+    return f"{score:.2g}x" if score < 10 else f"{score:,.0f}x"
 
 
 def _reason_of_outside(kind: FaultKind) -> str:
