@@ -34,7 +34,7 @@ class Model:
 
     def tensor(self, place: float) -> dict:
         """Return a tensor; behind the middle of the run it is another where there is a fault."""
-        factor = 1.01 if self._is_faulty and place > 0.5 else 1.0
+        factor = 1.2 if self._is_faulty and place > 0.5 else 1.0
         high, low, mean, norm = (self._random.uniform(0.5, 3) * factor for _ in range(4))
         return {
             "type": "torch.Tensor", "dtype": "torch.bfloat16", "shape": [1, 4096, 5120], "Max": high, "Min": -low,
