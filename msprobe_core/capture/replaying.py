@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 from msprobe_core.capture.values import children_of
 from msprobe_core.errors import ReplayError
-from msprobe_core.model import Argument, ReplayCall, ReplayTensor, ReplayValue
+from msprobe_core.model import Argument, ReplayCall, ReplayTensor, ReplayValue, Site
 
 Make = Callable[[ReplayTensor, str], Any]
 """Makes the tensor that stood at a path."""
@@ -25,6 +25,26 @@ _SCALARS: Mapping[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 _MAX_LITERAL = 4096
+
+
+def why_not_called(
+    site: Site, framework: str, random: Collection[str], find: Callable[[str, str], object | None]
+) -> str | None:
+    """Return why calls of an API are not made again, as the end of a sentence; ``None`` if they are.
+
+    Args:
+        site: Of the API.
+        framework: What people call the framework.
+        random: Functions of it that always draw random numbers.
+        find: Returns the function of a prefix and a name, of those that are called for dumps.
+    """
+    if site.path in random:
+        return "it draws random numbers"
+    if site.prefix == "Distributed":
+        return "it communicates, and what the other ranks sent is not in this rank's dump"
+    if find(site.prefix, site.path) is None:
+        return f"it is not among the numerical functions of {framework} that are called for a dump"
+    return None
 
 
 def build_arguments(call: ReplayCall, make: Make, special: Special) -> tuple[list[Any], dict[str, Any]]:

@@ -17,7 +17,7 @@ from msprobe.mindspore._apis import find_places
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
 from msprobe_core.capture.repetition import RandomStates
-from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in
+from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
 from msprobe_core.capture.standin import FunctionStandIn, StandIns
 from msprobe_core.config import RiskLevel
 from msprobe_core.errors import ReplayError
@@ -31,15 +31,9 @@ _FLOATING = (ms.float16, ms.bfloat16, ms.float32)
 
 def why_not_replayed(site: Site) -> str | None:
     """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
-    if site.path in RANDOM:
-        return "it draws random numbers"
-    if site.prefix == "Distributed":
-        return "it communicates, and what the other ranks sent is not in this rank's dump"
     if site.prefix == "Primitive":
         return "it is a primitive, whose attributes are not in a dump; the Cell around it can be, with its model"
-    if find_function(site.prefix, site.path) is None:
-        return "it is not among the numerical functions of MindSpore that are called for a dump"
-    return None
+    return why_not_called(site, "MindSpore", RANDOM, find_function)
 
 
 def replay(call: ReplayCall, model: object | None) -> Replayed:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._replay_table import RANDOM, find_function
-from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, literal_of, tensors_in
+from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, literal_of, tensors_in, why_not_called
 from msprobe_core.errors import ReplayError
 from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, Site, SiteKind
 
@@ -25,13 +25,7 @@ Function = Callable[..., Any]
 
 def why_not_replayed(site: Site) -> str | None:
     """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
-    if site.path in RANDOM:
-        return "it draws random numbers"
-    if site.prefix == "Distributed":
-        return "it communicates, and what the other ranks sent is not in this rank's dump"
-    if find_function(site.prefix, site.path) is None:
-        return "it is not among the numerical functions of PyTorch that are called for a dump"
-    return None
+    return why_not_called(site, "PyTorch", RANDOM, find_function)
 
 
 def replay(call: ReplayCall, model: object | None) -> Replayed:
