@@ -300,7 +300,8 @@ def test_plugins(run):
         "processors: hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: calibrate, compare, confirm, control, convert, estimate, kernel-dump, ",
-        "merge_result, nan_analyze, overflow_check, plugins",
+        "commands: calibrate, compare, confirm, control, convert, estimate, export, graph, graph_visualize, ",
+        "kernel-dump, ",
+        "merge_result, nan_analyze, overflow_check, plugins, verl, view",
     ):
         assert line in out
