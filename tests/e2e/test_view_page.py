@@ -322,6 +322,22 @@ class TestGraph:
         browser.until(lambda: not browser.all(".mappings"), "the match is still there")
         file.unlink()
 
+    def test_what_is_unmatched_by_hand_has_no_partner_in_the_file(self, graph):
+        browser = graph()
+        browser.find("[role='treeitem'][data-name='Module.model.layers.0.LlamaDecoderLayer.forward.0']").click()
+        browser.click("unmatch")
+        browser.find(".mappings summary").click()
+        browser.click("download")
+        file = browser.downloads / "mapping.yaml"
+        browser.until(file.exists, "no file was downloaded")
+        rules = read_matching(data_mapping=file).rows
+        assert {rule.golden for rule in rules} == {""}
+        targets = {rule.target for rule in rules}
+        assert "Functional.linear.0.forward.output.0" in targets  # which is inside
+        assert "Functional.clamp.0.forward.output.0" not in targets
+        browser.find(".mappings .link").click()
+        file.unlink()
+
     def test_phases(self, graph):
         browser = graph()
         browser.find(".graph-tools [data-value='backward']").click()

@@ -36,6 +36,16 @@ export function pairs(tree: Tree, target: number, golden: number): [number, numb
   return found;
 }
 
+/** A node and all that is inside of it. */
+function inside(tree: Tree, node: number): number[] {
+  return [node, ...tree.children[node].flatMap((child) => inside(tree, child))];
+}
+
+/** What the golden dump calls a node that the target lacks: the page's name tells it from one that the target has. */
+function ofGolden(tree: Tree, node: number): string {
+  return tree.graph.partner[node] ?? tree.graph.name[node].replace(/ \(golden\)$/, "");
+}
+
 export function mappingFile(matches: Match[], treeOf: (unit: number) => Tree | undefined): string {
   const lines = ["# Matches made by hand in a page of msprobe view; give it to compare or view with -dm.",];
   const said = new Set<string>();
@@ -43,6 +53,15 @@ export function mappingFile(matches: Match[], treeOf: (unit: number) => Tree | u
     const tree = treeOf(match.unit);
     if (match.golden === null) {
       lines.push(`# unmatch: ${match.target.replace(/\s+/g, " ")}`);
+      const node = tree?.find(match.target);
+      for (const single of tree && node !== undefined ? inside(tree, node) : []) {
+        if (tree!.isGroup(single) || tree!.graph.side[single] === "golden") continue;
+        for (const name of rowNames(tree!, single, tree!.graph.name[single]).values()) {
+          if (said.has(name) || !ROW.test(name)) continue;
+          said.add(name);
+          lines.push(`${quoted(name)}: null`);
+        }
+      }
       continue;
     }
     lines.push(`# match: ${match.target.replace(/\s+/g, " ")} -> ${match.golden.replace(/\s+/g, " ")}`);
@@ -51,8 +70,7 @@ export function mappingFile(matches: Match[], treeOf: (unit: number) => Tree | u
     if (!tree || target === undefined || golden === undefined) continue;
     for (const [left, right] of pairs(tree, target, golden)) {
       if (tree.isGroup(left) || tree.isGroup(right)) continue;
-      const goldenName = tree.graph.partner[right] ?? tree.graph.name[right];
-      const theirs = rowNames(tree, right, goldenName);
+      const theirs = rowNames(tree, right, ofGolden(tree, right));
       for (const [slot, name] of rowNames(tree, left, tree.graph.name[left])) {
         const other = theirs.get(slot);
         if (other === undefined || said.has(name) || !ROW.test(name) || !ROW.test(other)) continue;

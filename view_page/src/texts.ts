@@ -118,7 +118,7 @@ const TEXTS = {
   matchChoose: ["Select the partner of “{0}” on the other side, then press Match. Esc gives up.", "请在另一侧选择“{0}”的对应节点,然后点击匹配。Esc 取消。"],
   matchWrong: ["Choose a node of the other side.", "请选择另一侧的节点。"],
   unmatch: ["Unmatch", "取消匹配"],
-  unmatchHow: ["Notes in the mapping file that these two do not belong together; they are compared with others where you match them with others.", "在映射文件中注明二者不对应;若另行匹配,则与新的对应节点比对。"],
+  unmatchHow: ["Says in the mapping file that this node, and what is inside of it, has no partner.", "在映射文件中注明该节点及其内部没有对应节点。"],
   mappings: ["Matches by hand", "手动匹配"],
   mappingHow: ["Download this file and give it to the next comparison: msprobe view TARGET GOLDEN -dm FILE", "下载此文件并用于下一次比对:msprobe view TARGET GOLDEN -dm 文件"],
   download: ["Download mapping file", "下载映射文件"],
