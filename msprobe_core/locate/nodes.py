@@ -142,6 +142,8 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
             has_integers_alone=(tensors & is_discrete & _may_be_another(rows)).any() & ~(tensors & ~is_discrete).any(),
+            takes_values=(~is_discrete & is_output & _is_tensor()).any(),
+            parameters_equal=pl.col("is_equal").filter(pl.col("role") == Role.PARAMETERS.value).all(),
             input_noise=(pl.col("noise_floor") if "noise_floor" in rows.columns else pl.lit(0.0))
             .filter(tensors | pl.col("is_parameter"))
             .max()
@@ -185,14 +187,18 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
 
     It was given a value that is all noise, which an optimizer that divides by its size makes large, and other kernels
     may make zero. Or it was given integers alone, behind a decision that rounding can turn: their statistics are equal,
-    but their order may be another.
+    but their order may be another. Or it is such a decision, was given what is not bitwise equal, and took what is of
+    the same size as what it took in the golden run, so that the two were as good as equal; where parameters have been
+    updated, no repetition has shown which decisions turn.
     """
     decides = pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
     decisions = nodes.filter(~pl.col("inputs_equal") & (pl.col("phase") == Phase.FORWARD.value)).filter(decides)
     first = decisions["position"].min()
     is_behind = pl.lit(False) if first is None else pl.col("position") > first
+    is_updated = not nodes["parameters_equal"].all()
+    is_tie = decides & ~pl.col("inputs_equal") & (pl.col("takes_values") | pl.lit(is_updated))
     return ((pl.col("input_noise") >= ALL_NOISE) & ~pl.col("inputs_equal")) | (
-        pl.col("turns") & pl.col("has_integers_alone") & is_behind
+        pl.col("turns") & ((pl.col("has_integers_alone") & is_behind) | is_tie)
     )
 
 
