@@ -142,6 +142,8 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
             has_integers_alone=(tensors & is_discrete & _may_be_another(rows)).any() & ~(tensors & ~is_discrete).any(),
+            other_input_excess=pl.col("excess").filter(tensors & ~is_discrete).max().fill_null(0.0),
+            may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
             takes_values=(~is_discrete & is_output & _is_tensor()).any(),
             parameters_equal=pl.col("is_equal").filter(pl.col("role") == Role.PARAMETERS.value).all(),
             input_noise=(pl.col("noise_floor") if "noise_floor" in rows.columns else pl.lit(0.0))
@@ -175,9 +177,11 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(is_open=_is_open(nodes))
         .with_columns(
+            # Integers that a decision has made others; what becomes of them as numbers is judged where it is.
+            input_excess=pl.when(_is_behind_decision(nodes)).then("other_input_excess").otherwise("input_excess"),
             output_excess=pl.when("is_open")
             .then(pl.min_horizontal("output_excess", 1.0))
-            .otherwise(pl.max_horizontal("output_excess", "local_excess"))
+            .otherwise(pl.max_horizontal("output_excess", "local_excess")),
         )
     )
 
@@ -187,19 +191,28 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
 
     It was given a value that is all noise, which an optimizer that divides by its size makes large, and other kernels
     may make zero. Or it was given integers alone, behind a decision that rounding can turn: their statistics are equal,
-    but their order may be another. Or it is such a decision, was given what is not bitwise equal, and took what is of
-    the same size as what it took in the golden run, so that the two were as good as equal; where parameters have been
-    updated, no repetition has shown which decisions turn.
+    but their order may be another. Or it is such a decision, and took what is of the same size as what it took in the
+    golden run, so that the two were as good as equal, or is a module that hands such a decision on; where parameters
+    have been updated, no repetition has shown which decisions turn.
     """
-    decides = pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
-    decisions = nodes.filter(~pl.col("inputs_equal") & (pl.col("phase") == Phase.FORWARD.value)).filter(decides)
-    first = decisions["position"].min()
-    is_behind = pl.lit(False) if first is None else pl.col("position") > first
     is_updated = not nodes["parameters_equal"].all()
-    is_tie = decides & ~pl.col("inputs_equal") & (pl.col("takes_values") | pl.lit(is_updated))
-    return ((pl.col("input_noise") >= ALL_NOISE) & ~pl.col("inputs_equal")) | (
-        pl.col("turns") & ((pl.col("has_integers_alone") & is_behind) | is_tie)
-    )
+    is_tie = _may_turn() & (pl.col("takes_values") | pl.lit(is_updated))
+    is_around = pl.col("entry").str.contains(r"^(Module|Cell)\.") & pl.col("takes_values")
+    is_passed_on = (pl.col("has_integers_alone") | is_around) & _is_behind_decision(nodes)
+    is_of_noise = (pl.col("input_noise") >= ALL_NOISE) & ~pl.col("inputs_equal")
+    return is_of_noise | (pl.col("turns") & (is_tie | is_passed_on))
+
+
+def _may_turn() -> pl.Expr:
+    """Whether a call takes a decision, and was given what may differ in the last digit."""
+    decides = pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
+    return decides & pl.col("may_be_given_other") & (pl.col("phase") == Phase.FORWARD.value)
+
+
+def _is_behind_decision(nodes: pl.DataFrame) -> pl.Expr:
+    """Whether a call is later than the first decision that may turn."""
+    first = nodes.filter(_may_turn())["position"].min()
+    return pl.lit(False) if first is None else pl.col("position") > first
 
 
 def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
