@@ -166,7 +166,7 @@ def _errors(task: CalibrationTask, repeat: Path) -> pl.DataFrame:
     is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden")
     # An update is as large where the gradient is all rounding: it varies as the parameter does that it makes.
     updates = [entry for entry, parent in unit.golden_parents.items() if parent == names.OPTIMIZER]
-    is_update = (pl.col("role") == Role.OUTPUT.value) & pl.col("entry_golden").is_in(updates)
+    is_update = pl.col("entry_golden").is_in(updates)
     is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given | is_update
     rows = with_sizes(with_measures(rows)).filter(pl.col("name_golden").is_not_null())
     rows = rows.with_columns(is_state=is_state.fill_null(value=False))

@@ -19,7 +19,7 @@ from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.verdict import Verdict, differs
 from msprobe_core.locate.decisions import DECIDES, api_of
 from msprobe_core.locate.local import local_excess
-from msprobe_core.locate.updates import ALL_NOISE, with_updated_parameters
+from msprobe_core.locate.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -116,6 +116,17 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks
     of a forward that both have.
     """
+    nodes = _nodes_of(rows)
+    made = rows.filter(pl.col("entry").is_in(nodes.filter("is_open")["entry"].to_list()) & (pl.col("excess") > 1))
+    values = made.filter(pl.col("role") == Role.OUTPUT.value).select(value_of_row()).to_series().to_list()
+    if not values:
+        return nodes
+    # What nothing is said against where it is made, nothing is said against where it is used.
+    excess = pl.when(value_of_row().is_in(values)).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
+    return _nodes_of(rows.with_columns(excess=excess))
+
+
+def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     is_input = (pl.col("role") == Role.INPUT.value) & ~pl.col("is_parameter")
     tensors = is_input & ~pl.col("is_argument")
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
@@ -167,6 +178,8 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     if not of_parameters.height:
         lost = []
     is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
+    if not nodes["parameters_equal"].all():  # those of modules inside are given to none of their own
+        is_untouched &= ~pl.col("entry").str.contains(r"^(Module|Cell)\.")
     same = pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)
     return (
         _with_saved(nodes)

@@ -94,7 +94,7 @@ def find_sources(rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting) -> l
         nodes: Those of the rows.
         nesting: Of both sides.
     """
-    events = _events(nodes)
+    events = _events(_without_old_state(nodes, nesting))
     if events and not _has_consequence(nodes, rows):
         return []
     alone = _Alone(nodes, nesting)
@@ -137,6 +137,19 @@ def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
     return bool(telling.height) or bool(
         nodes.filter(pl.col("is_lost") | pl.col("parts_missing") | pl.col("has_other_number")).height
     )
+
+
+def _without_old_state(nodes: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
+    """Return nodes without calls of the optimizer that were given another state behind an update.
+
+    An earlier step made it and was judged by what its gradients allow; here nothing tells how far healthy states are
+    apart. What a wrong one makes of a parameter shows in the next step.
+    """
+    if nodes["parameters_equal"].all():
+        return nodes
+    given = nodes.filter((pl.col("input_excess") > 1) & pl.col("only_on").is_null())
+    old = [node["entry"] for node in given.to_dicts() if names.OPTIMIZER in nesting.of(node)]
+    return nodes.filter(~pl.col("entry").is_in(old))
 
 
 def _events(nodes: pl.DataFrame) -> list[Node]:

@@ -25,8 +25,14 @@ _LEAST, _OF_ELEMENT = 3e-5, 0.16
 
 _FEW = 3
 _OF_PARAMETER = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
-_VALUE = ("numel", "max", "min", "mean", "norm")
 _SIDES = ("target", "golden")
+
+
+def value_of_row() -> pl.Expr:
+    """Return what a value is known again by: its statistics on both sides, as text."""
+    statistics = ("numel", "max", "min", "mean", "norm")
+    columns = [f"{name}_{side}" for name in statistics for side in _SIDES]
+    return pl.concat_str(columns, separator=" ", ignore_nulls=True)
 
 
 def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
@@ -40,18 +46,20 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
     """
     if "noise_floor" not in rows.columns:
         return rows
-    value = pl.concat_str([f"{name}_{side}" for name in _VALUE for side in _SIDES], separator=" ", ignore_nulls=True)
-    judged = _judged(rows).select(value.alias("value"), drift_score="drift_score").unique("value")
+    value = value_of_row()
+    judged = _judged(rows).select(value.alias("value"), "drift_score", "is_of_noise").unique("value")
     of_value = rows.select(value.alias("value")).join(judged, on="value", how="left", maintain_order="left")
-    is_drift = pl.col("is_parameter") & pl.col("drift_score").is_not_null() & pl.col("noise_floor").is_null()
+    is_drift = pl.col("is_parameter") & pl.col("drift_score").is_not_null()
     return (
-        rows.with_columns(of_value["drift_score"])
+        rows.with_columns(of_value["drift_score"], of_value["is_of_noise"])
         .with_columns(
             score=pl.when(is_drift).then("drift_score").otherwise("score"),
             score_limit=pl.when(is_drift).then(_LIMIT).otherwise("score_limit"),
             excess=pl.when(is_drift).then(pl.col("drift_score") / _LIMIT).otherwise("excess"),
+            # What it is given to is of noise as well.
+            noise_floor=pl.when(is_drift & pl.col("is_of_noise")).then(1.0).otherwise("noise_floor"),
         )
-        .drop("drift_score")
+        .drop("drift_score", "is_of_noise")
     )
 
 
@@ -64,7 +72,11 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     )
     of_noise = rows.filter(is_noise).select(place).to_series().to_list()
     own = rows.filter((pl.col("role") == Role.PARAMETERS.value) & (pl.col("match") == Match.BOTH.value))
-    own = own.filter((pl.col("norm_golden") > 0) & (pl.col("shape_target") == pl.col("shape_golden")))
+    own = own.filter(
+        pl.col("noise_floor").is_null()
+        & (pl.col("norm_golden") > 0)
+        & (pl.col("shape_target") == pl.col("shape_golden"))
+    )
     norm = (pl.col("norm_target") - pl.col("norm_golden")).abs() / pl.col("norm_golden")
     root = pl.col("numel_golden").cast(pl.Float64).sqrt()
     mean = (pl.col("mean_target") - pl.col("mean_golden")).abs() * root / pl.col("norm_golden")
@@ -75,4 +87,5 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     usual = pl.when(has_like).then(pl.col("drift").median().over("like")).otherwise(pl.col("drift").median())
     least = pl.max_horizontal(pl.lit(_LEAST), _OF_ELEMENT / pl.col("numel_golden"))
     score = pl.col("drift") / pl.max_horizontal(usual, least)
-    return own.with_columns(drift_score=pl.when(pl.col("place").is_in(of_noise)).then(0.0).otherwise(score))
+    own = own.with_columns(is_of_noise=pl.col("place").is_in(of_noise))
+    return own.with_columns(drift_score=pl.when("is_of_noise").then(0.0).otherwise(score))
