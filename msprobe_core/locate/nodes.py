@@ -152,7 +152,6 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
-            has_integers_alone=(tensors & is_discrete & _may_be_another(rows)).any() & ~(tensors & ~is_discrete).any(),
             other_input_excess=pl.col("excess").filter(tensors & ~is_discrete).max().fill_null(0.0),
             may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
             takes_values=(~is_discrete & is_output & _is_tensor()).any(),
@@ -203,17 +202,15 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
     """Whether what a call made says nothing about the call.
 
     It was given a value that is all noise, which an optimizer that divides by its size makes large, and other kernels
-    may make zero. Or it was given integers alone, behind a decision that rounding can turn: their statistics are equal,
-    but their order may be another. Or it is such a decision, and took what is of the same size as what it took in the
-    golden run, so that the two were as good as equal, or is a module that hands such a decision on; where parameters
-    have been updated, no repetition has shown which decisions turn.
+    may make zero. Or it takes a decision that rounding can turn, and took what is of the same size as what it took in
+    the golden run, so that the two were as good as equal; where parameters have been updated, no repetition has shown
+    which decisions turn. Or it is behind such a decision, and what it made differs in integers and booleans alone:
+    their statistics may be equal where it was given them, and their order another.
     """
     is_updated = not nodes["parameters_equal"].all()
     is_tie = _may_turn() & (pl.col("takes_values") | pl.lit(is_updated))
-    is_around = pl.col("entry").str.contains(r"^(Module|Cell)\.") & pl.col("takes_values")
-    is_passed_on = (pl.col("has_integers_alone") | is_around) & _is_behind_decision(nodes)
     is_of_noise = (pl.col("input_noise") >= ALL_NOISE) & ~pl.col("inputs_equal")
-    return is_of_noise | (pl.col("turns") & (is_tie | is_passed_on))
+    return is_of_noise | (pl.col("turns") & (is_tie | _is_behind_decision(nodes)))
 
 
 def _may_turn() -> pl.Expr:
