@@ -115,6 +115,8 @@ def _container(config: Any) -> Mapping[str, Any]:
         from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # of verl's own environment
     except ImportError:
         return cast("Mapping[str, Any]", config)
+    if not OmegaConf.is_config(config):  # a plain dict, as trainers other than verl's own may have
+        return cast("Mapping[str, Any]", config)
     return cast("Mapping[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
