@@ -86,6 +86,7 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     has_like = pl.len().over("like") >= _FEW
     usual = pl.when(has_like).then(pl.col("drift").median().over("like")).otherwise(pl.col("drift").median())
     least = pl.max_horizontal(pl.lit(_LEAST), _OF_ELEMENT / pl.col("numel_golden"))
-    score = pl.col("drift") / pl.max_horizontal(usual, least)
+    # Where a fault of an earlier step has reached all of them, being like the others is no excuse.
+    score = pl.col("drift") / pl.max_horizontal(pl.min_horizontal(usual, "limit"), least)
     own = own.with_columns(is_of_noise=pl.col("place").is_in(of_noise))
     return own.with_columns(drift_score=pl.when("is_of_noise").then(0.0).otherwise(score))

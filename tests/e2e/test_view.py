@@ -77,7 +77,8 @@ def test_the_culprit_is_the_planted_fault_and_is_in_its_graph(data):
 def test_the_overview_shows_how_the_fault_spreads_over_ranks_and_steps(data):
     layers = [layer.name for layer in data.layers]
     heat = data.heat.forward
-    assert [severity <= 0.5 for severity in heat[layers.index("layers.1")]] == [True, False, False, False]
+    # In the second step rank 0 has parameters that the fault has moved, and computes right what follows from them.
+    assert [severity <= 0.5 for severity in heat[layers.index("layers.1")]] == [True, False, True, False]
     assert heat[layers.index("layers.0")][:2] == [0.0, 0.0]
     backward = data.heat.backward[layers.index("layers.0")]
     assert (backward[0], backward[1] > 0.5) == (0.0, True)

@@ -34,6 +34,7 @@ def rows(name="weight", changes=None, *, gradient_noise=0.01, **given):
         *[pl.lit("[64, 64]").alias(f"shape_{side}") for side in ("target", "golden")],
         pl.lit(Match.BOTH.value).alias("match"),
         pl.lit(1.0).alias("score_limit"),
+        pl.lit(1e-3).alias("limit"),
         pl.lit(False).alias("is_exempt"),
     )
 
@@ -53,6 +54,10 @@ def test_the_one_that_is_farther_off_than_its_like_is_another_wherever_it_is_giv
     assert wrong(rows(changes={5: change})) == [
         "Module.layers.5.fc.Linear.forward.0.parameters.weight", "Functional.linear.5.forward.input.1",
     ]  # fmt: skip
+
+
+def test_where_all_are_far_off_all_are_others():
+    assert len(wrong(rows(norm_target=3.06))) == 2 * NUM_LAYERS
 
 
 def test_nothing_is_said_of_one_whose_gradient_is_all_noise():
