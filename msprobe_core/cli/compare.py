@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
@@ -27,14 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("-gp", "--golden_path", type=click.Path(path_type=Path), help="Trusted run, of the same kind.")
 @click.option("-i", "--input_path", type=click.Path(path_type=Path), help="compare.json with npu_path and bench_path.")
-@click.option(
-    "-o",
-    "--output_path",
-    type=click.Path(path_type=Path),
-    default=Path("output"),
-    show_default=True,
-    help="Directory for the results.",
-)
+@output_option()
 @click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx, and implied by -i.")
 @click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are written to.")
 @click.option(

@@ -9,20 +9,14 @@ from typing import Any
 
 import click
 
+from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import pairing_options
 from msprobe_core.cli.view import Asked, built, subject_options
 
 
 @click.command()
 @subject_options
-@click.option(
-    "-o",
-    "--output_path",
-    type=click.Path(path_type=Path),
-    default=Path("output"),
-    show_default=True,
-    help="Directory for the files.",
-)
+@output_option("Directory for the files.")
 @pairing_options
 @click.option("--model-explorer", "has_graphs", is_flag=True, help="Graphs, node data and mappings, in JSON.")
 @click.option("--perfetto", "has_trace", is_flag=True, help="A trace of the order of calls, with communication.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.output import output_option
 from msprobe_core.cli.view import Asked, built, write
 
 if TYPE_CHECKING:
@@ -44,14 +45,7 @@ _OPTIONS = (
     click.option(
         "-i", "--input_path", type=click.Path(path_type=Path), help="compare.json with npu_path and, maybe, bench_path."
     ),
-    click.option(
-        "-o",
-        "--output_path",
-        type=click.Path(path_type=Path),
-        default=Path("output"),
-        show_default=True,
-        help="Directory for build_TIME.html or compare_TIME.html.",
-    ),
+    output_option("Directory for build_TIME.html or compare_TIME.html."),
     click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs."),
     click.option(
         "-lm", "--layer_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Layers that belong together."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
@@ -19,14 +20,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("golden", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output_path",
-    type=click.Path(path_type=Path),
-    default=Path("output"),
-    show_default=True,
-    help="Directory for locate.json.",
-)
+@output_option("Directory for locate.json.")
 @click.option(
     "--noise",
     type=click.Choice(["auto", "measured", "closed", "off"]),

@@ -6,20 +6,14 @@ from pathlib import Path
 
 import click
 
+from msprobe_core.cli.output import output_option
 from msprobe_core.cli.show import show
 
 
 @click.command("overflow_check")
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("-i", "--input_path", type=click.Path(path_type=Path), help="The same as DIRECTORY.")
-@click.option(
-    "-o",
-    "--output_path",
-    type=click.Path(path_type=Path),
-    default=Path("output"),
-    show_default=True,
-    help="Directory for the results.",
-)
+@output_option()
 def overflow_check(*, directory: Path | None, input_path: Path | None, output_path: Path) -> int:
     """Find the first calls, on all ranks, that turn finite values into NaN or Inf, and say what is to blame.
 

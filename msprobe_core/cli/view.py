@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable
@@ -55,14 +56,7 @@ def subject_options(command: _Command) -> _Command:
 
 @click.command()
 @subject_options
-@click.option(
-    "-o",
-    "--output_path",
-    type=click.Path(path_type=Path),
-    default=Path("output"),
-    show_default=True,
-    help="The page, or the directory for it.",
-)
+@output_option("The page, or the directory for it.")
 @pairing_options
 @click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
 @click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")

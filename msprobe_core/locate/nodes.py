@@ -102,6 +102,11 @@ def with_scores(
     )  # fmt: skip
 
 
+def is_module() -> pl.Expr:
+    """Whether an entry is of a module."""
+    return pl.col("entry").str.contains(r"^(Module|Cell)\.")
+
+
 def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     """Return one row per entry, in execution order, of what `with_scores` returned.
 
@@ -178,7 +183,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         lost = []
     is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
     if not nodes["parameters_equal"].all():  # those of modules inside are given to none of their own
-        is_untouched &= ~pl.col("entry").str.contains(r"^(Module|Cell)\.")
+        is_untouched &= ~is_module()
     same = pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)
     return (
         _with_saved(nodes)

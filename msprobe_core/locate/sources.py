@@ -22,7 +22,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
-from msprobe_core.locate.nodes import INFINITE
+from msprobe_core.locate.nodes import INFINITE, is_module
 from msprobe_core.model import Phase, Role
 
 Node: TypeAlias = dict[str, Any]
@@ -131,7 +131,7 @@ def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
     """
     is_number = (pl.col("excess") > 1) & pl.col("score").is_finite()
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
-    is_result = pl.col("entry").str.contains(r"^(Module|Cell)\.") | (pl.col("phase") != Phase.FORWARD.value)
+    is_result = is_module() | (pl.col("phase") != Phase.FORWARD.value)
     has_nan = (has_nan_mismatch() | has_inf_mismatch()).fill_null(False)
     telling = rows.filter((pl.col("excess") > 1) & (is_number | has_nan | (is_made & is_result)))
     return bool(telling.height) or bool(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from msprobe_core.cli.output import output_option
+
 if TYPE_CHECKING:
     from msprobe.verl._compare.outcome import Outcome
     from msprobe.verl._compare.recorded import RecordedRun
@@ -36,14 +38,7 @@ class _Written:
 def _common(command: _Command) -> _Command:
     """Add the options that every comparison has."""
     options = [
-        click.option(
-            "-o",
-            "--output_path",
-            type=click.Path(path_type=Path),
-            default=Path("output"),
-            show_default=True,
-            help="Directory for the results.",
-        ),
+        output_option(),
         click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx."),
         click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are."),
     ]
