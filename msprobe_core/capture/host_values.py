@@ -14,6 +14,7 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats, TensorContent
+from msprobe_core.native.kernels import FLOATS, INTEGERS, Kernels, kernels
 from msprobe_core.store.layout import create_file
 
 Array: TypeAlias = Any
@@ -21,6 +22,9 @@ Array: TypeAlias = Any
 
 BFLOAT16 = "bfloat16"
 """Name of the dtype that NumPy lacks; its elements are held as uint16."""
+
+_WIDTHS = (1, 2, 4, 8)
+"""Bytes of the elements that the hash takes as they are; others are complex, or wider than numbers of a framework."""
 
 _PIECE = 1 << 16
 """So many elements are reduced in all ways before the next are touched: they come from memory once."""
@@ -79,10 +83,12 @@ class HostReducer:
 
     def __init__(self) -> None:
         self._sketcher = Sketcher(NumpyArrays())
+        self._kernels = kernels()
 
     def statistics(self, values: HostValues, digest: Digest) -> None:
         """Set ``digest.stats``."""
-        digest.stats = statistics_of(values.numbers)
+        stats = None if self._kernels is None else _statistics_by(self._kernels, values)
+        digest.stats = statistics_of(values.numbers) if stats is None else stats
 
     def checksum(self, values: HostValues, digest: Digest) -> None:
         """Set ``digest.checksum``: CRC-32."""
@@ -94,12 +100,34 @@ class HostReducer:
 
     def hash(self, values: HostValues, digest: Digest) -> None:
         """Set ``digest.checksum``: the sum of the hash."""
-        digest.checksum = word_text(int(hash_of(values.array)[0]))
+        array = values.array
+        if self._kernels is not None and array.flags.c_contiguous and array.itemsize in _WIDTHS:
+            word = self._kernels.hash(array.ctypes.data, array.size, array.itemsize)
+        else:
+            word = int(hash_of(array)[0])
+        digest.checksum = word_text(word)
 
     def sketch(self, values: HostValues, digest: Digest) -> None:
         """Set ``digest.sketch``; values without elements have none."""
-        if values.array.size:
+        array, kind = values.array, FLOATS.get(values.dtype)
+        if self._kernels is not None and kind is not None and array.size and array.flags.c_contiguous:
+            tables = self._sketcher.tables(array.size)
+            digest.sketch = self._kernels.sketch(array.ctypes.data, array.size, kind, tables)
+        elif array.size:
             digest.sketch = self._sketcher.sketch(values.numbers).astype("<f4").tobytes()
+
+
+def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:
+    """Return the statistics of elements without gaps, of a dtype that the kernels know."""
+    array, dtype = values.array, values.dtype
+    if not array.size or not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.dtype.isnative:
+        return None
+    if (kind := FLOATS.get(dtype)) is not None:
+        return Stats(*kernels.float_statistics(array.ctypes.data, array.size, kind))
+    if (kind := INTEGERS.get("uint8" if dtype == "bool" else dtype)) is None:
+        return None
+    high, low, mean, norm = kernels.integer_statistics(array.ctypes.data, array.size, kind)
+    return Stats(bool(high), bool(low), mean, norm, 0, 0) if dtype == "bool" else Stats(high, low, mean, norm, 0, 0)
 
 
 @lru_cache

@@ -41,6 +41,7 @@ import numpy as np
 
 from msprobe_core.fingerprint.arrays import GAMMA, Arrays, mix, signed
 from msprobe_core.fingerprint.place import Place, is_run, spread_of, squeezed
+from msprobe_core.native.kernels import SketchTables
 
 SIZE = 64
 """How many numbers a sketch has."""
@@ -63,12 +64,13 @@ class Sketcher:
         self._arrays = arrays
         self._seed = seed
         self._num_blocks = 0
+        self._tables: SketchTables | None = None
         self._place_signs = self._signs(0, _BLOCK)
         keys = self._random(1, _ROWS)
-        rank = (keys.reshape(-1, 1) > keys).sum(1)
+        self._ranks = (keys.reshape(-1, 1) > keys).sum(1)
         columns = arrays.ramp(SIZE)
         # For each row and number, where in the block the column stands that is added to it.
-        self._sources = arrays.ramp(_ROWS).reshape(-1, 1) * SIZE + ((columns - rank.reshape(-1, 1)) & SIZE - 1)
+        self._sources = arrays.ramp(_ROWS).reshape(-1, 1) * SIZE + ((columns - self._ranks.reshape(-1, 1)) & SIZE - 1)
         self._prepare(1)
         self._first_signs = self._place_signs * self._sum_signs[:_BLOCK] * self._block_signs[:1]
 
@@ -90,6 +92,18 @@ class Sketcher:
         """
         with np.errstate(invalid="ignore", over="ignore"):  # NumPy would warn the program of what it has itself
             return self._sketch(values, place or Place.of_whole(values.shape))
+
+    def tables(self, num_elements: int) -> SketchTables:
+        """Return NumPy's tables as the compiled kernels take them, for so many elements at least."""
+        num_blocks = max(1, -(-num_elements // _BLOCK))
+        if self._tables is None or num_blocks > self._num_blocks:
+            self._prepare(num_blocks)
+            signs = (self._place_signs, self._sum_signs, self._block_signs)
+            numbers = (self._turns, self._ranks)
+            self._tables = SketchTables(
+                [*(table.astype(np.int8) for table in signs), *(table.astype(np.int64) for table in numbers)]
+            )
+        return self._tables
 
     def _sketch(self, values: Any, place: Place) -> Any:
         arrays = self._arrays
@@ -138,6 +152,7 @@ class Sketcher:
         if num_blocks <= self._num_blocks:
             return
         self._num_blocks = max(64, 1 << (num_blocks - 1).bit_length())
+        self._tables = None
         self._block_signs = self._signs(2, self._num_blocks)
         self._sum_signs = self._signs(3, self._num_blocks + _BLOCK)
         self._turns = self._random(4, self._num_blocks) & _ROWS - 1

@@ -180,7 +180,8 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 
 LAYERS = [
     {"errors", "interrupts", "model"},
-    {"names", "fingerprint"},
+    {"names", "native"},
+    {"fingerprint"},
     {"hookspecs"},
     {"config", "plugins", "extras"},
     {"store", "execute"},

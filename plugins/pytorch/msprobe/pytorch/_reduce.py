@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
+from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
 from msprobe.pytorch._placements import place_of
 from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, host_statistics
 from msprobe_core.capture.checksum import word_text
@@ -117,6 +118,9 @@ class TorchReducer:
             self._sketches.setdefault(values.device, []).append((digest, sketch))
 
     def _host_sketch_of(self, values: Tensor) -> bytes:
+        sketch = sketch_by_kernels(values, self._sketcher(values))
+        if sketch is not None:
+            return sketch
         return self._sketcher(values).sketch(values).astype("<f4").tobytes()
 
     def _sketcher(self, values: Tensor) -> Sketcher:
@@ -232,7 +236,8 @@ class TorchReducer:
 
 
 def _host_hash_of(values: Tensor) -> str:
-    return word_text(int(hash_of(values, HostTensors())[0]))
+    word = hash_by_kernels(values)
+    return word_text(int(hash_of(values, HostTensors())[0]) if word is None else word)
 
 
 def _is_dense(tensor: Tensor, *, in_order: bool) -> bool:

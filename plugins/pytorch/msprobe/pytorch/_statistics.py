@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._native import statistics_by_kernels
 from msprobe_core.model import Digest, Stats
 
 WITHOUT_ARITHMETIC = frozenset(
@@ -24,18 +25,21 @@ def host_statistics(values: Tensor) -> Stats:
     """Return the statistics of a host tensor that has elements, of a dtype that has arithmetic."""
     if values.is_complex():
         values = values.abs()
+    if not values.is_contiguous():
+        values = _in_memory_order(values)
+    if (known := statistics_by_kernels(values)) is not None:
+        return known
     dtype = values.dtype
     if dtype is torch.bool:
         return _bool_statistics(values)
     if not dtype.is_floating_point:
         return _integer_statistics(values)
-    values = _in_memory_order(values)
-    high, low, mean, norm = _reduced(values)
+    high, low, mean, norm = _reduced(values.view(-1))
     if math.isfinite(low) and math.isfinite(high):
         size = max(abs(low), abs(high))
         if size > 0 and not (math.isfinite(mean) and _SAFE_NORM < norm < 1 / _SAFE_NORM):
             # Squares or sums have left the range of the type: scale first.
-            *_, mean, norm = _reduced(values.double() / size)
+            *_, mean, norm = _reduced(values.view(-1).double() / size)
             mean, norm = size * mean, size * norm
         return Stats(high, low, mean, norm, 0, 0)
     num_nan, num_inf = int(torch.isnan(values).sum().item()), int(torch.isinf(values).sum().item())
@@ -59,8 +63,6 @@ fewer than `_LONG` loses 7e-6 at the most.
 
 def _in_memory_order(values: Tensor) -> Tensor:
     """Return the same elements as a vector in the order of memory, in which sums are fastest and most accurate."""
-    if values.is_contiguous():
-        return values.view(-1)
     return values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
 
 

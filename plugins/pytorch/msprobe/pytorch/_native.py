@@ -1,0 +1,78 @@
+"""Host tensors through the core's compiled kernels, with PyTorch's own threads; ``None`` for what they do not take."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from msprobe_core.fingerprint.sketch import Sketcher
+from msprobe_core.model import Stats
+from msprobe_core.native.kernels import FLOATS, INTEGERS, Threads, kernels
+
+_FLOATS = {getattr(torch, name): kind for name, kind in FLOATS.items()}
+_INTEGERS = {getattr(torch, name): kind for name, kind in INTEGERS.items() if hasattr(torch, name)}
+_INTEGERS[torch.bool] = INTEGERS["uint8"]
+
+
+def _openmp() -> Threads | None:
+    """Return the threads of the OpenMP that PyTorch was built with, found among what its library is linked to."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        run, number = (
+            ctypes.cast(library[name], ctypes.c_void_p).value for name in ("GOMP_parallel", "omp_get_thread_num")
+        )
+    except (OSError, AttributeError):
+        return None
+    return None if run is None or number is None else Threads(run, number, torch.get_num_threads)
+
+
+_KERNELS = kernels()
+_THREADS = None if _KERNELS is None else _openmp()
+
+
+def statistics_by_kernels(values: Tensor) -> Stats | None:
+    """Return the statistics of a plain host tensor that has elements, and is contiguous."""
+    if _KERNELS is None:
+        return None
+    dtype = values.dtype
+    is_float = dtype in _FLOATS
+    if not is_float and dtype not in _INTEGERS:
+        return None
+    address = _address_of(values)
+    if not address:
+        return None
+    if is_float:
+        return Stats(*_KERNELS.float_statistics(address, values.numel(), _FLOATS[dtype], _THREADS))
+    high, low, mean, norm = _KERNELS.integer_statistics(address, values.numel(), _INTEGERS[dtype])
+    if dtype is torch.bool:
+        return Stats(bool(high), bool(low), mean, norm, 0, 0)
+    return Stats(high, low, mean, norm, 0, 0)
+
+
+def hash_by_kernels(values: Tensor) -> int | None:
+    """Return the hash of a plain host tensor that is contiguous."""
+    if _KERNELS is None or not values.is_contiguous() or values.is_conj():
+        return None
+    address = _address_of(values)
+    if not address:
+        return None
+    num_parts = 2 if values.is_complex() else 1
+    return _KERNELS.hash(address, num_parts * values.numel(), values.element_size() // num_parts, _THREADS)
+
+
+def sketch_by_kernels(values: Tensor, sketcher: Sketcher) -> bytes | None:
+    """Return the sketch of a plain host tensor that is contiguous, of a dtype of floating-point numbers."""
+    if _KERNELS is None or values.dtype not in _FLOATS or not values.is_contiguous():
+        return None
+    address, count = _address_of(values), values.numel()
+    return _KERNELS.sketch(address, count, _FLOATS[values.dtype], sketcher.tables(count), _THREADS) if address else None
+
+
+def _address_of(values: Tensor) -> int:
+    """Return where the elements are; 0 if they are not there as they count: a view of negative ones, a made-up zero."""
+    if values.is_neg() or values._is_zerotensor():
+        return 0
+    return values.data_ptr()
