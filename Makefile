@@ -20,10 +20,23 @@ PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
 # plugins and handle text, which see little of NumPy and take most of the time.
 NOT_ABOUT_NUMPY := align arrow bad_input cli compare_api convert execute fuzz_readers hostile_tables merge plugins runs view_bundle
 NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--ignore=tests/unit/test_%.py)
+MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
+VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
 export GLOG_v ?= 3
 
-.PHONY: demo demo-cross demo-verl page test test-mindspore test-verl lint bench clean
+# So many processes share the tests, a file at a time, so that what a file's tests share is made once. PyTorch computes
+# with one thread in each: with more they would wait for each other.
+WORKERS ?= 2
+QUICK := -m pytest -m "not slow"
+SLOW := -m pytest -m slow
+SHARED := --numprocesses=$(WORKERS) --dist=loadfile
+test-numpy-1 test-verl test-main test-slow: export OMP_NUM_THREADS = 1
+# MindSpore's kernels of convolutions add in another order with each number of threads.
+test-mindspore: export OMP_NUM_THREADS = 2
+
+.PHONY: demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow lint bench \
+	clean
 
 # $(call install,environment,dependency group,more constraints)
 define install
@@ -81,20 +94,36 @@ demo-verl: $(VERL_READY)
 	$(VERL_BIN)/msprobe verl compare weights $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 	$(VERL_BIN)/msprobe verl compare layers $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 
-test: lint test-mindspore test-verl
-	$(BIN)/python -m pytest
+# What has one process runs beside each other, and is shown when it has ended.
+test: $(READY) $(MS_READY) $(VERL_READY)
+	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target beside
+	$(MAKE) --no-print-directory test-verl
+	$(MAKE) --no-print-directory test-main
 
-# The import first: without MindSpore its tests would be left out, and nothing would fail. Two processes: operators of
-# MindSpore leave the processor flushing subnormal numbers to zero.
+beside: test-mindspore test-numpy-1 lint
+
+test-main: $(READY)
+	$(BIN)/python $(QUICK) $(SHARED)
+
+# The import first: without MindSpore its tests would be left out, and nothing would fail. In one process, and in their
+# order: what MindSpore has compiled and launched is there for the tests that follow.
 test-mindspore: $(MS_READY)
 	$(MS_BIN)/python -c "import mindspore"
-	$(MS_BIN)/python -m pytest $(NUMPY_1_TESTS)
-	$(MS_BIN)/python -m pytest tests/contract/test_mindspore.py tests/e2e/mindspore
+	$(MS_BIN)/python $(QUICK) $(MS_TESTS)
+
+# Not in MindSpore's process, which its operators leave flushing subnormal numbers to zero.
+test-numpy-1: $(MS_READY)
+	$(MS_BIN)/python $(QUICK) $(NUMPY_1_TESTS)
 
 # The import first, as above. The Trainer of transformers needs accelerate, which is in this environment only.
 test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
-	$(VERL_BIN)/python -m pytest tests/unit/verl tests/e2e/verl tests/e2e/trainer
+	$(VERL_BIN)/python $(QUICK) $(SHARED) $(VERL_TESTS)
+
+# The rest: what takes long for what it adds. No test of MindSpore is of that kind.
+test-slow: $(READY) $(VERL_READY)
+	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
+	$(BIN)/python $(SLOW) $(SHARED)
 
 lint: $(READY) $(MS_READY)
 	$(BIN)/ruff check --quiet .

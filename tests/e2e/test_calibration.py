@@ -186,6 +186,7 @@ def test_arguments_are_checked(tmp_path):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 @pytest.mark.filterwarnings("ignore")
 def test_jobs_of_several_processes(tmp_path):
@@ -292,6 +293,7 @@ def run_command(*arguments):
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_a_whole_program_as_a_repetition(tmp_path, capsys):
     program, golden = tmp_path / "program.py", tmp_path / "golden"
     program.write_text(PROGRAM)

@@ -137,6 +137,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_processes_of_a_job_are_measured_together(place):
     done = estimate("--levels", "L1", "--modes", "statistics", "--steps", "2", write("ranks.py", RANKS))
     assert done.returncode == 0, done.stderr

@@ -197,7 +197,6 @@ def test_dtypes_and_shapes_of_all_kinds(tmp_path):
     assert search(tmp_path).first.first[0].entry == "Module.Odd.forward.0"
 
 
-@pytest.mark.slow
 def test_a_compiled_model_trains_on(tmp_path):
     model = Net()
     with FlightRecorder(model, tmp_path) as recorder:

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import msprobe_core
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
@@ -32,7 +30,6 @@ def look(paths, *, prelude=""):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_wheels(tmp_path):
     for project in PROJECTS:
         subprocess.run(
