@@ -258,6 +258,24 @@ class TestWorkers:
         names = entries(tmp_path, "actor_update")
         assert {f"Module.{chunk}.last.Dense.forward.{call}" for chunk in (0, 1) for call in (0, 1)} <= names.keys()
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_slice_of_the_sequence_has_parts_of_samples(self, tmp_path, switch_on, rank):
+        switch_on()
+
+        class Ulysses(Fsdp):
+            ulysses_sequence_parallel_size = 2
+            ulysses_device_mesh = {"sp": SimpleNamespace(get_local_rank=lambda: rank)}  # noqa: RUF012
+
+        put_hooks("verl.workers.engine.fsdp.transformer_impl", Fsdp=Fsdp)
+        samples = [([1, 2], [3]), ([4], [5, 6, 7, 8]), ([9], [10])]
+        workers(Ulysses)[0]().compute_log_prob({"micro": {**batch(), "all": [micro_batch(*samples)]}})
+        (micro,) = files.load_samples(directory(tmp_path, "actor_compute_log_prob")).micro_batches
+        first, second, third = (files.sample_id(tokens) for tokens in ([1, 2, 3], [4, 5, 6, 7, 8], [9, 10]))
+        assert [(row.id, row.offset, row.start, row.length) for row in micro.rows] == (
+            [(first, 0, 0, 3), (second, 3, 0, 2)] if not rank else [(second, 0, 2, 3), (third, 3, 0, 2)]
+        )
+        assert {row.total_length for row in micro.rows} == ({3, 5} if not rank else {5, 2})
+
     def test_weights_are_seen_as_they_are_sent(self, tmp_path, switch_on):
         switch_on(steps=[7])
         put_hooks("verl.workers.engine.fsdp.transformer_impl", Fsdp=Fsdp)
@@ -372,22 +390,60 @@ class TestEngines:
             def forward(self, forward_batch):
                 return self.model.forward(Array(np.ones((2, 4))))
 
+        class Req:
+            def __init__(self, rid, *prompt, length):
+                self.rid, self.origin_input_ids, self.output_ids, self.length = rid, list(prompt), [], length
+
+            def finished(self):
+                return len(self.output_ids) == self.length
+
+        class Scheduler:
+            """Runs a batch before it has looked at what came of the one before."""
+
+            def process_batch_result(self, batch, result):
+                for req in batch.reqs:
+                    if not req.finished():
+                        req.output_ids.append(result)
+                batch.reqs.clear()
+
         put_hooks("sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
-        runner = ModelRunner()
+        put_hooks("sglang.srt.managers.scheduler", Scheduler=Scheduler)
+        runner, scheduler = ModelRunner(), Scheduler()
+        a, b = Req("a", 1, 2, 3, 4, 5, length=2), Req("b", 7, 8, length=1)
 
         def forward(*, decode, **fields):
             runner.forward(SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: decode), **fields))
 
         forward(decode=False, rids=["a", "b"], seq_lens_cpu=[5, 2], extend_seq_lens_cpu=[3, 2])
         forward(decode=True, rids=["a", "b"], seq_lens_cpu=[6, 3], extend_seq_lens_cpu=None)
-        Probe.switch_off()
-        # Nobody has said that they are done: they keep the name of the request.
-        first, second = rollouts(tmp_path)
-        assert [(row.id, row.offset, row.start, row.length) for row in first.rows] == [
-            ("request a", 0, 2, 3), ("request b", 3, 0, 2),
-        ]  # fmt: skip
+        scheduler.process_batch_result(SimpleNamespace(reqs=[a, b]), 50)
+        scheduler.process_batch_result(SimpleNamespace(reqs=[a, b]), 51)
+        first, second = rollouts(tmp_path)  # written, since nothing runs any more
+        assert [(row.id, row.prompt_id, row.offset, row.start, row.length) for row in first.rows] == [
+            (files.sample_id([1, 2, 3, 4, 5, 50, 51]), files.sample_id([1, 2, 3, 4, 5]), 0, 2, 3),
+            (files.sample_id([7, 8, 50]), files.sample_id([7, 8]), 3, 0, 2),
+        ]
+        assert [(row.prompt_length, row.total_length) for row in first.rows] == [(5, 7), (2, 3)]
+        assert [row.id for row in second.rows] == [row.id for row in first.rows]
         assert [(row.offset, row.start, row.length) for row in second.rows] == [(0, 5, 1), (1, 2, 1)]
         assert [first.phase, second.phase] == ["prefill", "decode"]
+
+    def test_a_request_of_sglang_that_is_never_done_keeps_its_name(self, tmp_path, switch_on):
+        switch_on()
+
+        class ModelRunner:
+            def __init__(self):
+                self.model = Network()
+
+            def forward(self, forward_batch):
+                return self.model.forward(Array(np.ones((2, 4))))
+
+        put_hooks("sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
+        mode = SimpleNamespace(is_decode=lambda: False)
+        batch = SimpleNamespace(forward_mode=mode, rids=["a"], seq_lens_cpu=[5], extend_seq_lens_cpu=[5])
+        ModelRunner().forward(batch)
+        Probe.switch_off()
+        assert [row.id for row in rollouts(tmp_path)[0].rows] == ["request a"]
 
     def test_limits_on_what_is_recorded(self, tmp_path, switch_on):
         switch_on(rollout={"prefill": False, "decode_steps": 2, "requests": 1})

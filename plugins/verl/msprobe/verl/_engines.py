@@ -146,3 +146,31 @@ def _sglang_parts(batch: Any, *, is_decode: bool) -> list[Part]:
         parts.append(Part(str(request), length=length, start=end - length, offset=offset))
         offset += length
     return parts
+
+
+def sglang_result_method(original: Method) -> Method:
+    """Wrap `Scheduler.process_batch_result(batch, result)`: behind it requests know whether they are done.
+
+    The scheduler runs in the process of the model. Where it is a batch ahead, a request that is done is in one batch
+    more, and is told again.
+    """
+
+    @functools.wraps(original)
+    def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        requests = list(getattr(batch, "reqs", None) or ())  # what is done may be taken out of the batch
+        returned = original(self, batch, *args, **kwargs)
+        probe = Probe.current()
+        if probe is not None and requests:
+            with probe.guard("SGLang's requests"):
+                for request in requests:
+                    if request.finished():
+                        _tell_end(str(request.rid), request.origin_input_ids, request.output_ids)
+        return returned
+
+    return call
+
+
+def _tell_end(request: str, prompt_ids: Any, response_ids: Any) -> None:
+    for probe in list(_probes.values()):
+        if probe.runs(request):
+            probe.finish(request, prompt_ids, response_ids)

@@ -208,6 +208,10 @@ HOOK_POINTS: Sequence[HookPoint] = (
         "forwards (SGLang)", "sglang.srt.model_executor.model_runner", "ModelRunner", "forward",
         _engine("sglang_forward_method"), "SGLang 0.5",
     ),
+    HookPoint(
+        "requests (SGLang)", "sglang.srt.managers.scheduler", "Scheduler", "process_batch_result",
+        _engine("sglang_result_method"), "SGLang 0.5",
+    ),
     *_older_points("verl.workers.fsdp_workers"),
     *_older_points("verl.workers.megatron_workers"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -76,6 +77,24 @@ def rows_of(data: Any) -> list[Row]:
             )
         )  # fmt: skip
     return rows
+
+
+def slice_of(rows: list[Row], length: int, number: int) -> list[Row]:
+    """Return the parts of packed samples that one of several equal slices of the packed dimension holds.
+
+    Args:
+        rows: Samples one after the other.
+        length: Positions of a slice.
+        number: Which slice, from 0.
+    """
+    begin, end = number * length, (number + 1) * length
+    found: list[Row] = []
+    for row in rows:
+        first, last = max(row.offset, begin), min(row.offset + row.length, end)
+        if first < last:
+            start = row.start + first - row.offset
+            found.append(msgspec.structs.replace(row, offset=first - begin, length=last - first, start=start))
+    return found
 
 
 def _prompt_lengths(data: Any, offsets: list[int]) -> list[int]:

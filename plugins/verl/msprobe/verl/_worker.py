@@ -7,14 +7,16 @@ TransferQueue the former are given keys only.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from msprobe.verl._files import VERSION, Stage, WeightsFile, announce_policy_version, rank_directory, save_weights
 from msprobe.verl._probe import Probe
-from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, trainer_step_of
+from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, slice_of, trainer_step_of
 from msprobe.verl._weights import WeightDigests, placements_of, tee
 from msprobe_core.capture.stages import Stage as OpenStage
+from msprobe_core.store.samples import Row
 
 Method = Callable[..., Any]
 
@@ -146,13 +148,25 @@ def step_method(original: Method) -> Method:
         if probe is None or stage is None or not stage.is_recording:
             return original(self, micro_batch, *args, **kwargs)
         with probe.guard(stage.name):
-            stage.micro_batch(rows_of(micro_batch), layout_of(micro_batch))
+            stage.micro_batch(_own_rows(self, micro_batch), layout_of(micro_batch))
         result = original(self, micro_batch, *args, **kwargs)
         with probe.guard(stage.name):
             _take_loss(stage, result)
         return result
 
     return call
+
+
+def _own_rows(engine: Any, micro_batch: Any) -> list[Row]:
+    """Return what of a micro-batch this process computes: with Ulysses a slice of the packed, padded sequence."""
+    rows = rows_of(micro_batch)
+    size = getattr(engine, "ulysses_sequence_parallel_size", 1)
+    if size < 2:
+        return rows
+    total = sum(row.length for row in rows)
+    padding = getattr(engine, "_get_packed_pad_size", None)
+    total += 0 if padding is None else padding(total)
+    return slice_of(rows, math.ceil(total / size), engine.ulysses_device_mesh["sp"].get_local_rank())
 
 
 def _take_loss(stage: OpenStage, result: Any) -> None:

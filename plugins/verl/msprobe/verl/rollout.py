@@ -95,6 +95,10 @@ class EngineProbe:
                 self._before(probe, parts, CallPhase(phase))
         yield
 
+    def runs(self, request: str) -> bool:
+        """Whether a request has been in a forward, and is not done."""
+        return request in self._running
+
     def finish(self, request: str, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> None:
         """Say that a request is done, and what its tokens are: by them it is known from now on."""
         probe = Probe.current()
