@@ -65,6 +65,7 @@ def environment(record, fault, dtype):
         "VERL_USE_EXTERNAL_MODULES": "verl_cpu_ext", "HYDRA_FULL_ERROR": "1", "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "HF_HUB_OFFLINE": "1", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore",
+        "RAY_gcs_server_request_timeout_seconds": "600",  # by default a minute, which a busy machine may take
     }  # fmt: skip
     if record:
         found["MSPROBE_VERL"] = str(Path(record).absolute())

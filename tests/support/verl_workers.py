@@ -1,14 +1,21 @@
-"""One step of PPO's stages in verl's own FSDP workers, without Ray and without a trainer.
+"""Two steps of PPO's stages in verl's own FSDP workers, without Ray and without a trainer.
 
-    torchrun --nproc_per_node N verl_workers.py OUTPUT [--strategy fsdp2] [--packed] [--lora] [--debugger DIRECTORY]
+    python verl_workers.py  < requests
 
-Writes what came of it to ``OUTPUT.rank{R}.json``: log-probs, losses, gradient norms, and CRC-32 of all weights, which
-runs with and without a recording must have alike. ``MSPROBE_VERL`` switches the recording on.
+Each line of standard input asks for a job, in JSON, and is answered with the exit statuses of its processes. A job
+writes what came of it to ``OUTPUT.rank{R}.json``: log-probs, losses, gradient norms, and CRC-32 of all weights, which
+jobs with and without a recording must have alike. ``MSPROBE_VERL`` in the environment that is asked for switches the
+recording on.
+
+Importing what verl needs takes longer than all that a job does. So it is imported once, and the processes of a job are
+forked from one that has; verl itself, and with it the plugin, is imported by each.
 """
 
 import argparse
+import importlib
 import json
 import os
+import socket
 import sys
 import zlib
 from pathlib import Path
@@ -18,22 +25,26 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "verl_cpu"))
 
-import verl
-import verl.trainer
-import verl_cpu_platform
 from tiny import make
+
+NEEDED = (
+    "torch.distributed.fsdp", "tensordict", "transformers.models.qwen2.modeling_qwen2", "ray", "datasets", "peft",
+    "accelerate", "hydra", "codetiming", "torchdata.stateful_dataloader", "PIL.Image", "fastapi", "uvicorn",
+)  # fmt: skip
+"""What importing verl's workers imports, and takes seconds."""
 
 BATCH, PROMPT, RESPONSE = 8, 6, 8
 
 
 def configuration(given, model):
     from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
 
     actor, ref, rollout = (f"actor_rollout_ref.{name}" for name in ("actor", "ref", "rollout"))
     overrides = [
         f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.model.enable_gradient_checkpointing=False",
         f"actor_rollout_ref.model.use_remove_padding={given.packed}",
-        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+        f"+actor_rollout_ref.model.override_config.attn_implementation={'packed_cpu' if given.ulysses else 'eager'}",
         f"{actor}.strategy={given.strategy}", f"{ref}.strategy={given.strategy}", f"critic.strategy={given.strategy}",
         f"{actor}.fsdp_config.use_torch_compile=False", f"{actor}.use_torch_compile=False",
         f"{ref}.fsdp_config.use_torch_compile=False", f"{ref}.fsdp_config.model_dtype=fp32",
@@ -44,15 +55,34 @@ def configuration(given, model):
         f"{rollout}.name=vllm", f"{rollout}.log_prob_micro_batch_size_per_gpu=2",
         f"{ref}.log_prob_micro_batch_size_per_gpu=2",
     ]  # fmt: skip
+    if given.ulysses:
+        overrides += [f"{role}.fsdp_config.ulysses_sequence_parallel_size={given.ulysses}" for role in (actor, ref)]
+    if given.profiler:
+        overrides += profiler_keys(given.profiler)
     if given.lora:
         overrides += ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora_alpha=8"]
+    import verl.trainer
+
     directory = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(str(directory), version_base=None):
-        return compose("ppo_trainer", overrides=overrides)
+        config = compose("ppo_trainer", overrides=overrides)
+    OmegaConf.resolve(config)  # as verl's trainers do it
+    return config
 
 
-def batch(step):
-    """Return a batch that every rank has alike, padded left and right."""
+def profiler_keys(config_path):
+    """Return how verl's own configuration asks for a ``precision_debugger`` in the second step."""
+    tool = "global_profiler.global_tool_config.precision_debugger"
+    return [
+        "global_profiler.tool=precision_debugger", "global_profiler.steps=[2]",
+        f"global_profiler.save_path={Path(config_path).parent / 'run'}", f"{tool}.config_path={config_path}",
+        f"{tool}.stages=[actor_compute_log_prob,actor_update]",
+        "actor_rollout_ref.actor.profiler.enable=True", "actor_rollout_ref.ref.profiler.enable=True",
+    ]  # fmt: skip
+
+
+def batch(step, *, is_told):
+    """Return a batch that every rank has alike, padded left and right; workers are told the step as by our driver."""
     from verl import DataProto
 
     generator = torch.Generator().manual_seed(step)
@@ -74,7 +104,7 @@ def batch(step):
             "token_level_rewards": torch.zeros(BATCH, RESPONSE).scatter(1, last, rewards),
         },
         non_tensors={"uid": np.array([f"u{i // 2}" for i in range(BATCH)], dtype=object)},
-        meta_info={"temperature": 1.0, "global_steps": step - 1, "msprobe_step": step},
+        meta_info={"temperature": 1.0, "global_steps": step - 1, **({"msprobe_step": step} if is_told else {})},
     )  # fmt: skip
 
 
@@ -91,7 +121,16 @@ def padded(output, name, data):
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import no_padding_2_padding
 
-    return no_padding_2_padding(tu.get(output, name), data).float()
+    return from_first(None if output is None else no_padding_2_padding(tu.get(output, name), data).float())
+
+
+def from_first(value):
+    """Return what a process has; of those that work on the same samples, the first alone has anything."""
+    if value is not None and not torch.distributed.get_world_size() > 1:
+        return value
+    values = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values[0] if any(one is None for one in values) else value
 
 
 class Step:
@@ -129,7 +168,7 @@ class Step:
             temperature=1.0,
         )  # fmt: skip
         output = self.recorded(self.actor, "update_actor", data)
-        metrics = tu.get(output, "metrics")
+        metrics = from_first(None if output is None else dict(tu.get(output, "metrics")))
         found["log_probs"], found["ref_log_probs"] = log_probs.tolist(), ref_log_probs.tolist()
         for name in ("loss", "grad_norm", "actor/pg_loss"):
             found[name] = json.loads(json.dumps(metrics.get(name), default=str))
@@ -143,37 +182,81 @@ def weights_of(model):
     }
 
 
-def main():
+def run_steps(config, step):
+    """Return what came of two steps; workers are told of each as trainers tell them that profile it."""
+    together = config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size  # on the same samples
+    rank, size = int(os.environ["RANK"]) // together, int(os.environ["WORLD_SIZE"]) // together
+    found = []
+    for number in (1, 2):
+        is_profiled = number in (config.global_profiler.steps or ())
+        for worker in (step.actor, step.ref) if is_profiled else ():
+            worker.start_profile(profile_step=number)
+        found.append(step.run(batch(number, is_told=not config.global_profiler.steps).chunk(size)[rank]))
+        for worker in (step.actor, step.ref) if is_profiled else ():
+            worker.stop_profile()
+    return found
+
+
+def main(arguments):
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("--work", required=True)
     parser.add_argument("--strategy", default="fsdp2")
     parser.add_argument("--packed", action="store_true")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--ulysses", type=int, help="so many processes have a slice of each sequence")
     parser.add_argument("--debugger", help="record as tutorials do, into this directory")
-    given = parser.parse_args()
+    parser.add_argument("--profiler", help="record as verl's own keys say, with this file")
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    import verl_cpu_platform
+
     verl_cpu_platform.install()
     verl_cpu_platform.register_engines()
+    if given.ulysses:
+        import verl_attention
+
+        verl_attention.install()
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    config = configuration(given, make(given.work) / "model").actor_rollout_ref
-    actor = ActorRolloutRefWorker(config=config, role="actor")
+    config = configuration(given, make(given.work) / "model")
+    actor = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
     actor.init_model()
-    ref = ActorRolloutRefWorker(config=config, role="ref")
+    ref = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="ref")
     ref.init_model()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     debugger = None
     if given.debugger:
         from msprobe.pytorch import PrecisionDebugger
 
         debugger = PrecisionDebugger(dump_path=given.debugger, level="L0", task="statistics")
-    step = Step(actor, ref, debugger)
-    found = {"steps": [step.run(batch(number).chunk(size)[rank]) for number in (1, 2)]}
-    found["weights"] = weights_of(actor.actor.engine.module)
-    given.output.with_name(f"{given.output.name}.rank{rank}.json").write_text(json.dumps(found))
+    found = {"steps": run_steps(config, Step(actor, ref, debugger)), "weights": weights_of(actor.actor.engine.module)}
+    given.output.with_name(f"{given.output.name}.rank{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 
 
+def run_job(request):
+    """Run ``request["arguments"]`` in as many processes as ``request["ranks"]`` says; return their exit statuses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    for rank in range(request["ranks"]):
+        child = os.fork()
+        if not child:
+            os.environ.update(
+                request["environment"], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
+                LOCAL_RANK=str(rank), WORLD_SIZE=str(request["ranks"]), LOCAL_WORLD_SIZE=str(request["ranks"]),
+            )  # fmt: skip
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            sys.exit(main(request["arguments"]))
+        children.append(child)
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
 if __name__ == "__main__":
-    main()
+    for name in NEEDED:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(run_job(json.loads(line))), flush=True)

@@ -6,6 +6,7 @@ weights come.
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -16,9 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_core.cli import main
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 RIG = REPOSITORY / "examples" / "verl_cpu"
 WORKERS = REPOSITORY / "tests" / "support" / "verl_workers.py"
+
+_LONGEST_JOB_S = 600
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false",
@@ -87,35 +92,68 @@ def work(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def run_workers(work, tmp_path_factory):
+def worker_jobs(tmp_path_factory):
+    """Return a function that has a job run by the process that all jobs of workers come from."""
+    log = tmp_path_factory.mktemp("worker_jobs") / "log"
+    with log.open("w") as stderr:
+        server = subprocess.Popen(
+            [sys.executable, "-W", "ignore", WORKERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+            text=True, cwd=REPOSITORY, env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
+        )  # fmt: skip
+
+    def ask(request):
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        answers, _, _ = select.select([server.stdout], [], [], _LONGEST_JOB_S)
+        answer = server.stdout.readline() if answers else ""
+        assert answer, f"no answer\n{log.read_text()}"
+        return json.loads(answer)
+
+    yield ask
+    server.stdin.close()
+    try:
+        server.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def run_workers(work, worker_jobs, tmp_path_factory):
     """Return a function that runs the stages in verl's workers, recorded as a YAML text says, or not at all."""
 
-    def start(*arguments, ranks=1, record=None, **environment):
-        place = tmp_path_factory.mktemp("workers")
+    def start(*arguments, ranks=1, record=None, place=None):
+        place = place or tmp_path_factory.mktemp("workers")
+        environment = {}
         if record is not None:
             (place / "record.yaml").write_text(record.format(out=place / "run"))
             environment["MSPROBE_VERL"] = str(place / "record.yaml")
-        output = run(
-            [
-                sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone",
-                "--nproc_per_node", ranks, WORKERS, place / "found", "--work", work, *arguments,
-            ],
-            mark=place, timeout_s=600, **environment,
-        )  # fmt: skip
+        request = {
+            "arguments": [str(place / "found"), "--work", str(work), *map(str, arguments)],
+            "ranks": ranks, "environment": environment, "log": str(place / "log"),
+        }  # fmt: skip
+        statuses = worker_jobs(request)
+        output = (place / "log").read_text()
+        assert not any(statuses), output[-6000:]
         found = [json.loads((place / f"found.rank{rank}.json").read_text()) for rank in range(ranks)]
         return Run(place / "run", output), found
 
     return start
 
 
-def whole_run(work, place, *arguments, record=WHOLE):
-    """Run `main_ppo`."""
-    (place / "record.yaml").write_text(record.format(out=place / "run"))
+def whole_run(work, place, *arguments, is_switched_by_hydra=False):
+    """Run `main_ppo`, recorded as the environment says, or as one setting on its command line does."""
+    path = place / "record.yaml"
+    path.write_text(WHOLE.format(out=place / "run"))
+    switch = [f"+ray_kwargs.ray_init.runtime_env.env_vars.MSPROBE_VERL={path}"] if is_switched_by_hydra else [
+        "--record", path
+    ]  # fmt: skip
     ray_directory = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the names of sockets have to be short
     try:
         output = run(
             [
-                sys.executable, RIG / "train.py", "--work", work, "--record", place / "record.yaml", *arguments,
+                sys.executable, RIG / "train.py", "--work", work, *switch, *arguments,
             ],
             mark=ray_directory, timeout_s=900, RAY_TMPDIR=str(ray_directory),
         )  # fmt: skip
@@ -126,8 +164,11 @@ def whole_run(work, place, *arguments, record=WHOLE):
 
 @pytest.fixture(scope="session")
 def healthy_run(work, tmp_path_factory):
-    """The whole of `main_ppo`: v1 trainer, PPO with a critic, 2 FSDP2 workers, packed, balanced over ranks."""
-    return whole_run(work, tmp_path_factory.mktemp("healthy"))
+    """The whole of `main_ppo`: v1 trainer, PPO with a critic, 2 FSDP2 workers, packed, balanced over ranks.
+
+    Its recording is switched on by the hydra override; that of the others by the environment.
+    """
+    return whole_run(work, tmp_path_factory.mktemp("healthy"), is_switched_by_hydra=True)
 
 
 @pytest.fixture(scope="session")
@@ -145,3 +186,18 @@ def replayed_pair(work, tmp_path_factory):
         f"skip.rollout.dump_dir={kept}", "skip.rollout.steps=[1]",
     ]  # fmt: skip
     return [whole_run(work, tmp_path_factory.mktemp(name), *settings) for name in ("first", "replayed")]
+
+
+@pytest.fixture
+def compare(capsys, tmp_path):
+    """Return a function that compares and returns status, verdict and result."""
+
+    def compare(command, *arguments):
+        with pytest.raises(SystemExit) as ended:
+            main(["verl", "compare", command, *map(str, arguments), "-o", str(tmp_path)])
+        out, err = capsys.readouterr()
+        path = tmp_path / f"verl_{command}.json"
+        assert path.exists(), err
+        return ended.value.code, out.splitlines()[-1], json.loads(path.read_bytes())
+
+    return compare

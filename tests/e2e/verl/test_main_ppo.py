@@ -1,4 +1,7 @@
-"""Whole runs of `main_ppo`, and what is recorded of them; what comparing their stages finds is tested elsewhere."""
+"""Whole runs of `main_ppo`: what is recorded of them, and what `msprobe verl compare` finds in that.
+
+It finds nothing in a healthy run, and a planted fault by its name.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +12,8 @@ STAGES = [
     "actor_update", "update_weights_send", "update_weights_recv", "trainer",
 ]  # fmt: skip
 DUMPED = [STAGES[0], *STAGES[2:7]]
-SKIPPED = "model.layers.1.mlp.down_proj.weight"
+MODULE = "model.layers.1.mlp.down_proj"
+PARAMETER = f"{MODULE}.weight"
 
 
 def rows_of(run, stage, step):
@@ -126,5 +130,62 @@ def test_what_is_received_is_what_was_sent(healthy_run):
 def test_a_parameter_that_stays_as_it_was_is_another_than_was_sent(faulty_run):
     sent, received = transfers(faulty_run.out, 1)
     for one in received:
-        assert [name for name in sent if one[name].crc32 != sent[name].crc32] == [SKIPPED]
+        assert [name for name in sent if one[name].crc32 != sent[name].crc32] == [PARAMETER]
     assert files.load_run(faulty_run.out).errors == []
+
+
+@pytest.mark.parametrize("command", ["logprob", "weights", "layers", "actor-vs-ref"])
+def test_a_healthy_run_agrees(compare, healthy_run, command):
+    code, verdict, result = compare(command, healthy_run.out)
+    assert (code, result["verdict"]) == (0, "agree"), verdict
+
+
+def test_measures_are_those_that_verl_logs(compare, healthy_run, faulty_run):
+    for run in (healthy_run.out, faulty_run.out):
+        steps = compare("logprob", run)[2]["numbers"]["steps"]
+        for step, own in steps.items():
+            logged = files.load_batch(files.trainer_directory(run, int(step)))[0].metrics
+            assert own["kl"] == pytest.approx(logged["rollout_corr/kl"], rel=1e-3, abs=1e-7)
+            assert own["k3"] == pytest.approx(logged["rollout_corr/k3_kl"], rel=1e-2, abs=1e-7)
+            assert own["chi2"] == pytest.approx(logged["rollout_corr/chi2_token"], rel=1e-2, abs=1e-6)
+            assert own["ppl_ratio"] == pytest.approx(logged["rollout_corr/ppl_ratio"], abs=1e-6)
+            assert own["probability_max"] == pytest.approx(
+                logged["training/rollout_probs_diff_max"], rel=1e-3, abs=1e-8
+            )
+            assert own["pearson"] == pytest.approx(logged["training/rollout_actor_probs_pearson_corr"], abs=1e-4)
+
+
+def test_the_parameter_that_was_not_sent_is_named(compare, faulty_run):
+    code, verdict, result = compare("weights", faulty_run.out)
+    assert code == 1
+    assert verdict == f"DIFFERENT: step 1: {PARAMETER} is not synchronised."
+    found = {(step, replica): own["unsynchronised"] for step, all_ in result["numbers"]["steps"].items()
+             for replica, own in all_.items()}  # fmt: skip
+    assert found == {(step, replica): [] if step == "0" else [PARAMETER] for step in "012" for replica in "01"}
+
+
+def test_the_module_that_uses_it_is_the_first_to_differ(compare, faulty_run):
+    code, verdict, result = compare("layers", faulty_run.out)
+    assert code == 1
+    assert verdict == f"DIFFERENT: step 2: training and rollout part first at {MODULE}."
+    steps = result["numbers"]["steps"]
+    assert steps["1"]["first"] == {"prefill": None, "decode": None}
+    assert {phase: first["module"] for phase, first in steps["2"]["first"].items()} == {
+        "prefill": MODULE, "decode": MODULE,
+    }  # fmt: skip
+    assert (steps["1"]["samples"], steps["2"]["samples"]) == (8, 8)
+
+
+def test_the_log_probs_differ_because_of_it(compare, faulty_run):
+    code, verdict, result = compare("logprob", faulty_run.out)
+    assert code == 1
+    assert verdict.endswith("unsynchronised parameter explains it.")
+    causes = {step: [name for name, cause in own["causes"].items() if cause["is_named"]]
+              for step, own in result["numbers"]["steps"].items()}  # fmt: skip
+    assert causes == {"1": [], "2": ["unsynchronised parameter"]}
+
+
+def test_runs_that_draw_anew_are_told_from_their_samples(compare, healthy_run, faulty_run):
+    code, verdict, _ = compare("runs", faulty_run.out, healthy_run.out)
+    assert code == 1
+    assert "step 1: first in " in verdict

@@ -115,6 +115,28 @@ def test_gradients_of_shards_are_recorded_on_each_rank(packed):
     assert [gradient["local_offset"] for gradient in gradients] == [[0, 0], [16, 0]]
 
 
+def test_with_ulysses_each_process_has_its_slice_of_the_samples(run_workers, padded, compare):
+    run, found = run_workers("--packed", "--ulysses", 2, ranks=2, record=EVERYTHING.replace("level: mix", "level: L0"))
+    expected = padded[1][0]["steps"][0]["log_probs"]
+    for one in found:
+        assert np.abs(np.subtract(one["steps"][0]["log_probs"], expected)).max() < 1e-5
+    directories = files.ranks_of(run.out, "actor_compute_log_prob", 1)
+    assert sorted(directories) == [0, 1]
+    whole = by_sample(padded[0].out, "actor_compute_log_prob", 1, LAST)
+    seen = dict.fromkeys(whole, 0)
+    for directory in directories.values():
+        for micro in files.load_samples(directory).micro_batches:
+            values = output_of(directory, f"{LAST}.forward.{micro.call}")
+            for row in micro.rows:
+                assert row.offset + row.length <= values.shape[1]
+                own, other = values[0, row.offset :][: row.length], whole[row.id][row.start :][: row.length]
+                assert float((own - other).abs().max()) < 1e-6
+                seen[row.id] += row.length
+    assert seen == {sample: len(values) for sample, values in whole.items()}  # each position once
+    code, verdict, _ = compare("actor-vs-ref", run.out)
+    assert (code, verdict) == (0, "AGREE: actor and reference are equal to the bit.")
+
+
 def test_each_process_says_what_it_has_hooked(padded):
     (process,) = files.load_run(padded[0].out).processes
     assert (process.role, process.rank, process.errors) == ("worker", 0, ())
@@ -154,6 +176,20 @@ def test_a_configuration_that_is_wrong_is_said_and_no_end(run_workers, plain):
     assert "nothing is recorded:" in run.output
     assert "unknown field 'staages'" in run.output
     assert not run.out.exists()
+
+
+def test_verls_own_keys_of_a_precision_debugger_switch_it_on(run_workers, plain, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"level": "mix", "task": "statistics", "dump_path": "never"}))
+    run, found = run_workers("--profiler", tmp_path / "config.json", place=tmp_path)
+    assert found == plain[1]
+    assert files.stages_of(run.out) == ["actor_compute_log_prob", "actor_update"]  # as asked for: without the reference
+    for stage in files.stages_of(run.out):
+        assert files.steps_of(run.out, stage) == [2]
+        assert len(files.load_samples(files.rank_directory(run.out, stage, 2, 0)).micro_batches) == 4
+    data = dump_of(files.rank_directory(run.out, "actor_update", 2, 0))
+    assert {f"{LAST}.backward.0", f"{LAST}.parameters_grad.3"} <= data.keys()
+    assert any(name.startswith("Functional.linear") for name in data)
+    assert files.load_run(run.out).errors == []
 
 
 def test_the_debugger_of_tutorials_works_in_the_workers(run_workers, plain, tmp_path):

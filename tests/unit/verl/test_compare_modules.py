@@ -167,6 +167,59 @@ class TestTrainingStages:
         assert out.splitlines()[-1].endswith("are equal to the bit.")
 
 
+class TestTrainingStagesByStatistics:
+    @pytest.mark.parametrize("command", ["actor-vs-ref", "onpolicy"])
+    @pytest.mark.parametrize("has_checksums", [False, True], ids=["statistics", "checksums"])
+    def test_equal_stages_agree(self, run: Run, runs: Make, tmp_path: Path, command: str, has_checksums: bool) -> None:
+        alike = runs(f"alike {has_checksums}", task="statistics", is_cut_alike=True, has_checksums=has_checksums)
+        code, out, _ = run("verl", "compare", command, alike, "-o", tmp_path)
+        assert code == 0
+        verdict = out.splitlines()[-1]
+        assert verdict.endswith("are equal to the bit, by checksums." if has_checksums else "have equal statistics.")
+        assert "are of whole micro-batches" in out
+        found = summary(tmp_path, command)["numbers"]
+        assert found["by"] == ("checksums" if has_checksums else "statistics")
+        # Two micro-batches, of which the first mini-batch of the update has both.
+        assert found["steps"]["1"] == {
+            "samples": 6, "micro_batches": 2, "other_micro_batches": 0, "is_equal": True, "first": None,
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("has_checksums", [False, True], ids=["statistics", "checksums"])
+    def test_another_reference_is_named_by_its_first_module(
+        self, run: Run, runs: Make, tmp_path: Path, has_checksums: bool
+    ) -> None:
+        other = make_weights()
+        other["model.layers.0.self_attn.v_proj.weight"] = other["model.layers.0.self_attn.v_proj.weight"] * 1.0001
+        recipe = {"task": "statistics", "is_cut_alike": True, "has_checksums": has_checksums, "ref_weights": other}
+        code, out, _ = run("verl", "compare", "actor-vs-ref", runs(f"ref {has_checksums}", **recipe), "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1].endswith("part first at model.layers.0.self_attn.v_proj.")
+        assert ("another checksum in call 0 of rank 0" in out) == has_checksums
+        table = pl.read_csv(next(tmp_path.glob("*modules*.csv")))
+        first = table.filter(~pl.col("is_equal")).row(0, named=True)
+        assert (first["module"], first["by"]) == (
+            "model.layers.0.self_attn.v_proj", "checksum" if has_checksums else "statistics",
+        )  # fmt: skip
+        if not has_checksums:
+            assert first["error"] == pytest.approx(1e-4, rel=0.01)
+
+    def test_what_rounding_explains_is_said(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        other = make_weights()
+        name = "model.layers.0.self_attn.v_proj.weight"
+        other[name] = np.nextafter(other[name], np.float32(np.inf))
+        run_of = runs("rounding", task="statistics", is_cut_alike=True, ref_weights=other)
+        code, out, _ = run("verl", "compare", "actor-vs-ref", run_of, "-o", tmp_path)
+        assert code == 0
+        assert out.splitlines()[-1] == ("AGREE: statistics of actor and reference are within what rounding explains.")
+        assert "not equal, first at model.layers.0.self_attn.v_proj, statistics" in out
+
+    def test_micro_batches_of_other_samples_say_nothing(self, run: Run, runs: Make, tmp_path: Path) -> None:
+        code, _, err = run("verl", "compare", "actor-vs-ref", runs("statistics", task="statistics"), "-o", tmp_path)
+        assert code == 2
+        assert "none holds the same samples in both" in err
+        assert '"task": "tensor"' in err
+
+
 class TestRuns:
     def test_a_replay_is_equal_to_the_bit(
         self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path

@@ -23,7 +23,9 @@ from msprobe.verl._compare.modules import (
 )
 from msprobe.verl._compare.outcome import Finding, Outcome
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._compare.stage_tensors import StageTensors, common_samples
+from msprobe.verl._compare.stage_statistics import StatisticsDifference, compare_statistics
+from msprobe.verl._compare.stage_statistics import table_of as statistics_table
+from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError, common_samples
 from msprobe.verl._files import Stage
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError
@@ -245,14 +247,14 @@ def compare_actor_ref(
     stages = Stage.ACTOR_LOG_PROB.value, Stage.REF_LOG_PROB.value
     first = _steps_of_both(run, *stages, ())[:1]
     chosen = _steps_of_both(run, *stages, options.steps) if options.steps else first
-    found = [_training_stages(run, stages, step, progress) for step in chosen]
-    return _training_outcome(
-        "actor-vs-ref",
-        run,
-        found,
-        "actor and reference",
-        ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else [],
-    )
+    what = "actor and reference"
+    notes = ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else []
+    try:
+        found = [_training_stages(run, stages, step, progress) for step in chosen]
+    except StatisticsOnlyError:
+        by_statistics = [compare_statistics(run, stages, step) for step in chosen]
+        return _statistics_outcome("actor-vs-ref", run, by_statistics, what, notes)
+    return _training_outcome("actor-vs-ref", run, found, what, notes)
 
 
 def compare_on_policy(
@@ -267,13 +269,14 @@ def compare_on_policy(
     options = options or ModulesOptions()
     stages = Stage.ACTOR_LOG_PROB.value, Stage.ACTOR_UPDATE.value
     chosen = _steps_of_both(run, *stages, options.steps)
-    found: list[tuple[StageDifference, StageTensors, StageTensors]] = []
-    notes: list[str] = []
-    for step in chosen:
-        one = _training_stages(run, stages, step, progress, minis=(0,))
-        found.append(one)
-        notes += _shapes(step, one[1], one[2])
-    return _training_outcome("onpolicy", run, found, "log-probs and first mini-batch of the update", notes)
+    what = "log-probs and first mini-batch of the update"
+    try:
+        found = [_training_stages(run, stages, step, progress, minis=(0,)) for step in chosen]
+    except StatisticsOnlyError:
+        by_statistics = [compare_statistics(run, stages, step, minis=(0,)) for step in chosen]
+        return _statistics_outcome("onpolicy", run, by_statistics, what, [])
+    notes = [note for one, first, second in found for note in _shapes(one.step, first, second)]
+    return _training_outcome("onpolicy", run, found, what, notes)
 
 
 def _shapes(step: int, first: StageTensors, second: StageTensors) -> list[str]:
@@ -341,3 +344,67 @@ def _training_outcome(
         numbers={"steps": {str(one.step): _numbers(one) for one in differences}},
         tables={"modules": table_of(differences)},
     )
+
+
+def _statistics_outcome(
+    command: str, run: RecordedRun, found: Sequence[StatisticsDifference], what: str, notes: Sequence[str]
+) -> Outcome:
+    findings: list[Finding] = []
+    for one in found:
+        first = one.first
+        if first is not None:
+            sentence = f"first at {first.name}, {first.reason}"
+            findings.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=first.name))
+            continue
+        unequal = next((value for value in one.values if not value.is_equal), None)
+        if unequal is not None:
+            sentence = f"not equal, first at {unequal.name}, {unequal.reason}"
+            findings.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=unequal.name))
+    fault = next((finding for finding in findings if finding.is_fault), None)
+    are_checksums = all(one.by_checksum for one in found)
+    headline = (
+        f"DIFFERENT: step {fault.step}: {what} part first at {fault.place}." if fault is not None
+        else f"AGREE: statistics of {what} are within what rounding explains." if not all(one.is_equal for one in found)
+        else f"AGREE: {what} are equal to the bit, by checksums." if are_checksums
+        else f"AGREE: {what} have equal statistics."
+    )  # fmt: skip
+    steps = ", ".join(str(one.step) for one in found)
+    strength = (
+        "checksums are of whole micro-batches: equal means equal to the bit, another one says neither how far off nor "
+        "for which sample" if are_checksums
+        else "statistics are of whole micro-batches: what cancels in a norm, a mean and the extremes does not show, "
+        "nor which sample it is"
+    )  # fmt: skip
+    others = sum(one.num_others for one in found)
+    return Outcome(
+        command=command,
+        paths=[run.path],
+        compared=(
+            f"Compared statistics of {what}: {sum(len(one.values) for one in found):,} outputs of modules in "
+            f"{sum(one.num_calls for one in found):,} micro-batches, {sum(one.samples for one in found):,} samples, "
+            f"step{'s' * (len(found) > 1)} {steps}."
+        ),
+        headline=headline,
+        findings=findings,
+        notes=[
+            *notes,
+            f'{strength}; tensors ("task": "tensor") show it',
+            *([f"{others:,} micro-batches hold other samples in the two stages, and are left out"] if others else []),
+        ],
+        lines=[
+            f"  step {one.step}: {sum(value.is_equal for value in one.values):,} of {len(one.values):,} outputs equal, "
+            f"{sum(value.is_over for value in one.values):,} over their limits"
+            for one in found
+        ],
+        numbers={
+            "by": "checksums" if are_checksums else "statistics",
+            "steps": {
+                str(one.step): {
+                    "samples": one.samples, "micro_batches": one.num_calls, "other_micro_batches": one.num_others,
+                    "is_equal": one.is_equal, "first": None if one.first is None else one.first.name,
+                }
+                for one in found
+            },
+        },
+        tables={"modules": statistics_table(found)},
+    )  # fmt: skip

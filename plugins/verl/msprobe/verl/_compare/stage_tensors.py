@@ -106,6 +106,10 @@ class _Stored:
     dtype: str
 
 
+class StatisticsOnlyError(CompareError):
+    """A stage has statistics, and no tensors: whoever can do with those compares them."""
+
+
 class StageTensors:
     """The tensors of one stage of one step.
 
@@ -132,7 +136,8 @@ class StageTensors:
             minis: Only these mini-batches; all by default.
 
         Raises:
-            CompareError: the stage has no samples, or no tensors.
+            StatisticsOnlyError: the stage has no tensors.
+            CompareError: it has no samples, or nothing of modules.
             DumpError: a file cannot be read.
         """
         self.label = f"{stage} of step {step} in {run.path}"
@@ -159,7 +164,8 @@ class StageTensors:
             what = (
                 "statistics only, which are of whole micro-batches" if self.has_statistics else "no outputs of modules"
             )
-            raise CompareError(
+            kind = StatisticsOnlyError if self.has_statistics else CompareError
+            raise kind(
                 f"{self.label}: holds {what}; to compare samples that are cut and ordered differently, record the "
                 'stage at level L0 or mix with "task": "tensor"'
             )
@@ -189,7 +195,7 @@ class StageTensors:
         sites: dict[str, tuple[str, str, int] | None] = {}
         for entry, key, role, shape, dtype, file_name in rows.select(columns).iter_rows():
             if entry not in sites:
-                sites[entry] = _module_of(entry)
+                sites[entry] = module_of(entry)
             site = sites[entry]
             if site is None:
                 continue
@@ -262,7 +268,8 @@ class StageTensors:
         }
 
 
-def _module_of(entry: str) -> tuple[str, str, int] | None:
+def module_of(entry: str) -> tuple[str, str, int] | None:
+    """Return path, class and index of a call of a module; ``None`` of anything else."""
     try:
         site = parse_entry(entry)
     except EntryNameError:
