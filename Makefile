@@ -15,7 +15,7 @@ VERL_READY := $(VERL_VENV)/.ready
 DEMO := demo_output
 PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
-PROJECTS := pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+PROJECTS := pyproject.toml hatch_build.py msprobe_core/native/kernels.c $(PLUGINS:%=%/pyproject.toml)
 # Tests without a framework that run with MindSpore's older NumPy too. Left out are those that start programs, load
 # plugins and handle text, which see little of NumPy and take most of the time.
 NOT_ABOUT_NUMPY := align arrow bad_input cli compare_api convert execute fuzz_readers hostile_tables merge plugins runs view_bundle

@@ -24,7 +24,7 @@ BFLOAT16 = "bfloat16"
 """Name of the dtype that NumPy lacks; its elements are held as uint16."""
 
 _WIDTHS = (1, 2, 4, 8)
-"""Bytes of the elements that the hash takes as they are; others are complex, or wider than numbers of a framework."""
+"""Bytes of the numbers that the hash takes; others are no numbers of a framework."""
 
 _PIECE = 1 << 16
 """So many elements are reduced in all ways before the next are touched: they come from memory once."""
@@ -101,8 +101,10 @@ class HostReducer:
     def hash(self, values: HostValues, digest: Digest) -> None:
         """Set ``digest.checksum``: the sum of the hash."""
         array = values.array
-        if self._kernels is not None and array.flags.c_contiguous and array.itemsize in _WIDTHS:
-            word = self._kernels.hash(array.ctypes.data, array.size, array.itemsize)
+        num_parts = 2 if array.dtype.kind == "c" else 1
+        width = array.itemsize // num_parts
+        if self._kernels is not None and array.flags.c_contiguous and width in _WIDTHS:
+            word = self._kernels.hash(array.ctypes.data, num_parts * array.size, width)
         else:
             word = int(hash_of(array)[0])
         digest.checksum = word_text(word)

@@ -221,7 +221,7 @@ void msprobe_float_statistics(const void *data, int64_t count, int32_t kind, con
         /* Squares have left float64: scale by a power of two, which changes no digit, and read once more. */
         int exponent;
         frexp(size, &exponent);
-        if (exponent < -1020) exponent = -1020; /* of which the inverse is finite */
+        exponent = exponent < -1020 ? -1020 : exponent > 1020 ? 1020 : exponent; /* it and its inverse are finite */
         scale = ldexp(1, exponent);
         double high = all.high, low = all.low;
         all = all_moments(data, count, kind, 1 / scale, threads);

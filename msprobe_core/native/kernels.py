@@ -95,6 +95,7 @@ class Kernels:
             AttributeError: it is another one.
         """
         holding, releasing = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        self.path = path
         self.version: int = holding.msprobe_kernels_version()
         self._float_statistics = _declared(holding, releasing, "msprobe_float_statistics", None, 2)
         self._integer_statistics = _declared(holding, releasing, "msprobe_integer_statistics", None, 2)

@@ -34,13 +34,14 @@ _THREADS = None if _KERNELS is None else _openmp()
 
 
 def statistics_by_kernels(values: Tensor) -> Stats | None:
-    """Return the statistics of a plain host tensor that has elements, and is contiguous."""
+    """Return the statistics of a plain host tensor that has elements; with gaps or overlaps, by way of a copy."""
     if _KERNELS is None:
         return None
     dtype = values.dtype
     is_float = dtype in _FLOATS
     if not is_float and dtype not in _INTEGERS:
         return None
+    values = values.contiguous()
     address = _address_of(values)
     if not address:
         return None
@@ -72,7 +73,5 @@ def sketch_by_kernels(values: Tensor, sketcher: Sketcher) -> bytes | None:
 
 
 def _address_of(values: Tensor) -> int:
-    """Return where the elements are; 0 if they are not there as they count: a view of negative ones, a made-up zero."""
-    if values.is_neg() or values._is_zerotensor():
-        return 0
-    return values.data_ptr()
+    """Return where the elements are; 0 if what is there has the opposite sign."""
+    return 0 if values.is_neg() else values.data_ptr()

@@ -294,4 +294,6 @@ def readable(tensor: Tensor) -> Tensor | None:
     )
     if not is_plain or _is_wrapped(tensor):
         return None
+    if tensor._is_zerotensor():  # zeros for which there is no memory, as automatic differentiation makes them
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.detach()

@@ -63,7 +63,8 @@ fewer than `_LONG` loses 7e-6 at the most.
 
 def _in_memory_order(values: Tensor) -> Tensor:
     """Return the same elements as a vector in the order of memory, in which sums are fastest and most accurate."""
-    return values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
+    strides = values.stride()
+    return values.permute(sorted(range(len(strides)), key=strides.__getitem__, reverse=True)).reshape(-1)
 
 
 def _reduced(values: Tensor) -> tuple[float, float, float, float]:
