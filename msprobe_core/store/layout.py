@@ -204,6 +204,17 @@ def find_steps(run_directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def holds_units(directory: Path) -> bool:
+    """Whether a directory is of a run with steps, or of a step with ranks or processes."""
+    patterns = (_STEP, _RANK, _PROCESS)
+    try:
+        return any(
+            path.is_dir() and any(each.fullmatch(path.name) for each in patterns) for path in directory.iterdir()
+        )
+    except OSError:
+        return False
+
+
 def find_units(step_directory: Path) -> list[Unit]:
     """Return the ranks of a step directory by number, or else its processes.
 

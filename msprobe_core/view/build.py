@@ -39,6 +39,7 @@ from msprobe_core.view.data import (
     Side,
     Sides,
     TensorMap,
+    Trend,
     Unit,
     Verdict,
     ViewData,
@@ -53,6 +54,7 @@ from msprobe_core.view.located import (
     verdict_of,
 )
 from msprobe_core.view.maps import axes_of, map_of
+from msprobe_core.view.monitored import findings_of, holds_monitored_alone, monitored_data
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.spool import Spool
 
@@ -103,7 +105,7 @@ def build(
     """Make the data of a page; graphs are in ``spool``, and null in what is returned.
 
     Args:
-        target: A run, a step, a rank's directory or a dump.
+        target: A run, a step, a rank's directory or a dump; or what a monitor has written.
         golden: The trusted run, of the same kind; ``None`` to look at one run.
         spool: Takes the graphs, by index of the unit.
         options: What to show.
@@ -117,6 +119,9 @@ def build(
         StoreError: there is no room for the graphs.
     """
     options = options or ViewOptions()
+    check_exists(target)
+    if any(holds_monitored_alone(path) for path in (target, golden) if path is not None):
+        return monitored_data(target, golden, options.locate.chosen)
     builder = _Builder(spool, options, progress or _tell_nobody)
     if golden is None:
         return builder.of_run(target)
@@ -297,6 +302,7 @@ class _Builder:
         self, kind: Kind, target: Path, golden: Path | None, verdict: Verdict, commands: Mapping[str, str]
     ) -> ViewData:
         title = target.name if golden is None else f"{target.name} and {golden.name}"
+        trends = [*self._overview.trends(), *self._monitored(target, golden)]
         notes = list(dict.fromkeys(self._notes))
         if len(notes) > _MAX_NOTES:
             notes = [*notes[:_MAX_NOTES], f"… and {len(notes) - _MAX_NOTES:,} more"]
@@ -313,11 +319,23 @@ class _Builder:
             units=self._units,
             layers=self._overview.layers(),
             heat=self._overview.heat(),
-            trends=self._overview.trends(),
+            trends=trends,
             tensors=self._maps,
             commands=dict(commands),
             notes=notes,
         )
+
+    def _monitored(self, target: Path, golden: Path | None) -> list[Trend]:
+        """Return the trends of what monitors have written beside the dumps; what they say is a note."""
+        try:
+            found = findings_of(target, golden, self._options.locate.chosen)
+        except MsprobeError as error:
+            self._notes.append(f"the monitor's files could not be read: {error}")
+            return []
+        if found is None:
+            return []
+        self._notes += [f"by the monitor's files: {found.verdict.sentence}", *found.notes]
+        return found.trends
 
     def _side(self, path: Path, first: Path) -> Side:
         try:

@@ -28,6 +28,7 @@ class Kind(str, Enum):
 
     DUMP = "dump"
     COMPARISON = "comparison"
+    MONITOR = "monitor"
 
 
 class NodeKind(str, Enum):
@@ -267,18 +268,38 @@ class Layer(msgspec.Struct, frozen=True):
     order: int
 
 
+class MicroHeat(msgspec.Struct, frozen=True):
+    """Worst severity by layer and micro step of a unit.
+
+    Attributes:
+        columns: Index of the unit, and which micro step of it.
+        forward: By layer and column.
+        backward: Likewise.
+        parameters: Likewise, of gradients and updates of parameters.
+    """
+
+    columns: Sequence[tuple[int, int]]
+    forward: Sequence[Sequence[Severity]]
+    backward: Sequence[Sequence[Severity]]
+    parameters: Sequence[Sequence[Severity]]
+
+
 class Heat(msgspec.Struct, frozen=True):
-    """Worst severity by layer and unit."""
+    """Worst severity by layer and unit; ``micro_steps`` by micro step too, where a unit has several."""
 
     layers: int
     units: int
     forward: Sequence[Sequence[Severity]]
     backward: Sequence[Sequence[Severity]]
     parameters: Sequence[Sequence[Severity]]
+    micro_steps: MicroHeat | None = None
 
 
 class Trend(msgspec.Struct, frozen=True):
-    """One statistic of one value over steps, for each rank (``-`` outside of a job)."""
+    """One statistic of one value over steps, for each rank (``-`` outside of a job).
+
+    ``origin`` is ``dump`` or ``monitor``; what a monitor has followed may be of one ``micro_step``.
+    """
 
     name: str
     slot: str
@@ -287,6 +308,8 @@ class Trend(msgspec.Struct, frozen=True):
     steps: Sequence[int]
     target: dict[str, Sequence[Number]]
     golden: dict[str, Sequence[Number]] | None = None
+    micro_step: int | None = None
+    origin: str = "dump"
 
 
 class TensorMap(msgspec.Struct, frozen=True):

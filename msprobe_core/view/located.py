@@ -118,15 +118,24 @@ def _sentence(state: State, found: Location) -> str:
         return "Nothing is wrong in what could be compared, but not everything could be compared."
     first = found.suspects[0]
     inside = f" in {first.parents[0]}" if first.parents else ""
-    return f"The runs part first{_place(first)} at {first.entry}{inside}: {first.kind}."
+    return (
+        f"The runs part first{where(first.step, first.micro_step, first.ranks)} at {first.entry}{inside}: {first.kind}."
+    )
 
 
-def _place(suspect: _Suspect) -> str:
-    parts = [] if suspect.step is None else [f"step {suspect.step}"]
-    parts += [f"micro step {suspect.micro_step}"] if suspect.micro_step else []
-    if suspect.ranks:
-        word = "rank" if len(suspect.ranks) == 1 else "ranks"
-        shown = ", ".join(map(str, suspect.ranks[:4])) + (", …" if len(suspect.ranks) > 4 else "")
+def where(step: int | None, micro_step: int | None, ranks: Sequence[int]) -> str:
+    """Return a place in words, with a space before it; empty if nothing is known of it.
+
+    Args:
+        step: Number of the step.
+        micro_step: Which micro-batch; the first goes without saying.
+        ranks: All that show it.
+    """
+    parts = [] if step is None else [f"step {step}"]
+    parts += [f"micro step {micro_step}"] if micro_step else []
+    if ranks:
+        word = "rank" if len(ranks) == 1 else "ranks"
+        shown = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
         parts.append(f"{word} {shown}")
     return f" in {', '.join(parts)}" if parts else ""
 

@@ -6,8 +6,9 @@ modules beside these, such as ``model.embed_tokens``. Units are added one by one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import polars as pl
 
@@ -15,7 +16,7 @@ from msprobe_core import names
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.model import Role
 from msprobe_core.view.calls import SIDES, Calls
-from msprobe_core.view.data import Heat, Layer, NodeKind, Number, Severity, Trend, number
+from msprobe_core.view.data import Heat, Layer, MicroHeat, NodeKind, Number, Severity, Trend, number
 from msprobe_core.view.graph import UnitGraph
 
 OUTSIDE = "(outside of modules)"
@@ -48,6 +49,20 @@ def layer_of(path: str) -> str:
     return ".".join(parts[: (inner or numbered)[0] + 1])
 
 
+_Cells: TypeAlias = tuple[dict[str, float], dict[str, float], dict[str, float]]
+"""Worst severity by layer, of each of `_PARTS`."""
+
+
+def _worst(several: Iterable[_Cells]) -> _Cells:
+    """Return the worst of several for each part and layer."""
+    found: _Cells = ({}, {}, {})
+    for cells in several:
+        for part, own in zip(found, cells, strict=True):
+            for layer, severity in own.items():
+                part[layer] = max(part.get(layer, 0.0), severity)
+    return found
+
+
 @dataclass
 class _Followed:
     """One value of one call over steps and ranks: by side, rank and step its statistics."""
@@ -68,7 +83,7 @@ class Overview:
     def __init__(self) -> None:
         self.culprits: frozenset[str] = frozenset()
         self._layers: dict[str, None] = {}
-        self._cells: list[list[dict[str, float]]] = []
+        self._cells: list[dict[int, _Cells]] = []
         self._followed: dict[tuple[str, str], _Followed] = {}
         self._steps: dict[int, None] = {}
         self._ranks: dict[str, None] = {}
@@ -77,17 +92,20 @@ class Overview:
     def add(self, own: Calls, unit: UnitGraph, step: int | None, rank: int | None) -> None:
         """Add a unit."""
         layers = _layers(unit)
-        cells: list[dict[str, float]] = [{}, {}, {}]
+        cells: dict[int, _Cells] = {micro_step: ({}, {}, {}) for micro_step in sorted({*unit.tree.micro_steps})}
         # What encloses others is complete after them: the first layer that is wrong stands before what contains it.
-        completed = {call: layers[node] for node, call in enumerate(unit.tree.calls) if call != -1}
-        for layer in [completed[call] for call in sorted(completed)]:
+        completed: dict[str, int] = {}
+        for node, call in enumerate(unit.tree.calls):
+            if call != -1:
+                completed.setdefault(layers[node], call)  # of its outermost call, which stands before what is in it
+        for layer in sorted(completed, key=completed.__getitem__):
             self._layers.setdefault(layer)
         for node, layer in enumerate(layers):
             if unit.tree.calls[node] == -1:
                 continue
             severity = unit.graph.own[node]
             if isinstance(severity, float):
-                part = cells[_PART_OF_PHASE.get(unit.graph.phase[node], 0)]
+                part = cells[unit.tree.micro_steps[node]][_PART_OF_PHASE.get(unit.graph.phase[node], 0)]
                 part[layer] = max(part.get(layer, 0.0), severity)
         self._cells.append(cells)
         self._is_pair = self._is_pair or own.is_pair
@@ -99,13 +117,22 @@ class Overview:
 
     def heat(self) -> Heat | None:
         """Return the severities; ``None`` if there are none at all."""
-        if not any(part for cells in self._cells for part in cells):
+        if not any(part for by_micro_step in self._cells for cells in by_micro_step.values() for part in cells):
             return None
+        merged = [_worst(by_micro_step.values()) for by_micro_step in self._cells]
+        return Heat(len(self._layers), len(self._cells), *self._tables(merged), micro_steps=self._micro_heat())
 
-        def table(part: int) -> list[list[Severity]]:
-            return [[cells[part].get(layer) for cells in self._cells] for layer in self._layers]
+    def _micro_heat(self) -> MicroHeat | None:
+        if all(len(by_micro_step) < 2 for by_micro_step in self._cells):
+            return None
+        columns = [(unit, micro_step) for unit, found in enumerate(self._cells) for micro_step in found]
+        return MicroHeat(columns, *self._tables([self._cells[unit][micro_step] for unit, micro_step in columns]))
 
-        return Heat(len(self._layers), len(self._cells), *[table(part) for part in range(len(_PARTS))])
+    def _tables(self, columns: Sequence[_Cells]) -> list[list[list[Severity]]]:
+        """Return a table for each part: by layer and column."""
+        return [
+            [[cells[part].get(layer) for cells in columns] for layer in self._layers] for part in range(len(_PARTS))
+        ]
 
     # --- trends -------------------------------------------------------------------------------------------------------
 

@@ -157,12 +157,13 @@ class _Builder:
 
     def _walk(self) -> Tree:
         tree = Tree()
+        running = self._running()
         stack = [(node, -1, 0, False) for node in reversed(self._children.get(-1, []))]
         while stack:
             node, parent, micro_step, is_stepping = stack.pop()
             name = self._nodes[node]
             if parent == -1 or tree.kinds[parent] is NodeKind.COLLECTION:
-                micro_step = _index_of(name) if names.is_module(name) else 0
+                micro_step = _index_of(name) if names.is_module(name) else running.get(node, 0)
             is_stepping = is_stepping or name in _STEPPERS
             own = len(tree.names)
             tree.names.append(name)
@@ -173,6 +174,19 @@ class _Builder:
             tree.is_stepping.append(is_stepping)
             stack += [(below, own, micro_step, is_stepping) for below in reversed(self._children.get(node, []))]
         return tree
+
+    def _running(self) -> dict[int, int]:
+        """Return, for calls that are in no module, the micro step whose forward had begun last."""
+        tops = [node for node in range(len(self._nodes)) if self._above[node] == -1]
+        found: dict[int, int] = {}
+        latest = 0
+        for node in sorted(tops, key=lambda each: (self._starts[each], each)):
+            name = self._nodes[node]
+            if names.is_module(name) and self._phases[node] == Phase.FORWARD.value:
+                latest = _index_of(name)
+            elif name not in _STEPPERS:
+                found[node] = latest
+        return found
 
     def _kind_of(self, node: int) -> NodeKind:
         name = self._nodes[node]

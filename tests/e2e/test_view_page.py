@@ -5,7 +5,6 @@
 makes the pictures of the documentation anew.
 """
 
-import json
 import os
 import threading
 from pathlib import Path
@@ -16,15 +15,14 @@ from browser import CHROMIUM, DRIVER, Browser
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from view_pages import PAGE, Model, comparison, flat, write_page
+from view_pages import PAGE, Model, comparison, example, flat, write_page
 
 from msprobe_core.compare.mapping_files import read_matching
-from msprobe_core.view.data import ViewData
+from msprobe_core.view.data import Graph, ViewData
 from msprobe_core.view.serve import PageServer
 from msprobe_core.view.spool import Spool
 
 REPOSITORY = Path(__file__).parents[2]
-EXAMPLES = REPOSITORY / "tests" / "data" / "view"
 IMAGES = REPOSITORY / "docs" / "images"
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>${7*7}</b>\'`\u202e'
 CULPRIT = "Functional.scaled_dot_product_attention.2.forward"
@@ -44,9 +42,6 @@ def browser():
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages")
-
-    def example(name):
-        return json.loads((EXAMPLES / f"{name}.json").read_text(encoding="utf-8"))
 
     made = {
         "one": comparison(),
@@ -477,11 +472,10 @@ class TestPage:
 
 
 def test_served_graphs_come_when_they_are_looked_at(browser):
-    content = (EXAMPLES / "comparison.json").read_bytes()
-    data = msgspec.json.decode(content, type=ViewData)
+    data = msgspec.convert(example("comparison"), ViewData)
     spool = Spool()
     for number, unit in enumerate(data.units):
-        spool.put(number, unit.graph)
+        spool.put(number, msgspec.convert(unit.graph, Graph))
     empty = [msgspec.structs.replace(unit, graph=None) for unit in data.units]
     server = PageServer(msgspec.structs.replace(data, units=empty), spool)
     thread = threading.Thread(target=server.serve_forever)

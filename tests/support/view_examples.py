@@ -2,9 +2,10 @@
 
     python view_examples.py DIRECTORY
 
-records ``DIRECTORY/run`` if it is not there, and writes ``tests/data/view/dump.json`` and ``comparison.json``.
+records ``DIRECTORY/run`` if it is not there, and writes ``tests/data/view/dump.json.gz`` and ``comparison.json.gz``.
 """
 
+import gzip
 import re
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ def main() -> None:
         data = build(target, golden, spool)
         text = b"".join(document(data, spool, range(len(data.units)))).decode()
         spool.close()
-        (PLACE / f"{name}.json").write_text(neutral(text, run) + "\n")
+        content = neutral(text, run).encode()
+        (PLACE / f"{name}.json.gz").write_bytes(gzip.compress(content, mtime=0))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "msprobe_core" / "view" / "page" / "index.html"
+EXAMPLES = Path(__file__).parents[1] / "data" / "view"
 PLACE = "<!--msprobe-data-->"
 STATISTICS = ("max", "min", "mean", "norm", "num_nan", "num_inf")
 APIS = {
@@ -400,6 +401,11 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
         "commands": {"confirm": "msprobe confirm demo_output/target demo_output/golden --node {node}"},
         "notes": ["Two nodes have no partner."],
     }
+
+
+def example(name: str) -> dict[str, Any]:
+    """Data of a page of a real training, as ``view_examples.py`` has recorded it: ``dump`` or ``comparison``."""
+    return json.loads(gzip.decompress((EXAMPLES / f"{name}.json.gz").read_bytes()))
 
 
 def packed(data: dict[str, Any]) -> str:

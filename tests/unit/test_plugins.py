@@ -184,7 +184,7 @@ LAYERS = [
     {"fingerprint"},
     {"hookspecs"},
     {"config", "plugins", "extras"},
-    {"store", "execute"},
+    {"store", "execute", "monitoring"},
     {"order"},
     {"capture", "compare"},
     {"confirm", "overflow"},

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
 from rank_dumps import Rank, write_ranks
+from view_pages import example
 
 from msprobe_core.cli.view import view as command
 from msprobe_core.errors import CompareError
@@ -138,6 +139,25 @@ def test_micro_steps_are_those_of_the_outermost_module(tmp_path, spool):
     assert data.units[0].micro_steps == 2
     assert shown["Functional.linear.1.forward"] == (0,)
     assert shown["Functional.linear.3.forward"] == (1,)
+    assert shown["Torch.mean.1.forward"] == (1,)  # in no module, behind the second forward
+    assert (shown["Torch.mean.0.forward"], shown["optimizer"]) == ((0,), (0,))
+
+
+def test_the_overview_has_micro_steps_apart(tmp_path, spool):
+    golden = Run().record(micro_steps=2)
+    target = Run().record(micro_steps=2)
+    entry = "Functional.leaky_relu.3.forward"  # of the second layer, in the second micro step
+    target.data[entry]["output"] = [tensor(X * 5)]
+    data = made(spool, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
+    assert data.heat.micro_steps.columns == [(0, 0), (0, 1)]
+    row = [layer.name for layer in data.layers].index("layers.1")
+    assert [severity > 0.5 for severity in data.heat.micro_steps.forward[row]] == [False, True]
+    assert data.heat.forward[row] == [max(data.heat.micro_steps.forward[row])]
+
+
+def test_without_several_micro_steps_there_are_none_apart(tmp_path, spool):
+    data = made(spool, Run().record().write(tmp_path / "t"), Run(linear1=2.0).record().write(tmp_path / "g"))
+    assert data.heat.micro_steps is None
 
 
 def test_a_circle_of_parents_and_a_parent_without_record_are_survived():
@@ -311,7 +331,9 @@ def test_heat_and_trends_are_by_layer_unit_and_step(tmp_path, spool):
 
 
 def test_layers_stand_before_what_contains_them(tmp_path, spool):
-    data = made(spool, Run().record().write(tmp_path / "a"))
+    run = Run()
+    run.call("Torch.neg.0.forward", "Module.Model.forward.0", [tensor(X)], X)  # the model's own, before its layers
+    data = made(spool, run.record().write(tmp_path / "a"))
     names = [layer.name for layer in data.layers]
     assert names == ["layers.0", "layers.1", "Model", "(outside of modules)", "optimizer"]
 
@@ -559,6 +581,7 @@ REPOSITORY = Path(__file__).parents[2]
 DESCRIBED = {
     "ViewData": ViewData, "Side": data_types.Side, "Verdict": data_types.Verdict, "Culprit": data_types.Culprit,
     "Unit": data_types.Unit, "Layer": data_types.Layer, "Heat": data_types.Heat, "Trend": data_types.Trend,
+    "MicroHeat": data_types.MicroHeat,
     "TensorMap": data_types.TensorMap, "Graph": Graph, "Peers": data_types.Peers, "Values": data_types.Values,
 }  # fmt: skip
 
@@ -578,7 +601,7 @@ def test_the_description_has_every_field_and_no_other(name):
 
 @pytest.mark.parametrize("name", ["dump", "comparison"])
 def test_the_examples_are_of_the_format(name):
-    content = json.loads((REPOSITORY / "tests" / "data" / "view" / f"{name}.json").read_text())
+    content = example(name)
     assert (content["format"], content["version"], content["kind"]) == ("msprobe-view", 1, name)
     for unit in content["units"]:
         graph = msgspec.convert(unit.pop("graph"), Graph)

@@ -8,10 +8,10 @@ import { Overview } from "./overview";
 import { Panel } from "./panel";
 import { Choice, Legend } from "./parts";
 import {
-  NO_NODES, TABS, type Tab, collapseAll, nextDifference, select, setLanguage, setMatches, setTheme, showUnit, unitName, useStore,
+  NO_NODES, type Tab, collapseAll, nextDifference, select, setLanguage, setMatches, setTheme, showUnit, tabsOf, unitName, useStore,
   useText, useTree,
 } from "./store";
-import { Summary } from "./summary";
+import { Summary, stateText } from "./summary";
 import { Tensors } from "./tensors";
 import { Trends } from "./trends";
 import { type PhaseChoice, type Tree, suspectsIn } from "./tree";
@@ -70,11 +70,11 @@ function onGlobalKey(event: KeyboardEvent, searchBox: HTMLInputElement | null, c
         searchBox.focus();
         return;
       }
-      useStore.setState({ tab: "graph" });
+      useStore.setState({ tab: useStore.getState().data.units.length > 0 ? "graph" : "trends" });
       requestAnimationFrame(() => (searchBox ?? document.querySelector<HTMLInputElement>(".search"))?.focus());
     },
   };
-  TABS.forEach((tab, i) => { keys[String(i + 1)] = () => useStore.setState({ tab }); });
+  tabsOf(useStore.getState().data).forEach((tab, i) => { keys[String(i + 1)] = () => useStore.setState({ tab }); });
   const action = keys[event.key];
   if (!action) return;
   event.preventDefault();
@@ -86,23 +86,24 @@ function Header(): ReactNode {
   const { data, tab, language, theme } = useStore();
   const state = data.verdict.state;
   const tabs = useRef<HTMLDivElement>(null);
+  const shown = tabsOf(data);
   return (
     <header className="header">
       <div className="brand"><b>msprobe</b><span className="title" title={data.title}>{data.title}</span></div>
-      {data.kind === "comparison" && (
+      {(data.kind === "comparison" || state === "fault") && (
         <button className={`pill ${state}`} onClick={() => useStore.setState({ tab: "summary" })}>
           <Shape verdict={state === "fault" ? "error" : state === "agree" ? "pass" : "warning"} size={13} />
-          {say(state === "fault" ? "stateFault" : state === "agree" ? "stateAgree" : state === "insufficient" ? "stateInsufficient" : "stateNone")}
+          {say(stateText(data))}
         </button>
       )}
       <div className="tabs" role="tablist" ref={tabs} onKeyDown={(event) => {
         const move = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
         if (move === 0) return;
-        const next = TABS[(TABS.indexOf(tab) + move + TABS.length) % TABS.length];
+        const next = shown[(shown.indexOf(tab) + move + shown.length) % shown.length];
         useStore.setState({ tab: next });
         tabs.current?.querySelector<HTMLElement>(`#tab-${next}`)?.focus();
       }}>
-        {TABS.map((item: Tab) => (
+        {shown.map((item: Tab) => (
           <button key={item} id={`tab-${item}`} role="tab" aria-selected={item === tab} aria-controls={`panel-${item}`} tabIndex={item === tab ? 0 : -1}
             onClick={() => useStore.setState({ tab: item })}>{say(item)}</button>
         ))}

@@ -120,6 +120,15 @@ export interface Heat {
   forward: Severity[][];
   backward: Severity[][];
   parameters: Severity[][];
+  micro_steps?: MicroHeat | null;
+}
+
+/** Columns are micro steps of units. */
+export interface MicroHeat {
+  columns: [number, number][];
+  forward: Severity[][];
+  backward: Severity[][];
+  parameters: Severity[][];
 }
 
 export interface Trend {
@@ -130,6 +139,8 @@ export interface Trend {
   steps: number[];
   target: Record<string, Num[]>;
   golden: Record<string, Num[]> | null;
+  micro_step?: number | null;
+  origin?: string;
 }
 
 export interface TensorMap {
@@ -149,7 +160,7 @@ export interface ViewData {
   format: string;
   version: number;
   made: { msprobe: string; at: string };
-  kind: "dump" | "comparison";
+  kind: "dump" | "comparison" | "monitor";
   title: string;
   sides: { target: Side; golden: Side | null };
   verdict: Verdict;

@@ -13,11 +13,26 @@ import { type Tree, verdictOf, worst } from "./tree";
 
 type Part = "worst" | "forward" | "backward" | "parameters";
 
-function cellOf(data: ViewData, part: Part, layer: number, unit: number): Severity {
-  const heat = data.heat;
+/** A column of the map: a unit, or one micro step of it. */
+interface Column {
+  unit: number;
+  micro: number | null;
+  /** Where it stands in the tables of the data. */
+  at: number;
+}
+
+function columnsOf(data: ViewData, apart: boolean): Column[] {
+  const micro = apart ? data.heat?.micro_steps : null;
+  if (micro) return micro.columns.map(([unit, step], at) => ({ unit, micro: step, at }));
+  return data.units.map((_unit, at) => ({ unit: at, micro: null, at }));
+}
+
+function cellOf(data: ViewData, part: Part, layer: number, column: Column): Severity {
+  const heat = column.micro === null ? data.heat : data.heat?.micro_steps;
   if (!heat) return null;
-  if (part !== "worst") return heat[part][layer]?.[unit] ?? null;
-  return worst([heat.forward[layer]?.[unit] ?? null, heat.backward[layer]?.[unit] ?? null, heat.parameters[layer]?.[unit] ?? null]);
+  const { at } = column;
+  if (part !== "worst") return heat[part][layer]?.[at] ?? null;
+  return worst([heat.forward[layer]?.[at] ?? null, heat.backward[layer]?.[at] ?? null, heat.parameters[layer]?.[at] ?? null]);
 }
 
 /** What a fault spreads to last says most of where it began: forward, if anything is wrong there. */
@@ -26,33 +41,42 @@ function firstPart(data: ViewData): Part {
   return parts.find((part) => data.heat?.[part].some((layer) => layer.some((severity) => (severity ?? 0) > 0.5))) ?? "worst";
 }
 
+/** More columns than these are micro steps that nobody has asked to see apart. */
+const MOST_APART = 96;
+
 /** Columns in the order that is asked for, and the bands over them. */
-function columnsBy(data: ViewData, order: string): { units: number[]; bands: Band[][] } {
-  const units = data.units.map((_unit, i) => i);
-  const keys = (unit: number): (number | string)[] => {
+function columnsBy(data: ViewData, order: string, apart: boolean): { columns: Column[]; bands: Band[][] } {
+  const columns = columnsOf(data, apart);
+  const axes = order === "step" ? ["step", "rank", "micro"] : order === "rank" ? ["rank", "step", "micro"]
+    : order === "micro" ? ["micro", "step", "rank"] : [order, "step", "rank", "micro"];
+  const key = ({ unit, micro }: Column, axis: string): number => {
     const { step, rank, groups } = data.units[unit];
-    if (order === "rank") return [rank ?? -1, step ?? -1];
-    if (order === "step") return [step ?? -1, rank ?? -1];
-    return [groups[order] ?? -1, step ?? -1, rank ?? -1];
+    return (axis === "step" ? step : axis === "rank" ? rank : axis === "micro" ? micro : groups[axis]) ?? -1;
   };
-  units.sort((a, b) => {
-    const [left, right] = [keys(a), keys(b)];
-    for (let i = 0; i < left.length; i++) if (left[i] !== right[i]) return left[i] < right[i] ? -1 : 1;
-    return a - b;
+  columns.sort((a, b) => {
+    for (const axis of axes) if (key(a, axis) !== key(b, axis)) return key(a, axis) - key(b, axis);
+    return a.at - b.at;
   });
-  const named = order === "step" || order === "rank" ? order : order.toUpperCase();
-  const bands: Band[] = [];
-  units.forEach((unit, i) => {
-    const text = `${named} ${keys(unit)[0]}`;
-    const last = bands[bands.length - 1];
-    if (last && last.text === text) last.to = i + 1;
-    else bands.push({ from: i, to: i + 1, text });
-  });
-  return { units, bands: bands.length > 1 && bands.length < units.length ? [bands] : [] };
+  const bands: Band[][] = [];
+  let before = columns.map(() => "");
+  for (const axis of axes) {
+    const line: Band[] = [];
+    const inside = columns.map((column, i) => `${before[i]}/${key(column, axis)}`);
+    inside.forEach((place, i) => {
+      const last = line[line.length - 1];
+      if (last && inside[i - 1] === place) last.to = i + 1;
+      else line.push({ from: i, to: i + 1, text: `${axis === "step" || axis === "rank" || axis === "micro" ? axis : axis.toUpperCase()} ${key(columns[i], axis)}` });
+    });
+    // What every column has for itself stands under the bands, what all share nowhere.
+    if (line.length >= columns.length) break;
+    if (line.length > (bands[bands.length - 1]?.length ?? 1)) bands.push(line);
+    before = inside;
+  }
+  return { columns, bands };
 }
 
 /** The node of a layer in a unit's graph: the outermost whose name has the layer's in it; the worst of several. */
-export function layerNode(tree: Tree, layer: string, part: Part): number | undefined {
+export function layerNode(tree: Tree, layer: string, part: Part, micro: number | null): number | undefined {
   const { graph } = tree;
   const wanted = `.${layer}.`;
   let best: number | undefined;
@@ -64,15 +88,16 @@ export function layerNode(tree: Tree, layer: string, part: Part): number | undef
     if (above >= 0 && !tree.isGroup(above) && `.${graph.name[above]}.`.includes(wanted)) continue;
     if (part === "backward" && graph.phase[node] !== "backward") continue;
     if (part === "forward" && graph.phase[node] === "backward") continue;
+    if (micro !== null && graph.micro_step[node] !== micro) continue;
     if (best === undefined || (tree.severity[node] ?? -1) > (tree.severity[best] ?? -1)) best = node;
   }
   return best;
 }
 
-export async function descend(unit: number, layer: string, part: Part): Promise<void> {
+export async function descend({ unit, micro }: Column, layer: string, part: Part): Promise<void> {
   const tree = await showUnit(unit);
   useStore.setState({ tab: "graph" });
-  const node = tree ? layerNode(tree, layer, part) : undefined;
+  const node = tree ? layerNode(tree, layer, part, micro) : undefined;
   if (node !== undefined) show(node);
 }
 
@@ -82,19 +107,25 @@ export function HeatOverview({ small = false }: { small?: boolean }): ReactNode 
   const theme = useStore((state) => state.theme);
   const [part, setPart] = useState<Part>(() => firstPart(data));
   const [order, setOrder] = useState("step");
-  const { units, bands } = useMemo(() => columnsBy(data, order), [data, order]);
+  const micro = data.heat?.micro_steps ?? null;
+  const [apart, setApart] = useState(micro !== null && micro.columns.length <= MOST_APART);
+  const { columns, bands } = useMemo(() => columnsBy(data, order, apart), [data, order, apart]);
   const rows = useMemo(() => data.layers.map((_layer, i) => i), [data]);
   if (!data.heat || data.layers.length === 0) return <p className="muted">{say("heatNone")}</p>;
   const axes = [...new Set(data.units.flatMap((unit) => Object.keys(unit.groups)))];
+  const microText = (step: number | null): string => (step === null ? "" : ` · ${say("microStep")} ${step}`);
   const describe = (row: number, column: number): string => {
-    const severity = cellOf(data, part, rows[row], units[column]);
+    const severity = cellOf(data, part, rows[row], columns[column]);
     const verdict = verdictOf(severity);
-    return `${data.layers[rows[row]].name} · ${unitName(data, units[column])} · ${say(VERDICT_TEXT[verdict])}${severity === null ? "" : ` (${severity.toFixed(2)})`}`;
+    const { unit, micro: step } = columns[column];
+    return `${data.layers[rows[row]].name} · ${unitName(data, unit)}${microText(step)} · ${say(VERDICT_TEXT[verdict])}${severity === null ? "" : ` (${severity.toFixed(2)})`}`;
   };
   const label = (column: number): string => {
-    const { step, rank } = data.units[units[column]];
-    if (order === "rank") return step === null ? unitName(data, units[column]) : `s${step}`;
-    return rank === null ? unitName(data, units[column]) : `r${rank}`;
+    const { unit, micro: own } = columns[column];
+    const { step, rank } = data.units[unit];
+    if (own !== null && order !== "micro") return `m${own}`;
+    if (order === "rank") return step === null ? unitName(data, unit) : `s${step}`;
+    return rank === null ? unitName(data, unit) : `r${rank}`;
   };
   return (
     <>
@@ -106,18 +137,22 @@ export function HeatOverview({ small = false }: { small?: boolean }): ReactNode 
           <label className="field">{say("orderBy")} <select value={order} onChange={(event) => setOrder(event.target.value)}>
             <option value="step">{say("byStep")}</option>
             <option value="rank">{say("byRank")}</option>
+            {apart && <option value="micro">{say("byMicro")}</option>}
             {axes.map((axis) => <option key={axis} value={axis}>{say("byGroup", axis.toUpperCase())}</option>)}
           </select></label>
+          {micro && (
+            <label className="field"><input type="checkbox" data-testid="apart" checked={apart} onChange={(event) => { setApart(event.target.checked); if (order === "micro") setOrder("step"); }} /> {say("microApart")}</label>
+          )}
           <Legend />
         </div>
       )}
       {small && <p className="muted map-part">{say(part === "worst" ? "worstOf" : part)}</p>}
-      <HeatMap testid={small ? "heat-small" : "heat"} rows={rows.length} columns={units.length} label={say("heatTitle")}
-        colour={(row, column) => fill(cellOf(data, part, rows[row], units[column]), theme)} describe={describe}
+      <HeatMap testid={small ? "heat-small" : "heat"} rows={rows.length} columns={columns.length} label={say("heatTitle")}
+        colour={(row, column) => fill(cellOf(data, part, rows[row], columns[column]), theme)} describe={describe}
         rowLabel={(row) => data.layers[rows[row]].name} columnLabel={label} bands={bands}
         gutter={small ? 110 : 190} maxHeight={small ? 300 : 640}
         cell={{ width: small ? [6, 40] : [14, 64], height: small ? [5, 16] : [14, 26] }}
-        onPick={(row, column) => void descend(units[column], data.layers[rows[row]].name, part)} />
+        onPick={(row, column) => void descend(columns[column], data.layers[rows[row]].name, part)} />
     </>
   );
 }

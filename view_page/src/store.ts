@@ -7,7 +7,12 @@ import { type Language, type TextKey, text } from "./texts";
 import { type PhaseChoice, Tree, type Verdict } from "./tree";
 
 export type Tab = "summary" | "graph" | "overview" | "trends" | "tensors";
-export const TABS: Tab[] = ["summary", "graph", "overview", "trends", "tensors"];
+const TABS: Tab[] = ["summary", "graph", "overview", "trends", "tensors"];
+
+/** What there is to look at: a monitor's files have no graphs. */
+export function tabsOf(data: ViewData): Tab[] {
+  return data.units.length > 0 ? TABS : ["summary", "trends"];
+}
 
 export interface View {
   x: number;
@@ -32,7 +37,7 @@ export interface State {
   only: ReadonlySet<Verdict>;
   matches: Match[];
   matching: number;
-  trend: { name: string; slot: string } | null;
+  trend: { name: string; slot: string; micro?: number | null } | null;
   tensor: number;
   language: Language;
   theme: Theme;

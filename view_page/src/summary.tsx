@@ -1,39 +1,44 @@
 /** The verdict first: one sentence, where to look, how sure, and what to do next. */
 import type { ReactNode } from "react";
-import { type Culprit, show } from "./data";
+import { type Culprit, type ViewData, show } from "./data";
 import { HeatOverview } from "./overview";
 import { Command, Name, Over, Strength } from "./parts";
 import { Shape } from "./icons";
 import { jump, unitName, useStore, useText } from "./store";
 import type { TextKey } from "./texts";
 
-const STATES: Record<string, { text: TextKey; shape: "error" | "pass" | "warning" | "none" }> = {
-  fault: { text: "stateFault", shape: "error" },
-  agree: { text: "stateAgree", shape: "pass" },
-  insufficient: { text: "stateInsufficient", shape: "warning" },
-  none: { text: "stateNone", shape: "none" },
-};
+const SHAPES: Record<string, "error" | "pass" | "warning" | "none"> = { fault: "error", agree: "pass", insufficient: "warning" };
+
+/** The answer in two or three words. */
+export function stateText({ verdict: { state }, kind, sides }: ViewData): TextKey {
+  if (state === "fault") return kind === "comparison" ? "stateFault" : sides.golden ? "statePart" : "stateNotFinite";
+  return state === "agree" ? "stateAgree" : state === "insufficient" ? "stateInsufficient" : "stateNone";
+}
 
 export function Summary(): ReactNode {
   const say = useText();
   const data = useStore((state) => state.data);
   const { verdict, culprits } = data;
-  const state = STATES[verdict.state] ?? STATES.none;
   const [first, ...others] = culprits;
   return (
     <div className="summary">
       <section className={`verdict ${verdict.state}`} aria-labelledby="verdict-state">
-        <div className="verdict-mark"><Shape verdict={state.shape} size={44} /></div>
+        <div className="verdict-mark"><Shape verdict={SHAPES[verdict.state] ?? "none"} size={44} /></div>
         <div>
-          <div className="verdict-state" id="verdict-state">{say(state.text)}</div>
+          <div className="verdict-state" id="verdict-state">{say(stateText(data))}</div>
           <h1 data-testid="sentence"><Name value={verdict.sentence} /></h1>
           {verdict.detail.map((line) => <p key={line} className="detail">{line}</p>)}
           <p className="facts">
             {data.kind === "comparison" && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
             {data.kind === "comparison" && verdict.counts.unmatched > 0 && <span>{say("unmatchedCount", verdict.counts.unmatched)}</span>}
             {data.units.length > 1 && <span>{say("unitsCount", data.units.length)}</span>}
+            {data.kind === "monitor" && verdict.counts.flagged > 0 && <span>{say("valuesFlagged", verdict.counts.flagged)}</span>}
+            {data.kind === "monitor" && <span>{say("valuesCount", verdict.counts.nodes)}</span>}
             {data.kind === "dump" && <span>{say("calls", verdict.counts.nodes)}</span>}
           </p>
+          {data.kind === "monitor" && data.trends.length > 0 && (
+            <button className="button strong" data-testid="show-trend" onClick={() => useStore.setState({ tab: "trends", trend: null })}>{say(verdict.state === "fault" ? "showTrend" : "exploreTrends")}</button>
+          )}
           {!first && data.units.length > 0 && (
             <button className="button strong" onClick={() => useStore.setState({ tab: "graph" })}>{say("explore")}</button>
           )}

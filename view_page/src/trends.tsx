@@ -3,8 +3,9 @@ import { useVirtualizer } from "@tanstack/react-virtual";
 import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
-import { LINES, diverging } from "./colour";
-import { type Trend, show, toNumber } from "./data";
+import { LINES, diverging, fill } from "./colour";
+import { Shape } from "./icons";
+import { type Num, type Trend, show, toNumber } from "./data";
 import { HeatMap } from "./heatmap";
 import { Choice } from "./parts";
 import { jump, useStore, useText } from "./store";
@@ -15,16 +16,17 @@ interface Series {
   name: string;
   slot: string;
   phase: string;
+  micro: number | null;
   byStatistic: Map<string, Trend>;
 }
 
 function grouped(trends: Trend[]): Series[] {
   const found = new Map<string, Series>();
   for (const trend of trends) {
-    const key = `${trend.name}\n${trend.slot}\n${trend.phase}`;
+    const key = `${trend.name}\n${trend.slot}\n${trend.phase}\n${trend.micro_step ?? ""}`;
     let series = found.get(key);
     if (!series) {
-      series = { name: trend.name, slot: trend.slot, phase: trend.phase, byStatistic: new Map() };
+      series = { name: trend.name, slot: trend.slot, phase: trend.phase, micro: trend.micro_step ?? null, byStatistic: new Map() };
       found.set(key, series);
     }
     series.byStatistic.set(trend.statistic, trend);
@@ -44,13 +46,14 @@ export function Trends(): ReactNode {
     const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
     return all.filter((series) => terms.every((term) => `${series.name} ${series.slot}`.toLowerCase().includes(term)));
   }, [all, words]);
-  const chosen = all.find((series) => asked && series.name === asked.name && series.slot === asked.slot) ?? listed[0] ?? all[0];
+  const chosen = all.find((series) => asked && series.name === asked.name && series.slot === asked.slot && (asked.micro === undefined || asked.micro === series.micro)) ?? listed[0] ?? all[0];
   const scroller = useRef<HTMLDivElement>(null);
   const list = useVirtualizer({ count: listed.length, getScrollElement: () => scroller.current, estimateSize: () => 44, overscan: 8 });
   if (all.length === 0 || !chosen) return <div className="page-scroll"><p className="empty">{say("trendNone")}</p></div>;
   const statistics = [...chosen.byStatistic.keys()];
   const shown = chosen.byStatistic.get(statistic) ?? chosen.byStatistic.get(statistics[0]);
-  const choose = (series: Series | undefined): void => { if (series) useStore.setState({ trend: { name: series.name, slot: series.slot } }); };
+  const choose = (series: Series | undefined): void => { if (series) useStore.setState({ trend: { name: series.name, slot: series.slot, micro: series.micro } }); };
+  const slotText = (series: Series): string => `${series.slot || series.phase}${series.micro === null ? "" : ` · ${say("microStep")} ${series.micro}`}`;
   return (
     <div className="columns">
       <aside className="outline">
@@ -73,7 +76,7 @@ export function Trends(): ReactNode {
               return (
                 <div key={item.key} role="option" aria-selected={series === chosen} className={`row two${series === chosen ? " chosen" : ""}`}
                   style={{ transform: `translateY(${item.start}px)`, height: item.size }} title={series.name} onClick={() => choose(series)}>
-                  <span className="row-text"><span className="row-label">{series.slot || series.phase}</span><span className="row-path">{series.name}</span></span>
+                  <span className="row-text"><span className="row-label">{slotText(series)}</span><span className="row-path">{series.name}</span></span>
                 </div>
               );
             })}
@@ -83,13 +86,13 @@ export function Trends(): ReactNode {
       <main className="page-scroll">
         {shown && (
           <section className="card wide">
-            <h2><code>{chosen.name}</code> <span className="muted">{chosen.slot}</span></h2>
+            <h2><code>{chosen.name}</code> <span className="muted">{slotText(chosen)}</span></h2>
             <div className="toolbar">
               <Choice label={say("statistic")} value={shown.statistic} onChange={setStatistic} options={statistics.map((key) => ({ value: key, text: key }))} />
               <label className="field"><input type="checkbox" checked={log} onChange={(event) => setLog(event.target.checked)} /> {say("logScale")}</label>
-              <button className="button small" onClick={() => void jump(unitFor(data.units, shown), shown.name)}>{say("showNode")}</button>
+              {shown.origin !== "monitor" && <button className="button small" onClick={() => void jump(unitFor(data.units, shown), shown.name)}>{say("showNode")}</button>}
             </div>
-            <TrendView key={`${chosen.name} ${chosen.slot} ${shown.statistic} ${log}`} trend={shown} log={log} />
+            <TrendView key={`${chosen.name} ${chosen.slot} ${chosen.micro ?? ""} ${shown.statistic} ${log}`} trend={shown} log={log} />
           </section>
         )}
       </main>
@@ -116,6 +119,7 @@ function TrendView({ trend, log }: { trend: Trend; log: boolean }): ReactNode {
     const middle = values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
     return { middle, spread: Math.max(1e-30, ...values.map((value) => Math.abs(value - middle))) };
   }, [trend]);
+  const notFinite = useMemo(() => nonFinite(trend, ranks, say("rank"), say("step")), [trend, say("rank")]);
   return (
     <>
       <div className="toolbar">
@@ -131,13 +135,14 @@ function TrendView({ trend, log }: { trend: Trend; log: boolean }): ReactNode {
           </select></label>
         )}
       </div>
+      {notFinite && <p className="not-finite" data-testid="not-finite"><Shape verdict="error" /> {say("notFiniteAt", notFinite)}</p>}
       <Plot trend={trend} axis={axis} ranks={axis === "step" && rank ? [rank] : ranks} step={step} log={log} />
       {both && (
         <>
-          <h3>{say("rank")} × {say("step")}</h3>
+          <h3>{trend.golden ? say("offGolden") : `${say("rank")} × ${say("step")}`}</h3>
           <HeatMap rows={ranks.length} columns={steps.length} label={`${say("rank")} × ${say("step")}`} gutter={70} maxHeight={320}
             cell={{ width: [8, 60], height: [10, 24] }}
-            colour={(r, c) => diverging((toNumber(trend.target[ranks[r]][c]) - scale.middle) / scale.spread, theme)}
+            colour={(r, c) => trend.golden ? fill(distance(trend.target[ranks[r]][c], trend.golden[ranks[r]]?.[c]), theme) : trend.target[ranks[r]][c] === null ? fill(null, theme) : diverging((toNumber(trend.target[ranks[r]][c]) - scale.middle) / scale.spread, theme)}
             describe={(r, c) => `${say("rank")} ${ranks[r]} · ${say("step")} ${steps[c]} · ${show(trend.target[ranks[r]][c])}${trend.golden ? ` · ${say("golden")} ${show(trend.golden[ranks[r]]?.[c])}` : ""}`}
             rowLabel={(r) => ranks[r]} columnLabel={(c) => String(steps[c])}
             onPick={(r, c) => { setRank(ranks[r]); setStep(c); }} />
@@ -145,6 +150,26 @@ function TrendView({ trend, log }: { trend: Trend; log: boolean }): ReactNode {
       )}
     </>
   );
+}
+
+/** The relative difference as a severity: a thousandth is hardly seen, all of it is the worst. */
+function distance(target: Num, golden: Num | undefined): number | null {
+  const [left, right] = [toNumber(target), toNumber(golden)];
+  if (target === null || golden === null || golden === undefined) return null;
+  if (left === right || (Number.isNaN(left) && Number.isNaN(right))) return 0;
+  const part = Math.abs(left - right) / Math.max(Math.abs(left), Math.abs(right));
+  return Number.isFinite(part) ? Math.min(1, Math.max(0, 1 + Math.log10(part) / 4)) : 1;
+}
+
+/** Where values are NaN or infinite, which no line shows. */
+function nonFinite(trend: Trend, ranks: string[], rankWord: string, stepWord: string): string {
+  const found = ranks.flatMap((rank) => {
+    const steps = trend.steps.filter((_step, i) => typeof trend.target[rank][i] === "string");
+    if (steps.length === 0) return [];
+    const place = rank === "-" ? "" : `${rankWord} ${rank}, `;
+    return [`${place}${stepWord} ${steps.slice(0, 6).join(", ")}${steps.length > 6 ? ", …" : ""}`];
+  });
+  return found.slice(0, 4).join("; ") + (found.length > 4 ? "; …" : "");
 }
 
 const MOST_LINES = 16;

@@ -1,0 +1,240 @@
+"""Read the files of the established monitor: CSV, one directory for each rank.
+
+Two layouts are known. ``{time}-rank{R}-{8 hex}/{quantity}_{first}-{last}.csv`` has a file for each quantity and range
+of steps, with the columns ``vpp_stage,name,step[,micro_step]``, then statistics, then ``shape,dtype``. Version 2 of it
+writes ``rank_{R}/{monitor}_step{first}-{last}.csv`` with ``vpp_stage,step,module_name,scope[,micro_step]`` and
+statistics. Files grow while a training runs, so the last line may be half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import polars as pl
+
+from msprobe_core.errors import DumpError
+from msprobe_core.monitoring.history import SCHEMA, Monitored
+
+_DIRECTORY = re.compile(r"(?P<time>[\w-]{0,20})-rank(?P<rank>\d{1,5})-")
+_DIRECTORY_V2 = re.compile(r"rank_(?P<rank>\d{1,5})$")
+_FILE = re.compile(r"(?P<quantity>[a-z_]+?)_(?P<v2>step)?(?P<first>\d+)-(?P<last>\d+)\.csv$")
+_SUBDIRECTORY = "monitor_output"
+"""What the established monitor calls its output unless it is told otherwise."""
+
+_SCOPES = {
+    "forward": "actv", "backward": "actv_grad", "unreduced": "grad_unreduced", "reduced": "grad_reduced",
+}  # fmt: skip
+"""What version 2 calls quantities, where that is another word."""
+
+_DESCRIBING = frozenset({"shape", "dtype", "id"})
+_NAMES = ("name", "module_name")
+_COMMON = ("norm", "max", "min", "mean", "nans", "zeros")
+_ABSENT = "nan"
+_ABSENT_COLUMN = "is_absent"
+_MAX_STEP = (1 << 62) - 1
+_MAX_DECIMALS = 300
+
+
+@dataclass(frozen=True)
+class _RankDirectory:
+    path: Path
+    rank: int
+    time: tuple[datetime, str]
+    """When the training began, as far as the name tells, and the name."""
+
+
+def is_monitored(path: Path) -> bool:
+    """Whether a directory holds what a monitor has written, of one rank or of several."""
+    return bool(_directories(path))
+
+
+def find_monitored(path: Path) -> Path | None:
+    """Return the directory of a run in which its monitor wrote: itself, or ``monitor_output`` in it."""
+    return next((each for each in (path, path / _SUBDIRECTORY) if is_monitored(each)), None)
+
+
+def _directories(path: Path) -> list[_RankDirectory]:
+    if not path.is_dir():
+        return []
+    own = _rank_directory(path)
+    found = [own] if own is not None else [_rank_directory(each) for each in sorted(path.iterdir()) if each.is_dir()]
+    return [each for each in found if each is not None]
+
+
+def _rank_directory(path: Path) -> _RankDirectory | None:
+    name = path.resolve().name
+    match = _DIRECTORY.match(name) or _DIRECTORY_V2.match(name)
+    if match is None or not any(_FILE.match(each.name) for each in path.iterdir() if each.is_file()):
+        return None
+    began = datetime.min
+    if (time := match.groupdict().get("time")) is not None:
+        with contextlib.suppress(ValueError):  # as of a directory that somebody renamed
+            began = datetime.strptime(f"2000 {time}", "%Y %b%d_%H-%M-%S")
+    return _RankDirectory(path, int(match["rank"]), (began, name))
+
+
+def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[int] = ()) -> Monitored:
+    """Read what a monitor has written.
+
+    Where a rank has several directories, as of a training that was resumed, the later one says what a step was.
+
+    Args:
+        path: A directory with one for each rank, or that of one rank.
+        steps: Those to read; all if empty.
+        ranks: Likewise.
+
+    Raises:
+        DumpError: there is nothing of a monitor, nothing of what was asked for, or a file cannot be read.
+    """
+    directories = _directories(path)
+    if not directories:
+        raise DumpError(
+            f"{path}: holds nothing of a monitor, which makes a directory for each rank, such as "
+            "Nov21_05-57-08-rank0-95f81c46 or rank_0, with files such as actv_0-0.csv"
+        )
+    notes: list[str] = []
+    frames: list[pl.DataFrame] = []
+    decimals = [0]
+    for directory in sorted(directories, key=lambda each: each.time):
+        if ranks and directory.rank not in ranks:
+            continue
+        for path, quantity in _files_of(directory, steps):
+            content = _read_file(path, quantity, notes)
+            if content is None:
+                continue
+            own = content.frame.filter(pl.col("step").is_in(list(steps))) if steps else content.frame
+            frames.append(own.with_columns(rank=pl.lit(directory.rank, pl.Int64), _directory=pl.lit(len(decimals))))
+            decimals.append(content.decimals)
+    if not frames:
+        raise DumpError(f"{path}: has none of the steps and ranks that were asked for")
+    frame = pl.concat(frames, how="diagonal")
+    frame = _latest(frame, notes)
+    known = [name for name in frame.columns if name not in SCHEMA]
+    ordered = [name for name in _COMMON if name in known]
+    statistics = [*ordered, *(name for name in known if name not in ordered)]
+    return Monitored(
+        frame=frame.select(*SCHEMA, *statistics), statistics=statistics, resolution=10.0 ** -max(decimals), notes=notes
+    )
+
+
+def _latest(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+    """Keep what the latest directory says of a value, and say whether that made a difference."""
+    keys = [name for name in SCHEMA if name != "place"]
+    newest = frame.group_by(keys, maintain_order=True).agg(_newest=pl.col("_directory").max())
+    kept = frame.join(newest, on=keys, how="inner", nulls_equal=True, maintain_order="left")
+    kept = kept.filter(pl.col("_directory") == pl.col("_newest"))
+    if kept.height < frame.height:
+        notes.append("several directories of a rank have the same steps; what the later training wrote is shown")
+    return kept.drop("_directory", "_newest").unique(keys, keep="last", maintain_order=True)
+
+
+def _files_of(directory: _RankDirectory, steps: Collection[int]) -> list[tuple[Path, str]]:
+    """Return the files of a rank with their quantities, in the order of their steps."""
+    files: list[tuple[int, str, Path]] = []
+    for path in directory.path.iterdir():
+        match = _FILE.match(path.name)
+        if match is None or not path.is_file():
+            continue
+        first, last = (min(int(match[name]), _MAX_STEP) for name in ("first", "last"))
+        if not steps or any(first <= step <= last for step in steps):
+            files.append((first, match["quantity"], path))
+    return [(path, quantity) for _, quantity, path in sorted(files)]
+
+
+@dataclass(frozen=True)
+class _Content:
+    """Rows of a file, and how many decimals its numbers have at the most."""
+
+    frame: pl.DataFrame
+    decimals: int
+
+
+def _read_file(path: Path, quantity: str, notes: list[str]) -> _Content | None:
+    """Return a file's rows; ``None`` if it has none yet.
+
+    Raises:
+        DumpError: it cannot be read, or is not what a monitor writes.
+    """
+    try:
+        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise DumpError(f"{path}: is not text in UTF-8, as files of a monitor are ({error.reason})") from error
+    whole, _, rest = text.rpartition("\n")
+    if rest:
+        notes.append(f"{path.name} in {path.parent.name} ends within a line, which is left out")
+    try:
+        lines = list(csv.reader(whole.splitlines()))
+    except csv.Error as error:
+        raise DumpError(f"{path}: is not a table of comma-separated values ({error})") from error
+    if not lines:
+        return None
+    header, *rows = lines
+    _check_header(path, header)
+    fitting = [row for row in rows if len(row) == len(header)]
+    frame = pl.DataFrame(fitting, schema=dict.fromkeys(header, pl.String), orient="row")
+    kept = _typed(frame, header, quantity)
+    if num_odd := len([row for row in rows if row]) - kept.height:
+        notes.append(
+            f"{path.name} in {path.parent.name}: lines that do not fit their header were left out: {num_odd:,}"
+        )
+    return _Content(kept.filter(~pl.col(_ABSENT_COLUMN)).drop(_ABSENT_COLUMN), _decimals(frame, header))
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if "step" not in header or not {*_NAMES} & {*header} or len({*header}) < len(header):
+        raise DumpError(
+            f"{path}: begins with {','.join(header)[:80]!r}, where a monitor's files name their columns: "
+            "vpp_stage,name,step,… or vpp_stage,step,module_name,scope,…"
+        )
+
+
+_KEYS = frozenset({*SCHEMA, *_NAMES, "vpp_stage", "scope", *_DESCRIBING, _ABSENT_COLUMN})
+
+
+def _decimals(frame: pl.DataFrame, header: Collection[str]) -> int:
+    """Return how many decimals numbers have at the most: a monitor rounds them all to as many."""
+    found = 0
+    for name in header:
+        if name not in _KEYS:
+            behind = pl.col(name).str.extract(r"\.(\d+)").str.len_chars().cast(pl.Int64)
+            exponent = pl.col(name).str.extract(r"[eE]([-+]?\d+)$").cast(pl.Int64, strict=False).fill_null(0)
+            found = max(found, frame.select((behind - exponent).max()).item() or 0)
+    return min(found, _MAX_DECIMALS)
+
+
+def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFrame:
+    """Return rows with the columns of `SCHEMA` but the rank, and statistics; those without a step are left out."""
+    scope = pl.lit(quantity) if "scope" not in header else pl.col("scope").replace(_SCOPES)
+    name = pl.col(next(name for name in _NAMES if name in header))
+
+    def integer(name: str) -> pl.Expr:
+        if name not in header:
+            return pl.lit(None, pl.Int64)
+        return pl.col(name).cast(pl.Float64, strict=False).cast(pl.Int64, strict=False)
+
+    stage = integer("vpp_stage")
+    typed = frame.select(
+        quantity=scope,
+        stage=pl.when(stage >= 0).then(stage),  # -1: a model that is one
+        name=name.str.strip_suffix(pl.concat_str(pl.lit("."), scope)),  # fc1.weight.exp_avg of scope exp_avg
+        micro_step=integer("micro_step"),
+        step=integer("step"),
+        place=pl.int_range(pl.len(), dtype=pl.Int64),
+        is_absent=_is_absent(header).fill_null(False),
+        **{name: pl.col(name).cast(pl.Float64, strict=False) for name in header if name not in _KEYS},
+    )
+    return typed.filter(pl.col("step").is_not_null() & (pl.col("step") >= 0))
+
+
+def _is_absent(header: list[str]) -> pl.Expr:
+    """Whether a row stands for no value at all: its shape, or its count of NaN, is NaN itself."""
+    telling = next((name for name in ("shape", "nans") if name in header), None)
+    return pl.lit(False) if telling is None else pl.col(telling).str.to_lowercase() == _ABSENT

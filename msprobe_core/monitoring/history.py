@@ -1,0 +1,100 @@
+"""What a monitor has followed, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import polars as pl
+
+KEYS = ("rank", "quantity", "stage", "name", "micro_step", "step", "place")
+"""Columns of a history that say what a row is of, and in which order it was written; all others are statistics."""
+
+SCHEMA = {
+    "rank": pl.Int64,
+    "quantity": pl.String,
+    "stage": pl.Int64,
+    "name": pl.String,
+    "micro_step": pl.Int64,
+    "step": pl.Int64,
+    "place": pl.Int64,
+}
+
+
+class Quantity(str, Enum):
+    """What a monitor follows, in the order in which a step computes it; files may have further ones."""
+
+    PARAM_ORIGIN = "param_origin"
+    ACTIVATION = "actv"
+    ACTIVATION_GRADIENT = "actv_grad"
+    GRADIENT_UNREDUCED = "grad_unreduced"
+    GRADIENT_REDUCED = "grad_reduced"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    PARAM_UPDATED = "param_updated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One value that is followed: of one quantity of one module or parameter.
+
+    Attributes:
+        quantity: A `Quantity`, or another word of the files.
+        stage: Of a virtual pipeline; ``None`` where the model is one.
+        name: Of the module, with ``.input`` or ``.output``, or of the parameter.
+        micro_step: Which micro-batch; ``None`` where a value is of the whole step.
+    """
+
+    quantity: str
+    stage: int | None
+    name: str
+    micro_step: int | None
+
+    @property
+    def shown(self) -> str:
+        """The name for people: the outermost module has none, and the first stage is mostly the only one."""
+        name = f"(model){self.name}" if self.name.startswith(".") else self.name
+        return f"{self.stage}:{name}" if self.stage else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monitored:
+    """The history of one training.
+
+    Attributes:
+        frame: A row for each rank, `Place` and step: the columns of `KEYS`, then statistics (float64, null where a
+            file has none). Rows of what was absent in a step, such as the gradient of an input that needs none, are
+            left out, so NaN means a value that is NaN.
+        statistics: Names of the statistics, those that most files have first.
+        resolution: Smallest difference that the files can tell: monitors round to some decimals.
+        notes: What was left out, and why.
+    """
+
+    frame: pl.DataFrame
+    statistics: Sequence[str]
+    resolution: float = 0.0
+    notes: Sequence[str] = field(default_factory=list[str])
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks, ascending."""
+        return sorted(set(self.frame["rank"].to_list()))
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps, ascending."""
+        return sorted(set(self.frame["step"].to_list()))
+
+
+def in_order(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a history in the order in which a training computes: by step, micro step, quantity, place in the file."""
+    order = {each.value: i for i, each in enumerate(Quantity)}
+    # What is not of one micro step, such as reduced gradients, comes behind all of them, but parameters before them.
+    whole = pl.when(pl.col("quantity") == Quantity.PARAM_ORIGIN.value).then(-1).otherwise(1 << 30)
+    ordered = frame.with_columns(
+        _micro=pl.coalesce("micro_step", whole),
+        _quantity=pl.col("quantity").replace_strict(order, default=len(order), return_dtype=pl.Int64),
+    )
+    ordered = ordered.sort("step", "_micro", "_quantity", "place", "rank", maintain_order=True)
+    return ordered.drop("_micro", "_quantity")

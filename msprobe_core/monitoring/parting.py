@@ -1,0 +1,132 @@
+"""Where a monitored training stops being finite, and where two of them part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from msprobe_core.monitoring.history import Monitored, Place, in_order
+
+PARTING = 0.01
+"""From which relative difference of a statistic on two trainings are said to part there, beside what rounding does to
+norms and extremes; where they differ at all is told as well. There is no measure of the noise of a monitor's values."""
+
+_JUDGED = ("norm", "max", "min")
+"""Statistics that are judged, as far as there are some: means are near zero, where relative differences say nothing."""
+
+_MAX_NAMED = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """The first place where something happens to values.
+
+    Attributes:
+        step: Where it happens first.
+        place: Of what.
+        ranks: Those on which it happens to this value in this step.
+        statistic: Which statistic tells it.
+        target: Its value in the target, on the first of these ranks.
+        golden: Likewise; ``None`` if there is one training only.
+        relative: Their relative difference, infinite where only one is finite.
+        others: Further values to which it happens in this step, in the order in which they are computed.
+        num_places: How many there are, the first one included.
+    """
+
+    step: int
+    place: Place
+    ranks: Sequence[int]
+    statistic: str
+    target: float
+    golden: float | None
+    relative: float
+    others: Sequence[Place]
+    num_places: int
+
+
+def first_non_finite(run: Monitored) -> Departure | None:
+    """Return where values stop being finite first; ``None`` if all are finite."""
+    statistics = [name for name in run.statistics if name in ("norm", "max", "min", "mean")] or list(run.statistics)
+    is_bad = [pl.col(name).is_not_null() & ~pl.col(name).is_finite() for name in statistics]
+    found = run.frame.with_columns(
+        _told=pl.coalesce(*[pl.when(bad).then(pl.lit(name)) for name, bad in zip(statistics, is_bad, strict=True)])
+    )
+    if "nans" in run.statistics:  # which other statistics may have passed over
+        found = found.with_columns(_told=pl.coalesce("_told", pl.when(pl.col("nans") > 0).then(pl.lit("nans"))))
+    found = found.filter(pl.col("_told").is_not_null()).with_columns(_relative=pl.lit(float("inf")))
+    return _first(found)
+
+
+def first_departure(target: Monitored, golden: Monitored, limit: float = PARTING) -> Departure | None:
+    """Return the first value of which a statistic differs; ``None`` if none does.
+
+    Args:
+        target: The training under test.
+        golden: The trusted one.
+        limit: From which relative difference on, ``|target - golden| / |golden|``; NaN beside a number is infinitely
+            far. 0 finds the first difference at all.
+    """
+    shared = [name for name in target.statistics if name in golden.statistics]
+    judged = [name for name in _JUDGED if name in shared] or shared
+    keys = ["rank", "quantity", "stage", "name", "micro_step", "step"]
+    pairs = target.frame.select(*keys, "place", *judged).join(
+        golden.frame.select(*keys, *judged), on=keys, how="inner", suffix="_golden", nulls_equal=True
+    )
+    resolution = 1.5 * max(target.resolution, golden.resolution)
+    pairs = pairs.with_columns(**{f"{name}_relative": _relative(name, resolution) for name in judged})
+    worst = pl.max_horizontal(*[f"{name}_relative" for name in judged])
+    parted = pairs.with_columns(_relative=worst).filter(pl.col("_relative") > limit)
+    told = [pl.when(pl.col(f"{name}_relative") == pl.col("_relative")).then(pl.lit(name)) for name in judged]
+    return _first(parted.with_columns(_told=pl.coalesce(*told)))
+
+
+def num_shared(target: Monitored, golden: Monitored) -> int:
+    """Return how many values of steps and ranks both have."""
+    keys = ["rank", "quantity", "stage", "name", "micro_step", "step"]
+    return target.frame.select(keys).join(golden.frame.select(keys), on=keys, how="semi", nulls_equal=True).height
+
+
+def _relative(name: str, resolution: float) -> pl.Expr:
+    """Return the difference of a statistic relative to golden's: 0 where both are as good as the same, or NaN."""
+    target, golden = pl.col(name), pl.col(f"{name}_golden")
+    is_same = (target == golden) | (target.is_nan() & golden.is_nan()) | ((target - golden).abs() <= resolution)
+    are_finite = target.is_finite() & golden.is_finite() & (golden != 0)
+    return (
+        pl.when(is_same.fill_null(False)).then(0.0)
+        .when(target.is_null() | golden.is_null()).then(None)
+        .when(are_finite).then((target - golden).abs() / golden.abs())
+        .otherwise(float("inf"))
+    )  # fmt: skip
+
+
+def _first(found: pl.DataFrame) -> Departure | None:
+    if not found.height:
+        return None
+    found = in_order(found.filter(pl.col("step") == pl.col("step").min()))
+    first = found.row(0, named=True)
+    places = list(dict.fromkeys(_place(row) for row in found.iter_rows(named=True)))
+    same = [row for row in found.iter_rows(named=True) if _place(row) == places[0]]
+    statistic = first["_told"]
+    return Departure(
+        step=first["step"],
+        place=places[0],
+        ranks=sorted({row["rank"] for row in same}),
+        statistic=statistic,
+        target=first[statistic],
+        golden=first.get(f"{statistic}_golden"),
+        relative=first["_relative"],
+        others=places[1:_MAX_NAMED],
+        num_places=len(places),
+    )
+
+
+def _place(row: dict[str, object]) -> Place:
+    stage, micro_step = row["stage"], row["micro_step"]
+    return Place(
+        quantity=str(row["quantity"]),
+        stage=stage if isinstance(stage, int) else None,
+        name=str(row["name"]),
+        micro_step=micro_step if isinstance(micro_step, int) else None,
+    )

@@ -1,0 +1,256 @@
+"""What monitors have written, as pages have it: trends, and where values stop being finite or two trainings part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import polars as pl
+
+from msprobe_core import __version__
+from msprobe_core.compare.pairs import Chosen
+from msprobe_core.compare.reading import is_dump
+from msprobe_core.errors import CompareError
+from msprobe_core.monitoring import (
+    PARTING,
+    Departure,
+    Monitored,
+    Place,
+    Quantity,
+    find_monitored,
+    first_departure,
+    first_non_finite,
+    num_shared,
+    read_monitored,
+)
+from msprobe_core.store.kernel_files import find_kernel_units
+from msprobe_core.store.layout import holds_units
+from msprobe_core.view.data import Counts, Kind, Made, Number, Side, Sides, State, Trend, Verdict, ViewData, number
+from msprobe_core.view.located import where
+
+MAX_NUMBERS = 1_000_000
+"""Numbers of all trends of a page: some 10 MB of JSON. Beyond, norms alone are shown, then the first values alone."""
+
+_PHASES = {
+    Quantity.PARAM_ORIGIN.value: "",
+    Quantity.ACTIVATION.value: "forward",
+    Quantity.ACTIVATION_GRADIENT.value: "backward",
+    Quantity.GRADIENT_UNREDUCED.value: "parameters_grad",
+    Quantity.GRADIENT_REDUCED.value: "parameters_grad",
+    Quantity.EXP_AVG.value: "optimizer",
+    Quantity.EXP_AVG_SQ.value: "optimizer",
+    Quantity.PARAM_UPDATED.value: "optimizer",
+}
+_NUM_DIGITS = 7
+_LIMIT = f"{100 * PARTING:g} %"
+
+
+@dataclass(frozen=True)
+class MonitorFindings:
+    """What the files of one monitor, or of two, say.
+
+    Attributes:
+        verdict: In a sentence, with details.
+        trends: Those of what the sentence is about stand first.
+        notes: What was left out.
+    """
+
+    verdict: Verdict
+    trends: list[Trend]
+    notes: list[str]
+
+
+def holds_monitored_alone(path: Path) -> bool:
+    """Whether there is what a monitor has written at a path, and no dump."""
+    if is_dump(path) or find_monitored(path) is None:
+        return False
+    return not (holds_units(path) or find_kernel_units(path))
+
+
+def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewData:
+    """Return the data of a page of a monitor's files; it has trends alone.
+
+    Args:
+        target: A directory with one for each rank, or that of a rank.
+        golden: The trusted training, of the same kind; ``None`` to look at one.
+        chosen: Which steps and ranks.
+
+    Raises:
+        CompareError: the golden run has no monitor's files, or the two have nothing in common.
+        DumpError: a file cannot be read.
+    """
+    found = findings_of(target, golden, chosen)
+    if found is None:
+        lacking = golden if golden is not None and find_monitored(golden) is None else target
+        raise CompareError(
+            f"{lacking}: holds no files of a monitor, as the other does; "
+            "give two directories that monitors have written, or two of dumps"
+        )
+    sides = [None if path is None else Side(str(path), "", "monitor", "") for path in (target, golden)]
+    assert sides[0] is not None
+    return ViewData(
+        made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        kind=Kind.MONITOR,
+        title=target.name if golden is None else f"{target.name} and {golden.name}",
+        sides=Sides(sides[0], sides[1]),
+        verdict=found.verdict,
+        trends=found.trends,
+        notes=found.notes,
+    )
+
+
+def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFindings | None:
+    """Return what monitors have written beside dumps, or alone; ``None`` if a side has nothing of a monitor.
+
+    Raises:
+        CompareError: the two have nothing in common.
+        DumpError: a file cannot be read.
+    """
+    places = [find_monitored(path) for path in (target, golden) if path is not None]
+    runs = [None if place is None else read_monitored(place, chosen.steps, chosen.ranks) for place in places]
+    own = runs[0]
+    other = runs[1] if golden is not None else None
+    if own is None or (golden is not None and other is None):
+        return None
+    notes = [
+        note if other is None else f"{side}: {note}"
+        for side, run in (("target", own), ("golden", other))
+        if run is not None
+        for note in run.notes
+    ]
+    departure = first_non_finite(own) if other is None else first_departure(own, other)
+    verdict = _verdict_of_one(own, departure) if other is None else _verdict_of_two(own, other, departure)
+    first = [] if departure is None else [departure.place, *departure.others]
+    return MonitorFindings(verdict, _trends(own, other, first, notes), notes)
+
+
+# --- the sentence -------------------------------------------------------------------------------------------------
+
+
+def _verdict_of_one(run: Monitored, departure: Departure | None) -> Verdict:
+    if departure is None:
+        sentence = f"A single monitored training, with nothing to hold it against: {_extent(run)}, all finite."
+        return Verdict(State.NONE, sentence, counts=Counts(run.frame.height))
+    return Verdict(
+        State.FAULT,
+        f"Values stop being finite{_where(departure)} at {_what(departure.place)}.",
+        detail=[_others(departure), f"Looked at {_extent(run)}."],
+        counts=Counts(run.frame.height, departure.num_places),
+    )
+
+
+def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure | None) -> Verdict:
+    total = num_shared(target, golden)
+    if not total:
+        raise CompareError(
+            f"the two monitors have no value of a rank and step in common: the target has {_extent(target)}, "
+            f"the golden run {_extent(golden)}"
+        )
+    looked = f"Looked at {total:,} values that both have; {_LIMIT} of a norm or an extreme is let pass."
+    if departure is None:
+        sentence = f"The monitored values agree within {_LIMIT}."
+        return Verdict(State.AGREE, sentence, detail=[looked], counts=Counts(total))
+    detail = [_difference(departure), _others(departure)]
+    any_first = first_departure(target, golden, 0.0)
+    if any_first is not None and any_first.step < departure.step:
+        detail.append(f"The first difference at all is{_where(any_first)} at {_what(any_first.place)}.")
+    return Verdict(
+        State.FAULT,
+        f"The runs part first{_where(departure)} at {_what(departure.place)}: {_how_far(departure)}.",
+        detail=[*detail, looked],
+        counts=Counts(total, departure.num_places),
+    )
+
+
+def _where(departure: Departure) -> str:
+    return where(departure.step, departure.place.micro_step, departure.ranks)
+
+
+def _what(place: Place) -> str:
+    return f"{place.shown} ({place.quantity})"
+
+
+def _how_far(departure: Departure) -> str:
+    if departure.relative == float("inf"):
+        return f"its {departure.statistic} is {departure.target:.6g}"
+    return f"its {departure.statistic} is {100 * departure.relative:.3g} % off"
+
+
+def _difference(departure: Departure) -> str:
+    return f"Its {departure.statistic} is {departure.target:.6g}, and {departure.golden:.6g} in the golden run."
+
+
+def _others(departure: Departure) -> str:
+    if departure.num_places == 1:
+        return "It is the only value of that step."
+    return f"In that step it is the first of {departure.num_places:,} values."
+
+
+def _extent(run: Monitored) -> str:
+    steps, ranks = run.steps, run.ranks
+    if not steps:
+        return "no values"
+    of_ranks = "1 rank" if len(ranks) == 1 else f"{len(ranks):,} ranks"
+    of_steps = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    return f"{of_ranks}, {of_steps}, {run.frame.height:,} values"
+
+
+# --- trends -------------------------------------------------------------------------------------------------------
+
+
+def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place], notes: list[str]) -> list[Trend]:
+    """Return statistics over steps of all values as far as a page has room, ``first`` first."""
+    found = [_histories(run) for run in (target, golden) if run is not None]
+    places = list(dict.fromkeys([*first, *found[0]]))
+    steps = sorted({step for run in (target, golden) if run is not None for step in run.steps})
+    each = sum(len(run.ranks) for run in (target, golden) if run is not None) * len(steps)
+    shown = [name for name in target.statistics if golden is None or name in golden.statistics] or target.statistics
+    if each * len(places) * len(shown) > MAX_NUMBERS:
+        shown = shown[:1]
+    room = max(1, MAX_NUMBERS // max(1, each * len(shown)))
+    if len(places) > room:
+        notes.append(
+            f"values whose trends the page has no room for: {len(places) - room:,} of {len(places):,}; "
+            "choose with --steps and --ranks"
+        )
+    return [
+        Trend(
+            name=place.shown,
+            slot=place.quantity,
+            statistic=statistic,
+            phase=_PHASES.get(place.quantity, ""),
+            steps=steps,
+            target=_series(target, found[0].get(place, {}), statistic, steps),
+            golden=None if golden is None else _series(golden, found[1].get(place, {}), statistic, steps),
+            micro_step=place.micro_step,
+            origin="monitor",
+        )
+        for place in places[:room]
+        for statistic in shown
+    ]
+
+
+_OfPlace = Mapping[int, Mapping[int, Sequence[float | None]]]
+"""Statistics by rank and step."""
+
+
+def _histories(run: Monitored) -> dict[Place, dict[int, dict[int, Sequence[float | None]]]]:
+    found: dict[Place, dict[int, dict[int, Sequence[float | None]]]] = {}
+    columns = [pl.col(name).round_sig_figs(_NUM_DIGITS) for name in run.statistics]
+    keys = ("quantity", "stage", "name", "micro_step", "rank", "step")
+    for quantity, stage, name, micro_step, rank, step, *values in run.frame.select(*keys, *columns).iter_rows():
+        place = Place(quantity=quantity, stage=stage, name=name, micro_step=micro_step)
+        found.setdefault(place, {}).setdefault(rank, {})[step] = values
+    return found
+
+
+def _series(run: Monitored, own: _OfPlace, statistic: str, steps: Sequence[int]) -> dict[str, Sequence[Number]]:
+    if statistic not in run.statistics:
+        return {}
+    at = list(run.statistics).index(statistic)
+    return {
+        str(rank): [number(by_step[step][at]) if step in by_step else None for step in steps]
+        for rank, by_step in sorted(own.items())
+    }
