@@ -125,7 +125,8 @@ export function HeatOverview({ small = false }: { small?: boolean }): ReactNode 
     const { step, rank } = data.units[unit];
     if (own !== null && order !== "micro") return `m${own}`;
     if (order === "rank") return step === null ? unitName(data, unit) : `s${step}`;
-    return rank === null ? unitName(data, unit) : `r${rank}`;
+    if (rank !== null) return `r${rank}`;
+    return step === null ? unitName(data, unit) : `s${step}`;
   };
   return (
     <>

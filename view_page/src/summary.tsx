@@ -27,13 +27,11 @@ export function Summary(): ReactNode {
         <div>
           <div className="verdict-state" id="verdict-state">{say(stateText(data))}</div>
           <h1 data-testid="sentence"><Name value={verdict.sentence} /></h1>
-          {verdict.detail.map((line) => <p key={line} className="detail">{line}</p>)}
+          {verdict.detail.filter((line) => line !== first?.reason).map((line) => <p key={line} className="detail">{line}</p>)}
           <p className="facts">
             {data.kind === "comparison" && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
             {data.kind === "comparison" && verdict.counts.unmatched > 0 && <span>{say("unmatchedCount", verdict.counts.unmatched)}</span>}
             {data.units.length > 1 && <span>{say("unitsCount", data.units.length)}</span>}
-            {data.kind === "monitor" && verdict.counts.flagged > 0 && <span>{say("valuesFlagged", verdict.counts.flagged)}</span>}
-            {data.kind === "monitor" && <span>{say("valuesCount", verdict.counts.nodes)}</span>}
             {data.kind === "dump" && <span>{say("calls", verdict.counts.nodes)}</span>}
           </p>
           {data.kind === "monitor" && data.trends.length > 0 && (
@@ -75,11 +73,12 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
   const say = useText();
   const data = useStore((state) => state.data);
   const tensor = data.tensors.findIndex((item) => item.unit === culprit.unit && item.node === culprit.node);
-  const place = [
+  const when = [
     culprit.step === null ? "" : `${say("step")} ${culprit.step}`,
     culprit.ranks.length === 0 ? "" : `${say(culprit.ranks.length > 1 ? "ranks" : "rank")} ${culprit.ranks.join(", ")}`,
   ].filter(Boolean).join(" · ");
   const name = culprit.node ?? unitName(data, culprit.unit);
+  const telling = main ? culprit.evidence.find((row) => row.message.startsWith("error: ")) : undefined;
   return (
     <article className={`card culprit${main ? " main" : ""}`} data-culprit={number}>
       <div className="culprit-head">
@@ -90,10 +89,14 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
         </div>
       </div>
       <div className="culprit-facts">
-        {place && <span>{place}</span>}
+        {when && <span>{when}</span>}
         <Strength strength={culprit.strength} />
         <Over score={culprit.score} limit={culprit.limit} />
       </div>
+      {culprit.parents.length > 0 && (
+        <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={place(culprit.parents).join(" › ")} /></span></div>
+      )}
+      {telling && <p className="telling"><code>{slotOf(culprit, telling.row)}</code> {telling.message.replace(/^error: /, "")}</p>}
       {culprit.reason && <p className="culprit-reason">{culprit.reason}</p>}
       <div className="actions">
         <button className="button strong" data-testid={`jump-${number}`} onClick={() => void jump(culprit.unit, culprit.node)}>{say("showInGraph")}</button>
@@ -102,6 +105,11 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
       {main ? <CulpritMore culprit={culprit} /> : <details><summary>{say("evidence")}</summary><CulpritMore culprit={culprit} /></details>}
     </article>
   );
+}
+
+/** A row's name, without that of the culprit. */
+function slotOf(culprit: Culprit, row: string): string {
+  return culprit.node && row.startsWith(`${culprit.node}.`) ? row.slice(culprit.node.length + 1) : row;
 }
 
 /** Modules around a call, the outermost first, each as the path within the one before. */
@@ -117,15 +125,12 @@ function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
   const say = useText();
   return (
     <div className="culprit-more">
-      {culprit.parents.length > 0 && (
-        <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={place(culprit.parents).join(" › ")} /></span></div>
-      )}
       {culprit.evidence.length > 0 && (
         <table className="evidence">
           <thead><tr><th>{say("evidence")}</th><th>{say("message")}</th><th className="number">{say("score")}</th><th className="number">{say("limit")}</th></tr></thead>
           <tbody>
             {culprit.evidence.slice(0, 6).map((row) => (
-              <tr key={row.row}><td><code><Name value={culprit.node && row.row.startsWith(`${culprit.node}.`) ? row.row.slice(culprit.node.length + 1) : row.row} /></code></td><td>{row.message}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
+              <tr key={row.row}><td><code><Name value={slotOf(culprit, row.row)} /></code></td><td>{row.message}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
             ))}
           </tbody>
         </table>

@@ -45,8 +45,6 @@ const TEXTS = {
   nodesFlagged: ["{0} of {1} nodes beyond their limit", "{1} 个节点中有 {0} 个超限"],
   unmatchedCount: ["{0} without a partner", "{0} 个没有对应节点"],
   unitsCount: ["{0} graphs (ranks × steps)", "{0} 张图(rank × step)"],
-  valuesFlagged: ["{0} values in that step", "该步中有 {0} 个数值"],
-  valuesCount: ["{0} numbers looked at", "共检查 {0} 个数"],
   showTrend: ["Show its trend", "查看其趋势"],
   exploreTrends: ["Look at the trends", "查看趋势"],
   notFiniteAt: ["Not finite: {0}", "非有限值:{0}"],

@@ -34,6 +34,11 @@ function grouped(trends: Trend[]): Series[] {
   return [...found.values()];
 }
 
+/** A monitor's names are short, and one quantity is of many. */
+function isMonitored(series: Series): boolean {
+  return [...series.byStatistic.values()][0]?.origin === "monitor";
+}
+
 export function Trends(): ReactNode {
   const say = useText();
   const data = useStore((state) => state.data);
@@ -76,7 +81,7 @@ export function Trends(): ReactNode {
               return (
                 <div key={item.key} role="option" aria-selected={series === chosen} className={`row two${series === chosen ? " chosen" : ""}`}
                   style={{ transform: `translateY(${item.start}px)`, height: item.size }} title={series.name} onClick={() => choose(series)}>
-                  <span className="row-text"><span className="row-label">{slotText(series)}</span><span className="row-path">{series.name}</span></span>
+                  <span className="row-text"><span className="row-label">{isMonitored(series) ? series.name : slotText(series)}</span><span className="row-path">{isMonitored(series) ? slotText(series) : series.name}</span></span>
                 </div>
               );
             })}
@@ -204,7 +209,7 @@ function Plot({ trend, axis, ranks, step, log }: { trend: Trend; axis: Axis; ran
     }
     const axisStyle = { stroke: colour, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
     const plot = new uPlot({
-      width: element.clientWidth, height: 320, series, scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+      width: element.clientWidth, height: 320, series, legend: { markers: { dash: (_plot, i) => (series[i].dash ? "dashed" : "solid") } }, scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
       axes: [{ ...axisStyle, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axisStyle, size: 76, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : show(tick))) }],
     }, data as uPlot.AlignedData, element);
     const watch = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: 320 }));
