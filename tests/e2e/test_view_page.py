@@ -5,7 +5,9 @@
 makes the pictures of the documentation anew.
 """
 
+import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -422,6 +424,45 @@ class TestPage:
             browser.driver.execute_cdp_cmd(
                 "Emulation.setUserAgentOverride", {"userAgent": agent, "acceptLanguage": "en-US"}
             )
+
+    def test_every_sentence_of_the_catalogue_is_read_in_chinese(self, browser, tmp_path):
+        """Each with other words in its places: it must be known again among all others, with them in it."""
+        catalogue = json.loads((REPOSITORY / "view_page" / "src" / "sentences.json").read_text(encoding="utf-8"))
+        filled = {
+            english: english.replace("{}{}", "{}").replace("{}", "w{}x").format(*range(9))
+            for english in catalogue["sentences"]
+        }
+        data = comparison()
+        data["verdict"]["detail"] = list(dict.fromkeys(filled.values()))
+        data["notes"] = [HOSTILE, "a sentence that nobody knows"]
+        browser.open(write_page(tmp_path / "chinese.html", data))
+        assert browser.texts(".detail") == data["verdict"]["detail"]
+        browser.click("language")
+        told = dict(zip(data["verdict"]["detail"], browser.texts(".detail"), strict=True))
+        for english, text in filled.items():
+            expected = catalogue["sentences"][english]
+            constant = max(re.split(r"\{\d(?:\|\w)?\}", expected), key=len)
+            assert constant in told[text], (english, told[text])
+            assert set(re.findall(r"w\dx", text)) == set(re.findall(r"w\dx", told[text])), (english, told[text])
+        assert browser.texts(".notes li") == data["notes"]
+        browser.click("language")
+        assert browser.problems() == []
+
+    def test_a_recorded_page_reads_chinese_but_for_names(self, opened):
+        browser = opened("recorded")
+        browser.click("language")
+        try:
+            browser.frame()
+            text = browser.text(".summary")
+            assert "两次运行(第 0 步, rank 1)在 Functional.layer_norm.1.forward" in text
+            assert "epsilon 不同" in text
+            for said in ("What it was given", "the arguments differ", "all equal", "Looked at", "rounding"):
+                assert said not in text, said
+            browser.click("jump-1")
+            browser.wait_for(".panel .value")
+            assert "参数不同,0.5 与 1e-05" in browser.text(".panel .reason")
+        finally:
+            browser.click("language")
 
     def test_light_and_dark(self, opened):
         browser = opened("one")

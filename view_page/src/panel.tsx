@@ -4,7 +4,7 @@ import { type ReactNode, useMemo, useRef, useState } from "react";
 import { type Num, type Values, show as shown, toNumber } from "./data";
 import { Shape, Symbol } from "./icons";
 import { CopyButton, Command, Name, Over, VERDICT_TEXT } from "./parts";
-import { expandBelow, jump, setMatches, show, unitName, useStore, useText } from "./store";
+import { expandBelow, jump, setMatches, show, unitName, useSentence, useStore, useText } from "./store";
 import type { TextKey } from "./texts";
 import { type Tree, type Verdict, verdictOf } from "./tree";
 
@@ -68,16 +68,17 @@ function NodeView({ tree, node }: { tree: Tree; node: number }): ReactNode {
 
 function Reason({ tree, node }: { tree: Tree; node: number }): ReactNode {
   const say = useText();
+  const read = useSentence();
   const { graph } = tree;
   const plain = useStore((state) => state.data.kind === "dump");
   const side = graph.side[node];
-  if (side !== "both" && !plain) return <p className="reason none">{say(side === "golden" ? "onlyGolden" : "onlyTarget")}{graph.reason[node] && `: ${graph.reason[node]}`}</p>;
+  if (side !== "both" && !plain) return <p className="reason none">{say(side === "golden" ? "onlyGolden" : "onlyTarget")}{graph.reason[node] && `: ${read(graph.reason[node])}`}</p>;
   const own = graph.own[node];
   if (plain && own === null) return null;
   const verdict = verdictOf(own);
   return (
     <p className={`reason ${verdict}`}>
-      {graph.reason[node] || say(VERDICT_TEXT[verdict])}
+      {read(graph.reason[node]) || say(VERDICT_TEXT[verdict])}
       {graph.score[node] !== null && <span className="muted"> · {say("score")} {shown(graph.score[node])}</span>}
     </p>
   );
@@ -217,6 +218,7 @@ const NOT_ZERO = new Set(["num_nan", "num_inf"]);
 
 function Value({ tree, node, row }: { tree: Tree; node: number; row: number }): ReactNode {
   const say = useText();
+  const read = useSentence();
   const values = tree.graph.values;
   const { unit, data } = useStore();
   const statistics = useMemo(() => statisticsOf(values, row), [values, row]);
@@ -238,7 +240,7 @@ function Value({ tree, node, row }: { tree: Tree; node: number; row: number }): 
         <Over score={cell(values.metrics.score ?? values.metrics.error, row)}
           limit={cell(values.metrics.score ? values.metrics.score_limit : values.metrics.limit, row)} />
       </header>
-      {values.reason[row] && <p className="value-reason">{values.reason[row]}</p>}
+      {values.reason[row] && <p className="value-reason">{read(values.reason[row])}</p>}
       {statistics.length > 0 && (
         <table>
           <thead><tr><th /><th>{say("target")}</th>{values.golden && <th>{say("golden")}</th>}</tr></thead>

@@ -3,6 +3,7 @@ import { create } from "zustand";
 import { type Source, type ViewData, fetchGraph } from "./data";
 import type { Theme } from "./colour";
 import { type Match } from "./mapping";
+import { sentence } from "./sentences";
 import { type Language, type TextKey, text } from "./texts";
 import { type PhaseChoice, Tree, type Verdict } from "./tree";
 
@@ -250,6 +251,12 @@ export function setTheme(theme: Theme): void {
 export function useText(): (key: TextKey, ...values: (string | number)[]) => string {
   const language = useStore((state) => state.language);
   return (key, ...values) => text(language, key, ...values);
+}
+
+/** Reads what msprobe has written, in the language of the page. */
+export function useSentence(): (text: string) => string {
+  const language = useStore((state) => state.language);
+  return (text) => sentence(language, text);
 }
 
 export function useTree(): Tree | undefined {

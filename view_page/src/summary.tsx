@@ -4,7 +4,8 @@ import { type Culprit, type ViewData, show } from "./data";
 import { HeatOverview } from "./overview";
 import { Command, Name, Over, Strength } from "./parts";
 import { Shape } from "./icons";
-import { jump, unitName, useStore, useText } from "./store";
+import { withoutLevel, word } from "./sentences";
+import { jump, unitName, useSentence, useStore, useText } from "./store";
 import type { TextKey } from "./texts";
 
 const SHAPES: Record<string, "error" | "pass" | "warning" | "none"> = { fault: "error", agree: "pass", insufficient: "warning" };
@@ -17,6 +18,7 @@ export function stateText({ verdict: { state }, kind, sides }: ViewData): TextKe
 
 export function Summary(): ReactNode {
   const say = useText();
+  const read = useSentence();
   const data = useStore((state) => state.data);
   const { verdict, culprits } = data;
   const [first, ...others] = culprits;
@@ -26,8 +28,8 @@ export function Summary(): ReactNode {
         <div className="verdict-mark"><Shape verdict={SHAPES[verdict.state] ?? "none"} size={44} /></div>
         <div>
           <div className="verdict-state" id="verdict-state">{say(stateText(data))}</div>
-          <h1 data-testid="sentence"><Name value={verdict.sentence} /></h1>
-          {verdict.detail.filter((line) => line !== first?.reason).map((line) => <p key={line} className="detail">{line}</p>)}
+          <h1 data-testid="sentence"><Name value={read(verdict.sentence)} /></h1>
+          {verdict.detail.filter((line) => line !== first?.reason).map((line) => <p key={line} className="detail">{read(line)}</p>)}
           <p className="facts">
             {data.kind === "comparison" && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
             {data.kind === "comparison" && verdict.counts.unmatched > 0 && <span>{say("unmatchedCount", verdict.counts.unmatched)}</span>}
@@ -61,7 +63,7 @@ export function Summary(): ReactNode {
           )}
           {first && <><Checks /><Sides /></>}
           {data.notes.length > 0 && (
-            <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note) => <li key={note}>{note}</li>)}</ul></section>
+            <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note) => <li key={note}>{read(note)}</li>)}</ul></section>
           )}
         </div>
       </div>
@@ -71,6 +73,8 @@ export function Summary(): ReactNode {
 
 function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; number: number; main?: boolean }): ReactNode {
   const say = useText();
+  const read = useSentence();
+  const language = useStore((state) => state.language);
   const data = useStore((state) => state.data);
   const tensor = data.tensors.findIndex((item) => item.unit === culprit.unit && item.node === culprit.node);
   const when = [
@@ -84,7 +88,7 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
       <div className="culprit-head">
         <span className="suspect large">{number}</span>
         <div>
-          <div className="eyebrow">{main ? say("firstSuspect") : say("suspect", number)} · {culprit.kind}</div>
+          <div className="eyebrow">{main ? say("firstSuspect") : say("suspect", number)} · {word(language, culprit.kind)}</div>
           <h2><code><Name value={name} /></code></h2>
         </div>
       </div>
@@ -96,8 +100,8 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
       {culprit.parents.length > 0 && (
         <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={place(culprit.parents).join(" › ")} /></span></div>
       )}
-      {telling && <p className="telling"><code>{slotOf(culprit, telling.row)}</code> {telling.message.replace(/^error: /, "")}</p>}
-      {culprit.reason && <p className="culprit-reason">{culprit.reason}</p>}
+      {telling && <p className="telling"><code>{slotOf(culprit, telling.row)}</code> {withoutLevel(read(telling.message))}</p>}
+      {culprit.reason && <p className="culprit-reason">{read(culprit.reason)}</p>}
       <div className="actions">
         <button className="button strong" data-testid={`jump-${number}`} onClick={() => void jump(culprit.unit, culprit.node)}>{say("showInGraph")}</button>
         {tensor >= 0 && <button className="button" onClick={() => useStore.setState({ tab: "tensors", tensor })}>{say("showTensor")}</button>}
@@ -123,6 +127,7 @@ function place(parents: string[]): string[] {
 
 function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
   const say = useText();
+  const read = useSentence();
   return (
     <div className="culprit-more">
       {culprit.evidence.length > 0 && (
@@ -130,7 +135,7 @@ function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
           <thead><tr><th>{say("evidence")}</th><th>{say("message")}</th><th className="number">{say("score")}</th><th className="number">{say("limit")}</th></tr></thead>
           <tbody>
             {culprit.evidence.slice(0, 6).map((row) => (
-              <tr key={row.row}><td><code><Name value={slotOf(culprit, row.row)} /></code></td><td>{row.message}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
+              <tr key={row.row}><td><code><Name value={slotOf(culprit, row.row)} /></code></td><td>{read(row.message)}</td><td className="number">{show(row.score)}</td><td className="number">{show(row.limit)}</td></tr>
             ))}
           </tbody>
         </table>
@@ -138,7 +143,7 @@ function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
       {culprit.stack.length > 0 && (
         <><h3>{say("codePlace")}</h3><pre className="stack">{culprit.stack.slice(0, 8).join("\n")}</pre></>
       )}
-      {culprit.command && <><h3>{say("digDeeper")}</h3><Command value={culprit.command} /></>}
+      {culprit.command && <><h3>{say("digDeeper")}</h3><Command value={read(culprit.command)} /></>}
     </div>
   );
 }
@@ -147,6 +152,7 @@ const CHECK_SHAPES: Record<string, "pass" | "warning" | "none"> = { holds: "pass
 
 function Checks(): ReactNode {
   const say = useText();
+  const read = useSentence();
   const { checks, noise } = useStore((state) => state.data.verdict);
   if (checks.length === 0) return null;
   return (
@@ -156,12 +162,12 @@ function Checks(): ReactNode {
         {checks.map((check) => (
           <li key={check.name}>
             <Shape verdict={CHECK_SHAPES[check.state] ?? "none"} />
-            <div><b>{check.name}</b> <span className="muted">{check.state === "holds" || check.state === "differs" || check.state === "unknown" ? say(check.state) : check.state}</span>
-              {check.detail && <div className="muted">{check.detail}</div>}</div>
+            <div><b>{read(check.name)}</b> <span className="muted">{check.state === "holds" || check.state === "differs" || check.state === "unknown" ? say(check.state) : check.state}</span>
+              {check.detail && <div className="muted">{read(check.detail)}</div>}</div>
           </li>
         ))}
       </ul>
-      {noise && <p className="muted">{noise}</p>}
+      {noise && <p className="muted">{read(noise)}</p>}
     </section>
   );
 }
