@@ -5,6 +5,7 @@
 makes the pictures of the documentation anew.
 """
 
+import itertools
 import json
 import os
 import re
@@ -20,12 +21,15 @@ from selenium.webdriver.common.keys import Keys
 from view_pages import PAGE, Model, comparison, example, flat, write_page
 
 from msprobe_core.compare.mapping_files import read_matching
-from msprobe_core.view.data import Graph, ViewData
+from msprobe_core.compare.pairs import Chosen
+from msprobe_core.view.data import Graph, ViewData, encode
+from msprobe_core.view.monitored import monitored_data
 from msprobe_core.view.serve import PageServer
 from msprobe_core.view.spool import Spool
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = REPOSITORY / "docs" / "images"
+MONITORS = [REPOSITORY / "tests" / "data" / "monitor" / side for side in ("target", "golden")]
 HOSTILE = '</script><img src=x onerror="window.hacked=1"><b>${7*7}</b>\'`\u202e'
 CULPRIT = "Functional.scaled_dot_product_attention.2.forward"
 
@@ -401,6 +405,21 @@ class TestOverview:
         assert browser.texts(".choice [aria-checked='true']")[:2] == ["norm", "step"]
         assert len(browser.all(".u-series")) == 1 + 2 * 8
 
+    def test_any_value_of_any_node_has_a_trend(self, opened):
+        """Also one that the data hold no trend of: from the graphs in the file."""
+        browser = opened("many")
+        browser.keys("2")
+        browser.search("Functional.silu.3.forward", Keys.ENTER)
+        browser.until(lambda: selected(browser) == "Functional.silu.3.forward", "the call is not found")
+        buttons = [each for each in browser.all(".panel .value-actions .button") if each.text == "Trend"]
+        assert len(buttons) == 2  # of what it was given and of what it made
+        browser.run("arguments[0].click()", buttons[1])
+        browser.wait_for("[data-testid='plot'] canvas")
+        assert browser.text("main h2") == "Functional.silu.3.forward output.0"
+        statistics = ["norm", "max", "min", "mean", "num_nan", "num_inf", "error", "score"]
+        assert browser.texts(".choice [role='radio']")[:8] == statistics
+        assert len(browser.all(".u-series")) == 1 + 2 * 8
+
     def test_tensors(self, opened):
         browser = opened("one")
         browser.find("[data-culprit='1'] .actions .button:nth-child(2)").click()
@@ -463,6 +482,27 @@ class TestPage:
             assert "参数不同,0.5 与 1e-05" in browser.text(".panel .reason")
         finally:
             browser.click("language")
+
+    @pytest.mark.parametrize("width", [760, 420])
+    def test_a_narrow_window_shows_the_suspect_and_cuts_nothing(self, opened, width):
+        browser = opened("recorded")
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            browser.frame()
+            assert browser.run("return document.documentElement.scrollWidth") == width
+            heads = [each.rect for each in browser.all(".header > *") if each.is_displayed()]
+            assert all(a["x"] + a["width"] <= b["x"] + 1 for a, b in itertools.pairwise(heads))
+            assert heads[-1]["x"] + heads[-1]["width"] <= width
+            browser.run("arguments[0].scrollIntoView()", browser.find("[data-testid='jump-1']"))
+            browser.click("jump-1")
+            browser.wait_for(".box.chosen")
+            browser.still()
+            box, room = browser.find(".box.chosen").rect, browser.find(".canvas").rect
+            assert room["width"] >= 60
+            assert room["x"] - box["width"] < box["x"] < room["x"] + room["width"]
+        finally:
+            browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
     def test_light_and_dark(self, opened):
         browser = opened("one")
@@ -575,7 +615,7 @@ def test_a_graph_that_cannot_be_read_is_told(browser, tmp_path):
 @pytest.mark.skipif(
     not os.environ.get("MSPROBE_SCREENSHOTS"), reason="MSPROBE_SCREENSHOTS asks for new pictures of the documentation"
 )
-def test_screenshots(browser, pages):
+def test_screenshots(browser, pages, tmp_path):
     IMAGES.mkdir(exist_ok=True)
 
     def shoot(name):
@@ -594,3 +634,7 @@ def test_screenshots(browser, pages):
     browser.keys("3")
     browser.wait_for(".rank-node")
     shoot("overview")
+    browser.open(write_page(tmp_path / "monitor.html", json.loads(encode(monitored_data(*MONITORS, Chosen())))))
+    browser.click("show-trend")
+    browser.wait_for("[data-testid='plot'] canvas")
+    shoot("trends")

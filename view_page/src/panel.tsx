@@ -228,7 +228,8 @@ function Value({ tree, node, row }: { tree: Tree; node: number; row: number }): 
   const [shape, shapeGolden] = values.shape[row];
   const slot = values.slot[row];
   const name = tree.name(node);
-  const trend = data.trends.find((item) => item.name === name && item.slot === slot);
+  const isNumber = Object.values(values.target).length > 0 && ["norm", "max"].some((key) => typeof cell(values.target[key], row) === "number" || typeof cell(values.golden?.[key], row) === "number");
+  const hasTrend = (data.units.length > 1 && isNumber && tree.graph.side[node] !== "golden") || data.trends.some((item) => item.name === name && item.slot === slot);
   const tensor = data.tensors.findIndex((item) => item.unit === unit && item.node === name && item.slot === slot);
   const files = values.file[row].filter((file): file is string => file !== null && file !== "");
   return (
@@ -257,9 +258,9 @@ function Value({ tree, node, row }: { tree: Tree; node: number; row: number }): 
         <dl className="metrics">{metrics.map(([key, column]) => <div key={key}><dt>{key}</dt><dd>{shown(column[row])}</dd></div>)}</dl>
       )}
       {files.map((file) => <div key={file} className="file muted">{file}</div>)}
-      {(trend || tensor >= 0) && (
+      {(hasTrend || tensor >= 0) && (
         <div className="value-actions">
-          {trend && <button className="button small" onClick={() => useStore.setState({ tab: "trends", trend: { name, slot } })}>{say("trendOf")}</button>}
+          {hasTrend && <button className="button small" onClick={() => useStore.setState({ tab: "trends", trend: { name, slot } })}>{say("trendOf")}</button>}
           {tensor >= 0 && <button className="button small" onClick={() => useStore.setState({ tab: "tensors", tensor })}>{say("showTensor")}</button>}
         </div>
       )}

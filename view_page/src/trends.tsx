@@ -5,10 +5,11 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { LINES, diverging, fill } from "./colour";
 import { Shape } from "./icons";
-import { type Num, type Trend, show, toNumber } from "./data";
+import { type Num, type Trend, type ViewData, show, toNumber } from "./data";
 import { HeatMap } from "./heatmap";
 import { Choice } from "./parts";
 import { jump, useStore, useText } from "./store";
+import type { Tree } from "./tree";
 
 type Axis = "step" | "rank";
 
@@ -34,6 +35,41 @@ function grouped(trends: Trend[]): Series[] {
   return [...found.values()];
 }
 
+const FOLLOWED = ["norm", "max", "min", "mean", "num_nan", "num_inf"];
+
+/** The statistics of any value over the units whose graphs are at hand: in the file, or fetched already. */
+function trendsOf(data: ViewData, trees: ReadonlyMap<number, Tree>, name: string, slot: string): Trend[] {
+  const steps = [...new Set(data.units.map((unit) => unit.step ?? 0))].sort((a, b) => a - b);
+  const found = new Map<string, Trend>();
+  data.units.forEach((unit, i) => {
+    const graph = trees.get(i)?.graph ?? unit.graph;
+    const node = graph?.name.indexOf(name) ?? -1;
+    const row = graph?.rows[node]?.find((candidate) => graph.values.slot[candidate] === slot);
+    if (!graph || row === undefined) return;
+    const rank = unit.rank === null ? "-" : String(unit.rank);
+    const put = (statistic: string, side: "target" | "golden", column: Num[] | undefined): void => {
+      const value = column?.[row];
+      if (value === null || value === undefined) return;
+      let trend = found.get(statistic);
+      if (!trend) {
+        trend = { name, slot, statistic, phase: graph.phase[node], steps, target: {}, golden: data.sides.golden ? {} : null };
+        found.set(statistic, trend);
+      }
+      const series = trend[side];
+      if (!series) return;
+      series[rank] ??= steps.map(() => null);
+      (series[rank] as Num[])[steps.indexOf(unit.step ?? 0)] = value;
+    };
+    for (const statistic of FOLLOWED) {
+      put(statistic, "target", graph.values.target[statistic]);
+      put(statistic, "golden", graph.values.golden?.[statistic]);
+    }
+    for (const metric of ["error", "score"]) put(metric, "target", graph.values.metrics[metric]);
+  });
+  return [...found.values()].filter((trend) => Object.keys(trend.target).length > 0)
+    .map((trend) => (trend.golden && Object.keys(trend.golden).length === 0 ? { ...trend, golden: null } : trend));
+}
+
 /** A monitor's names are short, and one quantity is of many. */
 function isMonitored(series: Series): boolean {
   return [...series.byStatistic.values()][0]?.origin === "monitor";
@@ -46,7 +82,11 @@ export function Trends(): ReactNode {
   const [words, setWords] = useState("");
   const [statistic, setStatistic] = useState("norm");
   const [log, setLog] = useState(false);
-  const all = useMemo(() => grouped(data.trends), [data]);
+  const trees = useStore((state) => state.trees);
+  const all = useMemo(() => {
+    const isThere = !asked || data.trends.some((trend) => trend.name === asked.name && trend.slot === asked.slot);
+    return grouped(isThere ? data.trends : [...trendsOf(data, trees, asked.name, asked.slot), ...data.trends]);
+  }, [data, trees, asked]);
   const listed = useMemo(() => {
     const terms = words.toLowerCase().split(/\s+/).filter(Boolean);
     return all.filter((series) => terms.every((term) => `${series.name} ${series.slot}`.toLowerCase().includes(term)));
