@@ -155,6 +155,7 @@ class Recipe:
         retokenise: Whether the trainer sees another first token of the response in the first sample.
         reward: What the rule gives every sample besides.
         temperature: Of the sampling, recorded.
+        is_flat: Whether the engine's outputs, and those of routers everywhere, have one dimension for all positions.
         fuses: Whether the engine has query, key and value in one module.
         task: ``tensor`` or ``statistics``.
         has_checksums: Whether it is checksums that are kept as statistics.
@@ -178,6 +179,7 @@ class Recipe:
     retokenise: bool = False
     reward: float = 0.0
     temperature: float = 1.0
+    is_flat: bool = False
     fuses: bool = False
     task: str = "tensor"
     has_checksums: bool = False
@@ -289,7 +291,8 @@ def record_rollout(root: Path, recipe: Recipe, engine: Weights, step: int, sampl
                 call=len(calls), mini=0, micro=len(calls), layout=BatchLayout.REQUEST, phase=phase, rows=(row,)
             )
             shown = fused(outputs) if recipe.fuses else outputs
-            calls.append((micro, {name: value[None, begin:end] for name, value in shown.items()}))
+            parts = {name: value[begin:end] for name, value in shown.items()}
+            calls.append((micro, parts if recipe.is_flat else {name: value[None] for name, value in parts.items()}))
     write_calls(root, recipe, "rollout_generate", step, calls)
 
 
@@ -323,6 +326,9 @@ def train_stage(
             own = np.take_along_axis(log_probs[:-1], sample.tokens[1:, None], -1)[:, 0]
             found[sample.id] = own[sample.prompt.size - 1 :]
         whole, rows = laid_out(recipe.layout, chosen, parts)
+        if recipe.is_flat:
+            whole |= {name: part.reshape(-1, EXPERTS) for name, part in whole.items() if name.endswith("gate.Linear")
+                      and not name.startswith(INPUT_OF)}  # fmt: skip
         number = len(calls)
         micro = MicroBatch(
             call=number, mini=number // 2, micro=number % 2, layout=recipe.layout, phase=CallPhase.TRAIN,

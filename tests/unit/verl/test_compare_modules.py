@@ -119,6 +119,31 @@ class TestLayersMore:
         assert steps["2"]["first"]["prefill"]["module"] == "model.layers.0.mlp.gate"
         assert "routing (top 2): other experts for" in out
 
+    @pytest.mark.parametrize("layout", [BatchLayout.PACKED, BatchLayout.PADDED], ids=lambda layout: layout.value)
+    def test_an_engine_and_routers_without_a_dimension_of_samples(
+        self, run: Run, runs: Make, tmp_path: Path, layout: BatchLayout
+    ) -> None:
+        unsent = ("model.layers.0.mlp.gate.weight",)
+        found = {}
+        for is_flat in (False, True):
+            root = runs(f"flat {is_flat} {layout}", unsent=unsent, is_flat=is_flat, layout=layout)
+            code, _, _ = run("verl", "compare", "layers", root, "-o", tmp_path, "--experts", "2")
+            assert code == 1
+            found[is_flat] = summary(tmp_path, "layers")["numbers"]["steps"]
+        assert found[True] == found[False]
+        assert found[True]["2"]["flipped_tokens"] > 0.05
+
+    @pytest.mark.parametrize("command", ["actor-vs-ref", "onpolicy"])
+    def test_routers_are_compared_in_training_too(self, run: Run, runs: Make, tmp_path: Path, command: str) -> None:
+        other = make_weights()
+        other["model.layers.0.mlp.gate.weight"] = other["model.layers.0.mlp.gate.weight"][::-1].copy()
+        root = runs("other router", ref_weights=other)
+        code, out, _ = run("verl", "compare", command, root, "-o", tmp_path, "--experts", "2")
+        assert code == (command == "actor-vs-ref")
+        assert "routing (top 2): other experts for" in out
+        step = summary(tmp_path, command)["numbers"]["steps"]["1"]
+        assert (step["flipped_tokens"] > 0.05, step["experts"]) == (command == "actor-vs-ref", 2)
+
     def test_a_healthy_run_is_a_baseline(self, run: Run, runs: Make, tmp_path: Path) -> None:
         noisy = runs("noisy", noise=3e-5)
         assert run("verl", "compare", "layers", noisy, "-o", tmp_path)[0] == 1

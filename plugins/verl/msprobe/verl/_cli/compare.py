@@ -172,8 +172,9 @@ def layers(
 @compare.command("actor-vs-ref")
 @_run
 @_steps
+@_experts
 @_common
-def actor_vs_ref(*, run: Path, steps: str | None, **written: Any) -> int:
+def actor_vs_ref(*, run: Path, steps: str | None, experts: int | None, **written: Any) -> int:
     """Compare actor and reference policy, in the first step: with the same weights they must be equal.
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and ref_compute_log_prob.
@@ -182,15 +183,17 @@ def actor_vs_ref(*, run: Path, steps: str | None, **written: Any) -> int:
     from msprobe_core.cli.progress import progress_bar
 
     with progress_bar("comparing") as progress:
-        outcome = compare_actor_ref(_opened(run), ModulesOptions(steps=_numbers(steps)), progress)
+        options = ModulesOptions(steps=_numbers(steps), experts=experts)
+        outcome = compare_actor_ref(_opened(run), options, progress)
     return _finish(outcome, _Written(**written))
 
 
 @compare.command()
 @_run
 @_steps
+@_experts
 @_common
-def onpolicy(*, run: Path, steps: str | None, **written: Any) -> int:
+def onpolicy(*, run: Path, steps: str | None, experts: int | None, **written: Any) -> int:
     """Compare the pass that computed the log-probs with the first mini-batch of the update, which has the same weights.
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and actor_update.
@@ -199,7 +202,8 @@ def onpolicy(*, run: Path, steps: str | None, **written: Any) -> int:
     from msprobe_core.cli.progress import progress_bar
 
     with progress_bar("comparing") as progress:
-        outcome = compare_on_policy(_opened(run), ModulesOptions(steps=_numbers(steps)), progress)
+        options = ModulesOptions(steps=_numbers(steps), experts=experts)
+        outcome = compare_on_policy(_opened(run), options, progress)
     return _finish(outcome, _Written(**written))
 
 

@@ -249,12 +249,13 @@ def compare_actor_ref(
     chosen = _steps_of_both(run, *stages, options.steps) if options.steps else first
     what = "actor and reference"
     notes = ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else []
+    experts, note = _experts(run, options.experts)
     try:
-        found = [_training_stages(run, stages, step, progress) for step in chosen]
+        found = [_training_stages(run, stages, step, progress, experts=experts) for step in chosen]
     except StatisticsOnlyError:
         by_statistics = [compare_statistics(run, stages, step) for step in chosen]
         return _statistics_outcome("actor-vs-ref", run, by_statistics, what, notes)
-    return _training_outcome("actor-vs-ref", run, found, what, notes)
+    return _training_outcome("actor-vs-ref", run, found, what, [*notes, *_on_routers(found, note)])
 
 
 def compare_on_policy(
@@ -270,13 +271,18 @@ def compare_on_policy(
     stages = Stage.ACTOR_LOG_PROB.value, Stage.ACTOR_UPDATE.value
     chosen = _steps_of_both(run, *stages, options.steps)
     what = "log-probs and first mini-batch of the update"
+    experts, note = _experts(run, options.experts)
     try:
-        found = [_training_stages(run, stages, step, progress, minis=(0,)) for step in chosen]
+        found = [_training_stages(run, stages, step, progress, experts=experts, minis=(0,)) for step in chosen]
     except StatisticsOnlyError:
         by_statistics = [compare_statistics(run, stages, step, minis=(0,)) for step in chosen]
         return _statistics_outcome("onpolicy", run, by_statistics, what, [])
     notes = [note for one, first, second in found for note in _shapes(one.step, first, second)]
-    return _training_outcome("onpolicy", run, found, what, notes)
+    return _training_outcome("onpolicy", run, found, what, [*notes, *_on_routers(found, note)])
+
+
+def _on_routers(found: Sequence[tuple[StageDifference, StageTensors, StageTensors]], note: str) -> list[str]:
+    return [note] if note and any(one.flipped_tokens is not None for one, _, _ in found) else []
 
 
 def _shapes(step: int, first: StageTensors, second: StageTensors) -> list[str]:
@@ -296,11 +302,12 @@ def _training_stages(
     step: int,
     progress: Progress | None,
     *,
+    experts: int,
     minis: Collection[int] | None = None,
 ) -> tuple[StageDifference, StageTensors, StageTensors]:
     first = StageTensors(run, stages[0], step)
     second = StageTensors(run, stages[1], step, minis=minis)
-    return compare_modules(second, first, step, progress=progress), first, second
+    return compare_modules(second, first, step, experts=experts, progress=progress), first, second
 
 
 def _training_outcome(

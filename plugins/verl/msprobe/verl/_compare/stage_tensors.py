@@ -39,6 +39,7 @@ class Place:
         call: Index of the call.
         layout: Of the call.
         phase: Of the call.
+        num_rows: How many samples the call holds.
         row: Where in the call.
     """
 
@@ -46,6 +47,7 @@ class Place:
     call: int
     layout: BatchLayout
     phase: CallPhase
+    num_rows: int
     row: Row
 
 
@@ -152,7 +154,7 @@ class StageTensors:
                 for row in call.rows:
                     if min(row.row, row.offset, row.length, row.start) < 0:
                         raise DumpError(f"{self.label}: samples.json has a negative place of sample {row.id}")
-                    place = Place(rank, call.call, call.layout, call.phase, row)
+                    place = Place(rank, call.call, call.layout, call.phase, len(call.rows), row)
                     self.places.setdefault(row.id, []).append(place)
         ranks = run.ranks(stage, step)
         self._dumps: dict[int, Dump] = {rank: read_dump(ranks[rank]) for rank in sorted(samples)}
@@ -286,10 +288,14 @@ def _part(whole: Array, place: Place) -> Array | None:
     row = place.row
     end = row.offset + row.length
     if place.layout is BatchLayout.PACKED:
-        # [1, tokens, …] of a trainer, [tokens, …] of a serving engine.
+        # [1, tokens, …] of a trainer, [tokens, …] of a router.
         if whole.ndim >= 2 and whole.shape[0] == 1 and whole.shape[1] >= end:
             return whole[0, row.offset : end]
         return whole[row.offset : end] if whole.ndim >= 1 and whole.shape[0] >= end else None
+    if place.layout is BatchLayout.REQUEST and whole.ndim == 2 and not row.row and whole.shape[0] >= end:
+        return whole[row.offset : end]  # of an engine that packs requests, or of a router
+    if whole.ndim >= 1 and whole.shape[0] > place.num_rows and not whole.shape[0] % place.num_rows:
+        whole = whole.reshape(place.num_rows, -1, *whole.shape[1:])  # routers have one dimension for rows and positions
     if whole.ndim < 2 or whole.shape[0] <= row.row or whole.shape[1] < end:
         return None
     return whole[row.row, row.offset : end]
