@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from msprobe.pytorch._memory import words_of
+from msprobe.pytorch._memory import memory_of, words_of
 from msprobe_core.capture.checksum import crc32_text, xor_text
 
 
 def crc32_of(values: Tensor) -> str:
     """Return the CRC-32 of the contiguous bytes of a host tensor as 8 hex digits."""
-    return crc32_text(words_of(bytes_of(values)))
+    memory = memory_of(values)
+    return crc32_text(words_of(bytes_of(values)) if memory is None else memory)
 
 
 def xor_of(values: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,19 @@ def words_of(values: Tensor) -> NDArray[Any]:
     """Return the raw bits of each element of a plain host tensor as a signed integer; nothing is copied."""
     exported: Any = _Exported(values.view(INTEGERS[values.element_size()]))
     return np.from_dlpack(exported)
+
+
+def memory_of(values: Tensor) -> memoryview | None:
+    """Return the bytes of a plain host tensor, for as long as the caller keeps it; nothing is copied.
+
+    ``None`` where the elements do not follow one another, or are other than memory has them.
+    """
+    if not values.is_contiguous() or values.is_neg() or values.is_conj() or not values.numel():
+        return None
+    return _view_memory(values.data_ptr(), values.numel() * values.element_size(), _READ_ONLY)
+
+
+_view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_view_memory.restype = ctypes.py_object
+_READ_ONLY = 0x100  # PyBUF_READ of Python's C interface
