@@ -1,0 +1,154 @@
+"""What healthy updates do to values: jumps of single elements, noise that is divided by its size, parameters apart."""
+
+import numpy as np
+import polars as pl
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core import names
+from msprobe_core.calibrate import calibrate
+from msprobe_core.compare import CompareOptions, compare_dumps
+from msprobe_core.compare.noise import load_noise
+from msprobe_core.compare.noise.carried import AMPLIFICATION, carried_distance
+from msprobe_core.compare.noise.measures import MEASURES
+from msprobe_core.locate import LocateOptions, LocateVerdict, locate
+from msprobe_core.model import Role
+
+SIZE = (16, 32)
+LAST_DIGIT = 1e-7
+
+
+def values(seed):
+    return np.random.default_rng(seed).normal(size=SIZE)
+
+
+def repeated(x, seed):
+    """Return values with other last digits; those of seed 0 are the golden run's."""
+    return x * (1 + LAST_DIGIT * np.random.default_rng(seed).normal(size=x.shape)) if seed else x
+
+
+def located(target, golden):
+    return locate(target, golden, LocateOptions(compare=CompareOptions(noise=load_noise(golden))))
+
+
+def calibrated(write, tmp_path):
+    """Write a golden run and calibrate it by three repetitions of it; return where it is."""
+    golden = tmp_path / "golden"
+    for seed in range(4):
+        write((golden / "calibration" / f"run{seed}" if seed else golden) / "step0" / "rank0", seed)
+    calibrate(golden)
+    return golden
+
+
+# --- calls that are given nothing but noise -----------------------------------------------------------------------
+
+
+def signs(place, seed, *, is_noise=True, made=1.0):
+    """Write calls that make something of the sign of a value, which is all rounding or is none."""
+    data = {}
+    for i in range(6):
+        noise = 1e-9 * (1, 3, 0.4, 2)[seed % 4] * values(100 + 17 * seed + i)
+        given = noise if is_noise and i == 3 else repeated(values(i), seed)
+        data[f"Torch.sum.{i}.forward"] = api(tensor(repeated(values(50 + i), seed)), output=tensor(given))
+        sign = np.where(values(i) > 0, 0.5, -0.5)  # the same in all repetitions, as it happened
+        data[f"Torch.sign.{i}.forward"] = api(tensor(given), output=tensor(sign * made if i == 3 else sign))
+    write_dump(place, data)
+
+
+@pytest.mark.parametrize("made", [0.0, 3.0], ids=["made zero by other kernels", "made large"])
+def test_what_is_made_of_a_value_that_is_all_noise_says_nothing(tmp_path, made):
+    golden = calibrated(signs, tmp_path)
+    signs(tmp_path / "target" / "step0" / "rank0", 7, made=made)
+    assert located(tmp_path / "target", golden).verdict is LocateVerdict.AGREE
+
+
+def test_the_same_made_of_a_value_that_is_known_is_a_fault(tmp_path):
+    def known(place, seed):
+        signs(place, seed, is_noise=False)
+
+    golden = calibrated(known, tmp_path)
+    signs(tmp_path / "target" / "step0" / "rank0", 7, is_noise=False, made=3.0)
+    found = located(tmp_path / "target", golden)
+    assert found.verdict is LocateVerdict.FAULT
+    assert found.suspects[0].entry == "Torch.sign.3.forward"
+
+
+def test_noise_that_is_equal_to_the_bit_is_as_good_as_any_value(tmp_path):
+    golden = calibrated(signs, tmp_path)
+    signs(tmp_path / "target" / "step0" / "rank0", 0, made=3.0)
+    found = located(tmp_path / "target", golden)
+    assert [suspect.entry for suspect in found.suspects] == ["Torch.sign.3.forward"]
+
+
+# --- calls of the optimizer, whose updates are as large where a gradient is all rounding ---------------------------
+
+
+def updates(place, seed, *, jumps=None, caller=names.OPTIMIZER):
+    """Write updates of six parameters; in repetition 1 one element of the first jumps, as its gradient is noise."""
+    data, parents = {}, {}
+    for i in range(6):
+        made = repeated(values(i) / 10, seed)
+        if i == (0 if seed == 1 else jumps):
+            made = made.copy()
+            made[3, 3] = 1.2 if seed == 1 else 0.9
+        data[f"Tensor.addcdiv_.{i}.forward"] = api(tensor(repeated(values(i), seed)), output=tensor(made))
+        parents[f"Tensor.addcdiv_.{i}.forward"] = caller
+    write_dump(place, data, parents=parents)
+
+
+def wrong(golden, target):
+    unit = compare_dumps(
+        target / "step0" / "rank0", golden / "step0" / "rank0", options=CompareOptions(noise=load_noise(golden))
+    ).units[0]
+    return unit.rows.filter(pl.col("verdict") == "error")["name_target"].to_list()
+
+
+def test_an_update_may_jump_as_that_of_another_parameter_did_in_a_repetition(tmp_path):
+    golden = calibrated(updates, tmp_path)
+    updates(tmp_path / "target" / "step0" / "rank0", 7, jumps=4)
+    assert wrong(golden, tmp_path / "target") == []
+
+
+def test_outside_of_the_optimizer_nothing_jumps(tmp_path):
+    def outside(place, seed):
+        updates(place, seed, caller=None)
+
+    golden = calibrated(outside, tmp_path)
+    updates(tmp_path / "target" / "step0" / "rank0", 7, jumps=4, caller=None)
+    assert wrong(golden, tmp_path / "target") == ["Tensor.addcdiv_.4.forward.output.0"]
+
+
+# --- parameters that an earlier step has made others ---------------------------------------------------------------
+
+NUM_PARAMETERS = 21
+
+
+def parameters(distances):
+    """Return parameters that are off by so much of their norm, by the distance of their tensors."""
+    frame = pl.DataFrame(
+        {
+            "role": Role.PARAMETERS.value,
+            "roundoff": 2.0**-24,
+            "precision_limit": 1e-3,
+            "numel_golden": 4096,
+            **{measure.column: distances for measure in MEASURES},
+        }
+    )
+    return frame.with_columns(pl.col(measure.column).cast(pl.Float64) for measure in MEASURES)
+
+
+def test_nine_of_ten_parameters_say_what_was_carried_into_a_step():
+    distances = [1e-6 * (i + 1) for i in range(NUM_PARAMETERS)]
+    assert carried_distance(parameters(distances)) == pytest.approx(AMPLIFICATION * 19e-6)
+
+
+def test_the_tenth_that_is_farthest_off_says_nothing():
+    usual = [1e-6] * (NUM_PARAMETERS - 2)
+    assert carried_distance(parameters([*usual, 5e-4, 5e-4])) == pytest.approx(AMPLIFICATION * 1e-6)
+    many = [1e-6] * (NUM_PARAMETERS - 4)
+    assert carried_distance(parameters([*many, *[5e-4] * 4])) == pytest.approx(AMPLIFICATION * 5e-4)
+
+
+def test_where_few_parameters_differ_nothing_was_carried():
+    assert carried_distance(parameters([0.0] * 11 + [1e-4] * 10)) == 0.0
+    assert carried_distance(parameters([0.0] * 10 + [1e-4] * 11)) > 0.0
