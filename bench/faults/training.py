@@ -397,18 +397,18 @@ class Training:
         return digest.hexdigest()
 
     def record_golden(self, directory: Path, mode: str) -> None:
-        """Train, record each step into ``directory``, and repeat it with other last digits."""
+        """Train, record each step into ``directory``, and repeat all of them with other last digits."""
         from msprobe.pytorch import PrecisionDebugger, calibration
 
         directory.mkdir(parents=True)
         config = directory.with_suffix(".json")
         config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
         debugger = PrecisionDebugger(str(config))
-        for step in range(STEPS):
-            with calibration(debugger, self.model, [self.optimizer], repeats=NUM_REPEATS) as runs:
-                for _ in runs:
+        with calibration(debugger, self.model, [self.optimizer], repeats=NUM_REPEATS) as runs:
+            for _ in runs:
+                for step in range(STEPS):
                     self.step(step)
-            debugger.step()
+                    debugger.step()
         debugger.close()
 
     def record(

@@ -210,6 +210,7 @@ class _Repetitions:
     def runs(self) -> Generator[Run, None, None]:
         debugger, models = self._debugger, list(self._models)
         variants: Sequence[Variant] = []
+        step = 0
         try:
             debugger.start(models)
             session = debugger.session(None)  # an edited configuration may have made another
@@ -218,13 +219,13 @@ class _Repetitions:
             step = session.step_number if isinstance(session, Session) else 0
             yield Run(0)
         finally:
-            debugger.stop()
-        before = self._before
+            self._end_run(step)
+        before, session = self._before, debugger.session(None)
         if before is None or not isinstance(session, Session):
             return
         session.set_aside()
         if complaint := before.complaint():
-            _logger.warning("%s: %s; this step runs once", self._what, complaint)
+            _logger.warning("%s: %s; it runs once", self._what, complaint)
             return
         self._after = self._copy(session.framework, "after the step")
         if self._after is None:
@@ -236,13 +237,23 @@ class _Repetitions:
             try:
                 with debugger.diverted(variant.config, step), variant.around():
                     debugger.start(models)
-                    directory = debugger.directory
-                    yield Run(number)
-                    debugger.stop()
+                    try:
+                        yield Run(number)
+                    finally:
+                        directory = debugger.directory
+                    self._end_run(step)
                     directory = None
             finally:
                 if directory is not None:  # half of a repetition would be taken for a whole one
                     layout.remove_dump(directory)
+
+    def _end_run(self, first_step: int) -> None:
+        """Stop, also behind a last ``debugger.step()``, which has begun a step that is not done in this run."""
+        debugger = self._debugger
+        debugger.stop()
+        session = debugger.session(None)
+        if isinstance(session, Session) and session.step_number != first_step:
+            session.discard_if_empty()
 
     def _variants(self, session: Session) -> Sequence[Variant]:
         debugger = self._debugger
@@ -265,7 +276,7 @@ class _Repetitions:
             return framework.training_state(self._models, self._others)
         except Exception as error:  # noqa: BLE001  # of a framework, or of objects of the user
             _logger.warning(
-                "%s: the state of the training %s cannot be copied (%s: %s); this step runs once",
+                "%s: the state of the training %s cannot be copied (%s: %s); it runs once",
                 self._what, when, type(error).__name__, error,
             )  # fmt: skip
             return None

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -137,6 +138,7 @@ class Session:
         self._tensors: TensorStore | None = None
         self._directory: Path | None = None
         self._step = 0
+        self._has_recorded = False
         self._is_finished = False
         self._process = os.getpid()
         self._recorder = self._new_recorder()
@@ -417,6 +419,16 @@ class Session:
         self.stop()
         self._release()
 
+    def discard_if_empty(self) -> None:
+        """Remove the dump of the current step if no call was recorded into it: its window was opened for none."""
+        self.stop()
+        if self._writer is not None and not self._has_recorded and self._directory is not None:
+            self._close_writer()
+            layout.remove_dump(self._directory)
+            with suppress(OSError):  # something else lies there
+                self._directory.rmdir()
+                self._directory.parent.rmdir()
+
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
         window = self.running_window
@@ -433,6 +445,7 @@ class Session:
             _logger.warning("step %d: %d values or calls were not recorded, or not wholly", self._step, number)
         self._recorder.next_step()
         self._step += 1
+        self._has_recorded = False
         last = self._config.last_step
         if last is not None and self._step > last and not self._is_finished:
             self._is_finished = True
@@ -545,6 +558,7 @@ class Session:
             for attachment in self._detached:
                 attachment.settle()
             batch = self._sifted(self._recorder.drain())
+            self._has_recorded |= bool(batch.entries)
             self._queue.submit(lambda: writer.write(batch))
             self._queue.wait()
         except Exception as error:  # noqa: BLE001  # of a framework, a disk or a third party's writer
@@ -560,6 +574,7 @@ class Session:
             return
         batch = self._sifted(self._recorder.drain_complete())
         if batch.entries or batch.parents:
+            self._has_recorded = True
             self._queue.submit(lambda: writer.write(batch))
 
     def _give_up(self, error: Exception) -> None:
