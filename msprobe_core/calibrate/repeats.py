@@ -97,7 +97,9 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
             "them with task 'statistics' or 'tensor'"
         )
     place = place_of(task.golden)
-    found = estimate(rows.rename({"name_golden": "name", "entry_golden": "entry"}), errors)
+    are_updated = _parameters_vary(rows, errors)
+    named = rows.rename({"name_golden": "name", "entry_golden": "entry"})
+    found = estimate(named, errors, are_updated=are_updated)
     flips = pl.DataFrame([frame["flips"].alias(str(k)) for k, frame in enumerate(errors)]).select(
         flips=pl.sum_horizontal(pl.all())
     )["flips"]
@@ -107,7 +109,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
         perturbation=task.perturbation,
         identity=identity_of(task.golden),
         nulls={measure.value: null for measure, null in found.nulls.items()},
-        parameters_vary=_parameters_vary(rows, errors),
+        parameters_vary=are_updated,
     )
     step, rank = place or (0, NO_RANK)
     table = found.floors.with_columns(

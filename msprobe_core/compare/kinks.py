@@ -28,24 +28,29 @@ from msprobe_core.model import Phase, Role
 FACTOR = 2.0
 """Two and a half times what is expected: small tensors have few elements near zero."""
 
-HELPERS = ("whole_error", "is_behind_kink")
+HELPERS = ("whole_error", "is_behind_kink", "is_kink")
 
 
 def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     """Return ``rows`` with ``is_behind_kink``, ``whole_error``, and ``limit`` raised where the former is true.
 
+    ``is_kink`` is what a rectifier itself passes on in backward, if it was given other numbers in forward.
     ``whole_error`` is the relative error without that of the extremes, or with one half of it.
     """
     raised = _raised(rows, table)
     if not raised:
-        return rows.with_columns(is_behind_kink=pl.lit(value=False), whole_error=pl.lit(None, pl.Float64))
+        return rows.with_columns(
+            is_behind_kink=pl.lit(value=False), is_kink=pl.lit(value=False), whole_error=pl.lit(None, pl.Float64)
+        )
     is_backward = pl.col("phase").is_in([Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value])
     is_kink = is_backward & (pl.col("role") != Role.INPUT.value)
     own = pl.when(is_kink).then(pl.col("entry").replace_strict(raised, default=None, return_dtype=pl.Float64))
     so_far = own.cum_max().forward_fill()
     is_behind = (is_backward & so_far.is_not_null() & (pl.col("limit") > 0)).fill_null(False)
     return (
-        rows.with_columns(is_behind_kink=is_behind, whole_error=_whole_error(rows.columns), raised=so_far)
+        rows.with_columns(
+            is_behind_kink=is_behind, is_kink=own.is_not_null(), whole_error=_whole_error(rows.columns), raised=so_far
+        )
         .with_columns(limit=pl.when("is_behind_kink").then(pl.max_horizontal("limit", "raised")).otherwise("limit"))
         .drop("raised")
     )

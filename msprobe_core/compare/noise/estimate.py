@@ -54,6 +54,8 @@ _BEYOND = 2.5
 """No limit is above so many times the largest score of a repetition that was left out, whatever the distribution says
 of scores that are rarer than any of these: floors have lower bounds, which a tail of few degrees of freedom ignores."""
 
+_EXTREMES = (Measure.MAX, Measure.MIN)
+
 _FEWEST_SCORES = 200
 """Below this many scores their tail says nothing."""
 
@@ -75,13 +77,17 @@ class Estimate:
     nulls: Nulls
 
 
-def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame]) -> Estimate:
+def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated: bool = False) -> Estimate:
     """Return floors and the distributions of scores.
+
+    Extremes of parameters behind an update have floors without bounds: a single element may be anywhere, because an
+    update of Adam has its size wherever a gradient is not zero, and either sign where that is rounding.
 
     Args:
         rows: One row per row of the golden dump, with ``name``, ``entry``, ``phase``, ``role``, ``precision``,
             ``roundoff``, ``num_rows``, ``numel_golden`` and ``is_state``: whether it is a parameter or the like.
         errors: Of each repetition the measures of the same rows, and `DISTANCE`; null where one is not known.
+        are_updated: Whether an earlier step has given each repetition parameters of its own.
     """
     kinds = _kinds(rows)
     is_state = rows["is_state"].to_numpy()
@@ -91,6 +97,8 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame]) -> Estimate:
     nulls: dict[Measure, Null] = {}
     for measure in MEASURES:
         found = _matrix(errors, measure.column)
+        is_unbounded = is_state & (are_updated and measure in _EXTREMES)
+        found[is_unbounded] = math.nan
         lower = rows.select(least(measure, pl.col(DISTANCE)).alias("least"))["least"].to_numpy()
         largest = _largest_of_kind(found, kinds) / LEAST_LIMITS[measure]
         lower = np.where(is_state, np.fmax(lower, largest), lower)
@@ -98,6 +106,7 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame]) -> Estimate:
             floors[measure.value], null = _distances(found, kinds, lower)
         else:
             floors[measure.value], null = _signed(found, kinds, lower, distance, _numbers(rows, "num_rows") > 1)
+        floors[measure.value] = np.where(is_unbounded, math.inf, floors[measure.value])
         nulls[measure] = msgspec.structs.replace(null, least=LEAST_LIMITS[measure])
     table = pl.DataFrame({name: pl.Series(values, dtype=pl.Float32).fill_nan(None) for name, values in floors.items()})
     return Estimate(table, nulls)

@@ -33,11 +33,13 @@ distance over the square root of the number of rows in half of the tensors, up t
 def with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     """Return aligned rows with ``roundoff``, that of the row's precision, and ``num_rows``.
 
-    ``num_rows`` is the number of elements over the last dimension; 1 of a vector. Both null where there are no floats.
+    ``num_rows`` is the number of elements over the last dimension; 1 of a vector, and of what a reduction over the last
+    dimension leaves: no element has others in its row. Both null where there are no floats.
     """
     last = pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64)
     numel = pl.col("numel_golden").cast(pl.Float64)
     is_float = pl.col("precision").is_not_null()
+    numel = pl.when(last > 1).then(numel).otherwise(last)
     return rows.with_columns(
         roundoff=pl.when(is_float).then(roundoff_of(pl.col("precision"))),
         num_rows=pl.when(is_float).then(pl.max_horizontal(numel / last, pl.lit(1.0)).fill_nan(1.0).fill_null(1.0)),

@@ -1,0 +1,84 @@
+"""Single elements that a rectifier lets through in one run and not in another.
+
+A rectifier decides by a sign, and of an element near zero rounding decides it: see `msprobe_core.compare.kinks`. Where
+few elements are that near, as in float32, the repetitions of a run may have turned none, and floors know nothing of it.
+The next healthy run turns one, and a whole element of its gradient is there or is not: thousands of times what rounding
+does elsewhere.
+
+So what a rectifier passes on in backward may differ by a few whole elements, if it was given what is within the noise,
+forward and backward. That is told by statistics: one element of the size ``a`` changes the sum by ``a`` and the square
+of the norm by ``a^2``, and none is larger than the largest of the gradient that came in. What is computed of it in the
+same backward, and by the optimizer, is then judged by that distance.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.compare.noise.measures import Measure
+from msprobe_core.compare.noise.nulls import LEAST_LIMITS
+from msprobe_core.model import Phase, Role
+
+MOST_TURNED = 3
+"""Elements that may have turned in one call. Where more do, repetitions have turned some as well, and show it."""
+
+_OF_AVERAGES = 0.5
+"""Share of a turned element's distance that floors of averaged measures get: it is in one row of the tensor."""
+
+_SLACK = 1.05
+"""Besides what turned, everything is rounded."""
+
+_LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
+
+
+def turned_at(rows: pl.DataFrame) -> tuple[str, float] | None:
+    """Return the first rectifier in backward that has turned elements, and by what distance that changed its gradient.
+
+    Args:
+        rows: Scored, with ``worst``, the largest ratio of a score and its limit, ``is_kink``, and ``source_size``.
+            Only if one of them is beyond its limit.
+    """
+    if not (rows["worst"] > 1).any():
+        return None
+    size, numel = pl.col("source_size"), pl.col("numel_golden").cast(pl.Float64)
+    # Each in units of what one element can do at the most.
+    of_sum = (pl.col("mean_target") - pl.col("mean_golden")).abs() * numel / size
+    of_square = (pl.col("norm_target") ** 2 - pl.col("norm_golden") ** 2).abs() / size**2
+    # What is behind may be beyond its limit where this is not.
+    least = {measure.value: limit for measure, limit in LEAST_LIMITS.items()}
+    least_limit = pl.col("score_measure").replace_strict(least, default=None, return_dtype=pl.Float64)
+    telling = rows.filter(pl.col("is_kink") & (pl.col("score") > least_limit)).select(
+        "entry",
+        few=(pl.max_horizontal(of_sum, of_square) <= MOST_TURNED * _SLACK).fill_null(value=False),
+        distance=pl.max_horizontal(of_square.sqrt(), of_sum) * size / pl.col("norm_golden"),
+    )
+    for entry, few, distance in telling.rows():
+        if few and distance > 0 and _is_given_what_is_right(rows, entry):
+            return entry, float(distance)
+    return None
+
+
+def _is_given_what_is_right(rows: pl.DataFrame, entry: str) -> bool:
+    calls = [entry, names.forward_of(entry)]
+    given = rows.filter(pl.col("entry").is_in(calls) & (pl.col("role") == Role.INPUT.value))
+    return not (given["worst"] > 1).any()
+
+
+def behind(rows: pl.DataFrame, entry: str) -> pl.DataFrame:
+    """Return rows with ``is_behind_turned``: whether they are computed of what a call in backward has made.
+
+    Forwards that a backward follows are of another micro batch; what comes behind the last backward is an update.
+    """
+    position = pl.int_range(pl.len())
+    is_late = pl.col("phase").is_in(_LATE)
+    first = position.filter(pl.col("entry") == entry).min()
+    last = position.filter(is_late).max()
+    return rows.with_columns(is_behind_turned=(position >= first) & (is_late | (position > last)))
+
+
+def raised(measure: Measure, floor: pl.Expr, distance: float) -> pl.Expr:
+    """Return the floor of a measure where a gradient is off by the distance that turned elements make."""
+    least = distance * (_OF_AVERAGES if measure.averages else 1.0)
+    is_raised = pl.col("is_behind_turned") & floor.is_not_null()
+    return pl.when(is_raised).then(pl.max_horizontal(floor, pl.lit(least))).otherwise(floor)
