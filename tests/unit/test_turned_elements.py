@@ -8,6 +8,7 @@ from dumps import api, tensor, write_dump
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.compare.noise import load_noise
+from msprobe_core.compare.noise.rounding import with_sizes
 
 SIZE, NUM_LAYERS = (16, 32), 4
 LAST_DIGIT = 1e-7
@@ -130,3 +131,16 @@ def test_a_run_that_is_by_far_too_far_off_is_not(tmp_path, later_golden):
 def test_one_call_that_is_off_alone_is_found(tmp_path, later_golden):
     later(tmp_path / "target", 7, by=1e-5, scaled=30)
     assert wrong_rows(later_golden, tmp_path / "target")[0] == ["Torch.mul.30.forward.output.0"]
+
+
+# --- what averages out -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "numel", "num_rows"),
+    [([4, 16, 64], 4096, 64), ([64], 64, 1), ([], 1, 1), ([4, 16, 1], 64, 1), ([1], 1, 1)],
+    ids=str,
+)
+def test_what_a_reduction_leaves_is_a_vector(shape, numel, num_rows):
+    row = {"shape_golden": str(shape), "numel_golden": numel, "precision": 2}
+    assert with_sizes(pl.DataFrame([row]))["num_rows"].to_list() == [num_rows]
