@@ -33,6 +33,9 @@ OPTIMIZER = "optimizer"
 CLIP_GRAD = "clip_grad"
 """What calls outside of every module may belong to: stands in the place of the enclosing call."""
 
+CONTRIBUTION = "contribution"
+"""After a parameter's name and a dot, which no name has: what was added to its gradient just now."""
+
 _CALL_PHASES = {Phase.FORWARD.value: Phase.FORWARD, Phase.BACKWARD.value: Phase.BACKWARD}
 _MODULE_PHASES = {*_CALL_PHASES, Phase.PARAMETERS_GRAD.value}
 

@@ -51,10 +51,6 @@ _UNSET = Digest(Stats())
 """Stands for the values of memory that nobody has set: they are chance, and would differ between equal runs."""
 
 
-CONTRIBUTION = "contribution"
-"""After a parameter's name and a dot, which no name has: what was added to its gradient just now."""
-
-
 class _MicroSteps:
     """Which micro-batch a thread is at, forward and backward."""
 
@@ -463,7 +459,7 @@ class Recorder:
             assert entry.parameters is not None
             entry.parameters[name] = self._take(gradient, entry_name, "", name)
             if contribution is not None:
-                added = f"{name}.{CONTRIBUTION}"
+                added = f"{name}.{names.CONTRIBUTION}"
                 entry.parameters[added] = self._take(contribution, entry_name, "", added)
             self._gradients[entry_name] = (self._next_tick(), entry)
 

@@ -322,7 +322,7 @@ def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitRes
     )
     score, excess = (
         float("inf")
-        if node["is_lost"]
+        if node["is_lost"] or node["is_added_up"]
         else max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
         for what in ("score", "excess")
     )

@@ -12,7 +12,7 @@ from msprobe_core.compare.limits import precision_of
 from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.locate.decisions import DECIDES, RANDOM, api_of
-from msprobe_core.locate.nodes import INFINITE
+from msprobe_core.locate.nodes import INFINITE, is_sum
 from msprobe_core.locate.result import FaultKind
 from msprobe_core.locate.sources import Node, Source
 from msprobe_core.model import Phase, Role
@@ -150,8 +150,15 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> str:
         return f"Only the {lone['only_on']} makes this call. {behind}"
     if node["is_lost"]:
         return f"Only the {node['only_on']} has this gradient; both have the forward it belongs to."
+    if not source.made and source.seen_at is not None:
+        seen = source.seen_at["entry"]
+        return f"What it made is right, and is another where {seen} gets it: look at what changes it, such as a hook."
     if not source.made:
         return _reason_of_outside(kind)
+    if node["is_added_up"]:
+        return (
+            f"On the {_side_of_sum(own)} only it is added to a gradient that was there before: was that to be zeroed?"
+        )
     if kind is FaultKind.PARAMETER or (kind is FaultKind.OPTIMIZER and node["parameter_excess"] > 1):
         return _reason_of_parameter(kind, own)
     made = _made(node)
@@ -166,6 +173,10 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> str:
     if kind is FaultKind.SCALE and (factor := factor_of(own.filter(pl.col("role") == Role.OUTPUT.value))) is not None:
         return f"What it was given {given}, its output {made}: it is {factor:.4g} times the golden one throughout."
     return f"What it was given {given}, its output {made}."
+
+
+def _side_of_sum(own: pl.DataFrame) -> str:
+    return str(own.filter(is_sum())["match"][0]).removeprefix("only ")
 
 
 def _made(node: Node) -> str:

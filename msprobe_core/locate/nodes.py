@@ -16,12 +16,15 @@ from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import given_parameters
 from msprobe_core.compare.limits import LimitTable
+from msprobe_core.compare.noise.nulls import LEAST_LIMITS
 from msprobe_core.compare.verdict import Verdict, differs
 from msprobe_core.locate.decisions import DECIDES, api_of
 from msprobe_core.locate.local import local_excess
 from msprobe_core.locate.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+
+_OF_SUM = rf"\.parameters_grad\.\d+\..+\.{names.CONTRIBUTION}(\.\d+)?$"
 
 INFINITE = math.inf
 """Score of what no rounding explains: other shapes, NaN, other integers."""
@@ -99,7 +102,27 @@ def with_scores(
         .drop("ratio")
         .with_columns(local_excess=local_excess(rows))
         .pipe(lambda scored: scored if is_first_step else with_updated_parameters(scored))
+        .pipe(_with_singled_out)
     )  # fmt: skip
+
+
+def _with_singled_out(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with ``excess`` of what calls made that were given another argument, and of their backward.
+
+    Such a call is one of few, and not the worst of thousands: no limit has to allow for how many rows there are.
+    """
+    if "score_measure" not in rows.columns:
+        return rows
+    is_error = pl.col("verdict") == Verdict.ERROR.value
+    given = set(rows.filter(pl.col("is_argument") & is_error & (pl.col("match") == Match.BOTH.value))["entry"])
+    if not given:
+        return rows
+    entries = [entry for entry in rows["entry"].unique() if entry in given or names.forward_of(entry) in given]
+    least = {measure.value: limit for measure, limit in LEAST_LIMITS.items()}
+    limit = pl.col("score_measure").replace_strict(least, default=None, return_dtype=pl.Float64)
+    is_made = pl.col("entry").is_in(entries) & (pl.col("role") == Role.OUTPUT.value)
+    excess = pl.max_horizontal("excess", pl.col("score") / limit)
+    return rows.with_columns(excess=pl.when(is_made).then(excess).otherwise("excess"))
 
 
 def is_module() -> pl.Expr:
@@ -118,7 +141,8 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     it made differs in integers and booleans alone, as a decision does; ``is_open``: what it made cannot be judged by
     what it was given, see `_is_open`, and is no excess;
     ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.locate.local`, which counts
-    as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_lost``: a backward that one side lacks
+    as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_added_up``: gradients of parameters
+    that one side alone adds to what was there before; ``is_lost``: a backward that one side lacks
     of a forward that both have.
     """
     nodes = _nodes_of(rows)
@@ -155,6 +179,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             argument_gap=pl.col("argument_gap").max().fill_null(0.0),
             local_excess=pl.col("local_excess").max(),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
+            is_added_up=is_sum().any() & ~is_lone.all(),
             parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
             other_input_excess=pl.col("excess").filter(tensors & ~is_discrete).max().fill_null(0.0),
@@ -236,6 +261,12 @@ def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
     if "num_different" in rows.columns:
         is_known |= pl.col("num_different").is_not_null()
     return ~is_known & (pl.col("max_golden") > pl.col("min_golden")).fill_null(False)
+
+
+def is_sum() -> pl.Expr:
+    """Whether a row tells that one side alone adds a gradient to one that was there before."""
+    is_lone = (pl.col("match") != Match.BOTH.value) & (pl.col("role") == Role.PARAMETERS_GRAD.value)
+    return is_lone & pl.coalesce("name_target", "name_golden").str.contains(_OF_SUM)
 
 
 def _is_tensor() -> pl.Expr:

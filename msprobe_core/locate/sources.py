@@ -49,7 +49,8 @@ class Source:
     Attributes:
         node: The call.
         lone: The call that one side has alone and that explains it; ``None`` if there is none.
-        made: Whether the call itself made the error, and was not given it from outside of what was recorded.
+        made: Whether the call itself made the error, and was not given it from outside of what was recorded. With
+            ``seen_at``: what the call made is right, and is another where that call gets it.
         seen_at: The call at which the error is beyond rounding, where that is a later one.
     """
 
@@ -179,7 +180,10 @@ def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone
         if module is not None:
             return Source(module, seen_at=node)
         maker = values.maker_of(node)
-        return Source(node, made=False) if maker is None else Source(maker, seen_at=node)
+        if maker is not None:
+            return Source(maker, seen_at=node)
+        origin = values.changed_behind(node)
+        return Source(node, made=False) if origin is None else Source(origin, made=False, seen_at=node)
     if names.is_module(node["entry"]) and (lone := alone.inside(node)) is not None:
         return Source(lone, lone, seen_at=node)
     if node["parameter_excess"] > 1 or node["arguments_differ"]:
@@ -262,6 +266,24 @@ class _Values:
             if current["input_excess"] <= 1:
                 break
         return maker
+
+    def changed_behind(self, node: Node) -> Node | None:
+        """Return the call that made, in both runs alike, a gradient that ``node`` was given in the golden run alone.
+
+        Something has changed it in between, such as a hook on the gradient of a parameter.
+        """
+        is_wrong = (pl.col("role") == Role.INPUT.value) & (pl.col("excess") > 1) & (pl.col("norm_golden") > 0)
+        given = self._rows.filter((pl.col("entry") == node["entry"]) & is_wrong & (pl.col("numel_golden") > 1))
+        worst = given.sort("score", descending=True, maintain_order=True).head(1)
+        keys = [f"{name}_golden" for name in _IDENTITY if name != "num_nan"]  # which older dumps do not have
+        is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
+        made = self._rows.filter(is_made & (pl.col("phase") != Phase.FORWARD.value))
+        found = worst.select(keys).join(made.select(*keys, "entry"), on=keys, how="inner")
+        earlier = self._nodes.filter(
+            (pl.col("position") < node["position"]) & pl.col("entry").is_in(found["entry"].to_list())
+        )
+        right = earlier.filter((pl.col("output_excess") <= 1) & pl.col("only_on").is_null())
+        return right.row(-1, named=True) if right.height == earlier.height > 0 else None
 
     def _producer_of(self, node: Node) -> Node | None:
         own = self._rows.filter((pl.col("entry") == node["entry"]) & (pl.col("role") == Role.INPUT.value))

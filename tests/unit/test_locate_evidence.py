@@ -1,0 +1,127 @@
+"""Evidence besides numbers beyond limits: other arguments, gradients that are added up, or changed behind a call."""
+
+import numpy as np
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core import names
+from msprobe_core.calibrate import calibrate
+from msprobe_core.compare import CompareOptions
+from msprobe_core.compare.noise import load_noise
+from msprobe_core.locate import LocateOptions, LocateVerdict, locate
+from msprobe_core.locate.result import Strength
+
+SIZE, NUM_LAYERS = (16, 32), 4
+
+
+def values(seed):
+    return np.random.default_rng(seed).normal(size=SIZE)
+
+
+# --- gradients of parameters, and what a clipping of them is given -------------------------------------------------
+
+
+def backward(place, *, added_to=(), changed=None, scaled=None, norm=1.0):
+    """Write the gradients of layers and their clipping, which gets them as they are."""
+    data, parents, gradients = {}, {}, []
+    for i in reversed(range(NUM_LAYERS)):
+        gradient = values(i) * (1.2 if i == scaled else 1.0)
+        entry = f"Module.layers.{i}.Linear.backward.0"
+        data[entry] = {"input": [tensor(values(10 + i))], "output": [tensor(values(20 + i))]}
+        own = {"weight": [tensor(gradient)]}
+        if i in added_to:
+            own["weight.contribution"] = [tensor(gradient)]
+        data[f"Module.layers.{i}.Linear.parameters_grad.0"] = own
+        parents |= {entry: None, f"Module.layers.{i}.Linear.parameters_grad.0": None}
+        gradients.append(tensor(gradient * (1.2 if i == changed else 1.0)))
+    call = "Torch._foreach_norm.0.forward"
+    data[call] = api(gradients, output=tensor(norm))
+    write_dump(place, data, parents=parents | {call: names.CLIP_GRAD})
+    return place
+
+
+@pytest.fixture
+def golden(tmp_path):
+    return backward(tmp_path / "golden")
+
+
+def test_a_gradient_that_is_added_to_another_on_one_side_alone_is_strong_evidence(tmp_path, golden):
+    # The norm is off too, which comes later, and by more than anything else.
+    found = locate(backward(tmp_path / "target", added_to=range(NUM_LAYERS), norm=1.5), golden)
+    first = found.suspects[0]
+    assert first.entry == "Module.layers.3.Linear.parameters_grad.0"
+    assert first.strength is Strength.STRONG
+    assert "On the target only it is added to a gradient that was there before" in first.reason
+    found = locate(golden, backward(tmp_path / "other", added_to=[1]))
+    assert "On the golden only" in found.suspects[0].reason
+
+
+def test_both_sides_may_add_up(tmp_path):
+    sides = [backward(tmp_path / side, added_to=range(NUM_LAYERS)) for side in ("target", "golden")]
+    assert locate(*sides).verdict is LocateVerdict.AGREE
+
+
+def test_a_gradient_that_is_changed_behind_the_call_that_made_it_is_told_by_that_call(tmp_path, golden):
+    found = locate(backward(tmp_path / "target", changed=2), golden)
+    first = found.suspects[0]
+    assert (first.entry, first.seen_at) == (
+        "Module.layers.2.Linear.parameters_grad.0", "Torch._foreach_norm.0.forward"
+    )  # fmt: skip
+    assert "What it made is right, and is another where Torch._foreach_norm.0.forward gets it" in first.reason
+
+
+def test_a_gradient_that_was_made_wrong_is_not_changed_behind(tmp_path, golden):
+    first = locate(backward(tmp_path / "target", scaled=2), golden).suspects[0]
+    assert first.entry == "Module.layers.2.Linear.parameters_grad.0"
+    assert first.seen_at is None
+    assert "the gradient of its parameters is" in first.reason
+
+
+# --- calls that are given another argument ------------------------------------------------------------------------
+
+NUM_CALLS = 80
+
+
+def embeddings(place, seed, *, flag=None, off=None, by=1.0):
+    """Write calls and their backward; errors of the repetitions vary by much, so that limits are wide."""
+    data = {}
+    for i in range(NUM_CALLS):
+        rng = np.random.default_rng([seed, i])
+        error = 1 + 1e-4 * rng.lognormal(sigma=2.0) * rng.choice([-1, 1]) if seed else 1.0
+        data[f"Functional.embedding.{i}.forward"] = api(
+            tensor(values(i)), output=tensor(values(100 + i)), sparse={"type": "bool", "value": i == flag}
+        )
+        made = values(200 + i) * error * (1 + by if i == off else 1.0)
+        data[f"Functional.embedding.{i}.backward"] = {"input": [tensor(values(300 + i))], "output": [tensor(made)]}
+    write_dump(place / "step0" / "rank0", data)
+    return place
+
+
+@pytest.fixture
+def calibrated(tmp_path):
+    place = tmp_path / "golden"
+    for seed in range(4):
+        embeddings(place / "calibration" / f"run{seed}" if seed else place, seed)
+    calibrate(place)
+    return place
+
+
+OFF = 2e-2
+"""More than any repetition, and less than the limit of so many rows."""
+
+
+def look(target, golden):
+    return locate(target, golden, LocateOptions(compare=CompareOptions(noise=load_noise(golden))))
+
+
+def test_what_a_call_with_another_argument_makes_has_to_stand_out_from_itself_alone(tmp_path, calibrated):
+    found = look(embeddings(tmp_path / "target", 0, flag=3, off=3, by=OFF), calibrated)
+    assert found.verdict is LocateVerdict.FAULT
+    assert found.suspects[0].entry == "Functional.embedding.3.backward"
+    assert found.suspects[0].score < found.suspects[0].limit
+
+
+@pytest.mark.parametrize(("flag", "off"), [(None, 3), (3, None), (4, 3)], ids=["the error", "the argument", "apart"])
+def test_one_of_the_two_alone_is_no_fault(tmp_path, calibrated, flag, off):
+    found = look(embeddings(tmp_path / "target", 0, flag=flag, off=off, by=OFF), calibrated)
+    assert found.verdict is LocateVerdict.AGREE
