@@ -12,6 +12,7 @@ import click
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import pairing_options
 from msprobe_core.cli.view import Asked, built, subject_options
+from msprobe_core.errors import CompareError
 
 
 @click.command()
@@ -38,6 +39,11 @@ def export(**given: Any) -> None:
     place = asked.output_path
     with closing(Spool()) as spool:
         data = built(subject, asked, spool)
+        if not data.units and (wanted["has_graphs"] or wanted["has_trace"] or wanted["has_database"]):
+            raise CompareError(
+                f"{subject.target}: is what a monitor has written, which has no graphs; "
+                "--tensorboard writes its statistics"
+            )
         written: list[Path] = []
         if wanted["has_graphs"]:
             from msprobe_core.view.exports.model_explorer import write_model_explorer

@@ -1,8 +1,8 @@
 """The page of `msprobe view` in a real browser: opened from disk, as a person would who looks for a fault.
 
-    MSPROBE_SCREENSHOTS=1 pytest tests/e2e/test_view_page.py -k screenshots
+    MSPROBE_SCREENSHOTS=demo_output/result/view.html pytest tests/e2e/test_view_page.py -k screenshots
 
-makes the pictures of the documentation anew.
+makes the pictures of the documentation anew, from the page of ``make demo``.
 """
 
 import itertools
@@ -622,7 +622,7 @@ def test_screenshots(browser, pages, tmp_path):
         browser.still()
         (IMAGES / f"view-{name}.png").write_bytes(browser.driver.get_screenshot_as_png())
 
-    browser.open(pages["recorded"])
+    browser.open(Path(os.environ["MSPROBE_SCREENSHOTS"]).absolute())
     shoot("summary")
     browser.click("jump-1")
     browser.wait_for(".panel .value")

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
 
+from msprobe_core.cli.export import export
 from msprobe_core.cli.view import view as command
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, DumpError
@@ -241,6 +242,21 @@ def test_a_monitor_beside_dumps_adds_its_trends(tmp_path):
     assert data.verdict.state is State.AGREE
     assert {each.origin for each in data.trends} == {"monitor"}
     assert any(note.startswith("by the monitor's files: The runs part first in step 2") for note in data.notes)
+
+
+@pytest.mark.parametrize("option", ["--model-explorer", "--perfetto", "--tb-database"])
+def test_what_is_made_of_graphs_is_refused(tmp_path, option):
+    with pytest.raises(CompareError, match="a monitor has written, which has no graphs"):
+        CliRunner().invoke(export, [str(TARGET), "-o", str(tmp_path / "o"), option], catch_exceptions=False)
+    assert not (tmp_path / "o").exists()
+
+
+def test_tensorboard_gets_each_micro_step_by_itself(tmp_path):
+    done = CliRunner().invoke(export, [str(TARGET), "-o", str(tmp_path), "--tensorboard"], catch_exceptions=False)
+    assert done.exit_code == 0
+    content = next((tmp_path / "tensorboard" / "target_rank1").iterdir()).read_bytes()
+    for tag in (b"norm/fc2.input.actv.micro0", b"norm/fc2.input.actv.micro1", b"mean/fc2.bias.grad_reduced"):
+        assert content.count(tag) == 4  # steps
 
 
 def test_what_a_page_has_no_room_for_is_said(monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_core.compare.noise import measures, model
 from msprobe_core.locate import FaultKind
 from msprobe_core.locate.result import Strength
 from msprobe_core.overflow.result import Kind
@@ -138,6 +139,10 @@ def test_parts_are_in_use_and_in_a_sentence(name):
 @pytest.mark.parametrize("words", [FaultKind, Kind, Strength], ids=lambda each: each.__name__)
 def test_every_word_of_a_closed_set_has_a_translation(words):
     assert {each.value for each in words} <= {*WORDS}
+
+
+def test_every_word_for_evidence_and_measures_has_a_translation():
+    assert {*measures.WORDS.values(), *(word for word, _ in model.EVIDENCE)} <= {*WORDS}
 
 
 @pytest.mark.parametrize("english", SENTENCES)

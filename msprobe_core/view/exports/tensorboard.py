@@ -56,7 +56,8 @@ def _records(trends: Sequence[Trend], side: str, rank: str) -> Iterator[bytes]:
     yield _framed(_fixed(1, _DOUBLE, now) + _text(3, _VERSION))
     by_step: dict[int, list[bytes]] = {}
     for trend in trends:
-        tag = f"{trend.statistic}/{trend.name}.{trend.slot}"
+        micro_step = "" if trend.micro_step is None else f".micro{trend.micro_step}"
+        tag = f"{trend.statistic}/{trend.name}.{trend.slot}{micro_step}"
         for step, value in zip(trend.steps, _series(trend, side).get(rank, ()), strict=False):
             if value is not None:
                 by_step.setdefault(step, []).append(_message(1, _text(1, tag) + _fixed(2, _FLOAT, float(value))))
