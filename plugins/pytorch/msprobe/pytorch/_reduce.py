@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -13,12 +14,13 @@ from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
 from msprobe.pytorch._placements import place_of
-from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, host_statistics
+from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, ProvenKernel, host_statistics
 from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats
+from msprobe_core.native.kernels import SWITCH
 
 _Read = TypeVar("_Read")
 
@@ -41,13 +43,18 @@ class TorchReducer:
     on the device, and ``collect`` brings all of them over in one transfer.
     """
 
-    def __init__(self, *, defer_host: bool = False) -> None:
+    def __init__(
+        self, *, defer_host: bool = False, find_kernel: Callable[[torch.device], ProvenKernel | None] | None = None
+    ) -> None:
         """Begin empty.
 
         Args:
             defer_host: Treat tensors on the host like those on a device; lets that path be tested without one.
+            find_kernel: Returns what reduces tensors on a device in one launch; Triton's for GPUs if not given.
         """
         self._defer_host = defer_host
+        self._find_kernel = find_kernel or fused_kernel
+        self._kernels: dict[torch.device, ProvenKernel | None] = {}
         self._deferred: dict[torch.device, DeferredStatistics] = {}
         self._checksums: list[tuple[Digest, Tensor]] = []
         self._words: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
@@ -65,7 +72,15 @@ class TorchReducer:
         elif self._is_on_host(values):
             digest.stats = self._read(tensor, values, host_statistics)
         else:
-            self._deferred.setdefault(values.device, DeferredStatistics()).add(values, digest)
+            self._deferred_on(values.device).add(values, digest)
+
+    def _deferred_on(self, device: torch.device) -> DeferredStatistics:
+        deferred = self._deferred.get(device)
+        if deferred is None:
+            if device not in self._kernels:
+                self._kernels[device] = self._find_kernel(device)
+            deferred = self._deferred[device] = DeferredStatistics(self._kernels[device])
+        return deferred
 
     def checksum(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``, now or at the next ``collect``."""
@@ -233,6 +248,17 @@ class TorchReducer:
 
     def _is_on_host(self, values: Tensor) -> bool:
         return values.device.type == "cpu" and not self._defer_host
+
+
+def fused_kernel(device: torch.device) -> ProvenKernel | None:
+    """Return Triton's kernel for a GPU, where Triton is, and compiled kernels are wanted."""
+    if device.type != "cuda" or os.environ.get(SWITCH) == "0":
+        return None
+    try:
+        from msprobe.pytorch._fused import DTYPES, FusedMoments  # Triton is not everywhere
+    except Exception:  # noqa: BLE001  # nor does it work wherever it is
+        return None
+    return ProvenKernel(FusedMoments(device), DTYPES)
 
 
 def _host_hash_of(values: Tensor) -> str:

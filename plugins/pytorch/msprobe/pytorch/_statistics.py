@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from msprobe.pytorch._native import statistics_by_kernels
 from msprobe_core.model import Digest, Stats
+
+_logger = logging.getLogger("msprobe")
 
 WITHOUT_ARITHMETIC = frozenset(
     getattr(torch, name)
@@ -114,20 +119,135 @@ def _integer_statistics(values: Tensor) -> Stats:
     return Stats(high.item(), low.item(), mean, norm, 0, 0)
 
 
+class Kernel(Protocol):
+    """Reduces a tensor on one device in one launch; see `msprobe.pytorch._fused.FusedMoments`."""
+
+    def add(self, values: Tensor) -> tuple[int, int]: ...
+
+    def place_of(self, added: tuple[int, int]) -> int: ...
+
+    def finish(self) -> Tensor: ...
+
+
+class ProvenKernel:
+    """A kernel, and of which dtypes it has been seen to be right on this device.
+
+    There are many kinds of GPU and many versions of compilers, so nothing it computes is recorded before it has had a
+    window whose tensors the operators had too, with the same results.
+    """
+
+    def __init__(self, kernel: Kernel, dtypes: frozenset[torch.dtype]) -> None:
+        self._kernel: Kernel | None = kernel
+        self._dtypes = dtypes
+        self._proven: set[torch.dtype] = set()
+        self._added: list[_Fused] = []
+
+    def add(self, values: Tensor, digest: Digest) -> bool:
+        """Enqueue the reduction of a tensor; returns whether its digest will be filled in by that."""
+        dtype = values.dtype
+        if self._kernel is None or dtype not in self._dtypes:
+            return False
+        dense = values if values.is_contiguous() else _in_memory_order(values)
+        try:
+            added = self._kernel.add(dense)
+        except Exception as error:  # noqa: BLE001  # of a compiler, a driver, a device
+            # What it has taken before is asked for all the same.
+            self._dtypes = frozenset()
+            _logger.warning(
+                "tensors on %s are reduced by several operators, as the kernel fails: %s", dense.device, error
+            )
+            return False
+        self._added.append(_Fused(digest, dtype, values.numel(), added, is_recorded=dtype in self._proven))
+        return dtype in self._proven
+
+    def finish(self) -> list[Tensor]:
+        """Return what is to be transferred: one vector, or none."""
+        if not self._added or self._kernel is None:
+            return []
+        try:
+            for one in self._added:
+                one.place = self._kernel.place_of(one.added)
+            return [self._kernel.finish()]
+        except Exception as error:  # noqa: BLE001  # as in ``add``; what nobody else has reduced has no statistics
+            self._kernel = None
+            _logger.warning("some statistics of tensors on a device are lost, as their kernel fails: %s", error)
+            for one in self._added:
+                if one.is_recorded:
+                    one.digest.stats = Stats()
+            self._added.clear()
+            return []
+
+    def fill_in(self, numbers: list[float]) -> None:
+        """Fill in digests from the vector; hold what operators have filled in against it."""
+        wrong: set[torch.dtype] = set()
+        seen: set[torch.dtype] = set()
+        for one in self._added:
+            high, low, total, squares, num_nan, num_inf = numbers[one.place : one.place + 6]
+            norm = math.nan if num_nan else math.sqrt(squares)
+            stats = _to_stats(one.dtype, one.numel, [high, low, total, norm, num_nan, num_inf])
+            if one.is_recorded:
+                one.digest.stats = stats
+            else:
+                seen.add(one.dtype)
+                if not _is_same(stats, one.digest.stats, one.numel):
+                    wrong.add(one.dtype)
+        self._added.clear()
+        self._proven |= seen - wrong
+        if wrong:
+            self._dtypes -= wrong
+            names = ", ".join(sorted(str(dtype) for dtype in wrong))
+            _logger.warning("tensors of %s are reduced by several operators: the kernel is wrong on this device", names)
+
+
+@dataclass
+class _Fused:
+    digest: Digest
+    dtype: torch.dtype
+    numel: int
+    added: tuple[int, int]
+    is_recorded: bool
+    place: int = 0
+
+
+def _is_same(stats: Stats, other: Stats | None, numel: int) -> bool:
+    """Whether two ways of adding up have the same: extremes and counts exactly, sums but for rounding."""
+    if other is None or (stats.num_nan, stats.num_inf) != (other.num_nan, other.num_inf):
+        return False
+    pairs = [
+        (stats.max, other.max, 0.0),
+        (stats.min, other.min, 0.0),
+        (stats.l2_norm, other.l2_norm, _SAME * (stats.l2_norm or 0)),
+    ]
+    # A mean can be small because its terms cancel: their size is bounded by the norm (Cauchy and Schwarz).
+    pairs.append((stats.mean, other.mean, _SAME * (stats.l2_norm or 0) / math.sqrt(numel)))
+    return all(
+        one == two or (math.isnan(one) and math.isnan(two)) or abs(one - two) <= most
+        for one, two, most in pairs
+        if one is not None and two is not None
+    )
+
+
+_SAME = 1e-9
+"""Relative difference of two sums in float64 of up to 2**40 terms whose order differs, with room."""
+
+
 class DeferredStatistics:
     """Results that wait on one device.
 
     Each tensor leaves six numbers, in lists by the dtype they come out in, because one stacked copy per list is one
-    kernel and converting each number would be thousands.
+    kernel and converting each number would be thousands. Where there is a kernel for all six, it is taken.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: ProvenKernel | None = None) -> None:
+        self._kernel = kernel
         self._digests: list[tuple[Digest, torch.dtype, int]] = []
         self._results: dict[torch.dtype, list[Tensor]] = {}
         self._places: list[tuple[tuple[torch.dtype, int], ...]] = []
 
     def add(self, values: Tensor, digest: Digest) -> None:
         """Enqueue the reductions of one tensor."""
+        if self._kernel is not None and self._kernel.add(values, digest):
+            return
         dtype = values.dtype
         if values.is_complex():
             values = values.abs()
@@ -160,9 +280,12 @@ class DeferredStatistics:
             num_results += len(results)
             wide = torch.float32 if results[0].device.type in WITHOUT_DOUBLE else torch.float64
             stacked.append(torch.stack(results).to(wide))
-        numbers: list[float] = torch.cat(stacked).tolist()  # the one transfer
+        fused = [] if self._kernel is None else self._kernel.finish()
+        numbers: list[float] = torch.cat(stacked + fused).tolist()  # the one transfer
         for (digest, dtype, numel), places in zip(self._digests, self._places, strict=True):
             digest.stats = _to_stats(dtype, numel, [numbers[offsets[kept] + i] for kept, i in places])
+        if self._kernel is not None:
+            self._kernel.fill_in(numbers[num_results:])
 
 
 WITHOUT_DOUBLE = frozenset({"npu", "mps"})

@@ -1,0 +1,110 @@
+"""Statistics of a tensor on a GPU in one kernel that reads it once. Needs Triton, which comes with PyTorch for CUDA.
+
+Each tensor is one launch; what its programs found goes to rows of a buffer that is there already. At the end of the
+window the rows of all tensors of a kind are put together by a few operators. The number of programs depends on nothing
+but the number of elements, and each adds up in a fixed order, so that equal tensors have equal statistics.
+
+Not imported where there is no Triton.
+"""
+
+# Triton's functions are no functions of Python, and it is not installed everywhere.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+
+NUMBERS = 6
+"""Of a tensor: maximum, minimum, sum, sum of squares, NaN, infinities, as float64. The extremes pass over NaN."""
+
+_BLOCK = 2048
+_WARPS = 8
+_PROGRAMS = ((1 << 14, 1), (1 << 20, 32), (1 << 63, 512))
+"""Up to how many elements so many programs share a tensor."""
+
+_CHUNK = 64
+"""For so many tensors is room at a time."""
+
+
+@triton.jit
+def _moments(pointer: Any, count: Any, rows: Any, WIDE: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: N803
+    program = tl.program_id(0).to(tl.int64)
+    high = tl.full([BLOCK], -float("inf"), WIDE)
+    low = tl.full([BLOCK], float("inf"), WIDE)
+    total = tl.zeros([BLOCK], tl.float64)
+    squares = tl.zeros([BLOCK], tl.float64)
+    num_nan = tl.zeros([BLOCK], tl.int64)
+    num_inf = tl.zeros([BLOCK], tl.int64)
+    for begin in range(program * BLOCK, count, tl.num_programs(0) * BLOCK):
+        offsets = begin + tl.arange(0, BLOCK)
+        is_inside = offsets < count
+        x = tl.load(pointer + offsets, mask=is_inside, other=0).to(WIDE)
+        is_nan = x != x
+        is_number = is_inside & (x == x)
+        high = tl.maximum(high, tl.where(is_number, x, -float("inf")))
+        low = tl.minimum(low, tl.where(is_number, x, float("inf")))
+        wide = x.to(tl.float64)
+        total += wide
+        squares += wide * wide
+        num_nan += is_nan.to(tl.int64)
+        num_inf += (tl.abs(x) == float("inf")).to(tl.int64)
+    row = rows + program * 6
+    tl.store(row, tl.max(high).to(tl.float64))
+    tl.store(row + 1, tl.min(low).to(tl.float64))
+    tl.store(row + 2, tl.sum(total))
+    tl.store(row + 3, tl.sum(squares))
+    tl.store(row + 4, tl.sum(num_nan).to(tl.float64))
+    tl.store(row + 5, tl.sum(num_inf).to(tl.float64))
+
+
+class FusedMoments:
+    """Rows of the tensors of one window on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin empty; buffers stay from window to window."""
+        self._device = device
+        self._chunks: dict[int, list[Tensor]] = {num_programs: [] for _, num_programs in _PROGRAMS}
+        self._taken = dict.fromkeys(self._chunks, 0)
+
+    def add(self, values: Tensor) -> tuple[int, int]:
+        """Enqueue the reduction of a tensor that has elements, of one of `DTYPES`; no value is waited for.
+
+        Returns: what `place_of` finds its numbers by.
+        """
+        values = values.contiguous()
+        num_programs = next(programs for most, programs in _PROGRAMS if values.numel() <= most)
+        index = self._taken[num_programs]
+        self._taken[num_programs] += 1
+        chunks = self._chunks[num_programs]
+        if index >= len(chunks) * _CHUNK:
+            chunks.append(torch.empty((_CHUNK, num_programs, NUMBERS), dtype=torch.float64, device=self._device))
+        rows = chunks[index // _CHUNK][index % _CHUNK]
+        wide = tl.float64 if values.dtype is torch.float64 else tl.float32
+        with torch.cuda.device_of(values):  # Triton launches on the current device
+            _moments[(num_programs,)](values, values.numel(), rows, WIDE=wide, BLOCK=_BLOCK, num_warps=_WARPS)
+        return num_programs, index
+
+    def place_of(self, added: tuple[int, int]) -> int:
+        """Return where in the result of `finish` the numbers of a tensor begin; before that is called."""
+        num_programs, index = added
+        before = sum(taken for kind, taken in self._taken.items() if kind < num_programs)
+        return NUMBERS * (before + index)
+
+    def finish(self) -> Tensor:
+        """Return the `NUMBERS` of each tensor as a vector of float64 on the device, and begin anew."""
+        numbers: list[Tensor] = []
+        for num_programs in sorted(self._chunks):
+            taken = self._taken[num_programs]
+            if not taken:
+                continue
+            rows = torch.cat(self._chunks[num_programs])[:taken]
+            extremes = torch.stack((rows[..., 0].amax(1), rows[..., 1].amin(1)), 1)
+            numbers.append(torch.cat((extremes, rows[..., 2:].sum(1)), 1).reshape(-1))
+            self._taken[num_programs] = 0
+        return torch.cat(numbers)

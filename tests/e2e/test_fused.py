@@ -1,0 +1,95 @@
+"""The kernel for GPUs, by Triton's interpreter: right for every dtype and layout, and trusted only once it has been.
+
+It has not run on a GPU yet; what the interpreter does not show is whether compilers and devices agree with it, which is
+why a window is held against the operators first.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+DRIVER = Path(__file__).parent.parent / "support" / "fused_driver.py"
+
+
+def run(kind):
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, DRIVER, kind], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    windows = json.loads(done.stdout)
+    for window in windows:
+        window["stats"] = {
+            name: [eval(text, {"nan": math.nan, "inf": math.inf}) for text in stats]
+            for name, stats in window["stats"].items()
+        }
+    return windows, done.stderr
+
+
+@pytest.fixture(scope="module")
+def right():
+    return run("FusedMoments")
+
+
+def same(stats, others):
+    return all(
+        (one is None and other is None)
+        or (math.isnan(one) and math.isnan(other))
+        or one == pytest.approx(other, rel=1e-9, abs=1e-12)
+        for one, other in zip(stats, others, strict=True)
+    )
+
+
+def test_the_first_window_is_that_of_the_operators_and_the_next_agree(right):
+    (first, second, third), said = right
+    assert first["taken"] == 0
+    assert (
+        second["taken"] == third["taken"] == 16 + 8
+    )  # four dtypes; others that are real and no integers
+    for name, stats in first["stats"].items():
+        assert same(second["stats"][name], stats), name
+    assert said == ""
+
+
+def test_equal_tensors_have_equal_statistics(right):
+    (_, second, third), _ = right
+    assert repr(second["stats"]) == repr(third["stats"])
+
+
+def test_what_is_not_finite_is_counted(right):
+    (_, second, _), _ = right
+    assert second["stats"]["nan"][4:] == [1, 1]
+    assert all(math.isnan(number) for number in second["stats"]["nan"][:4])
+    assert second["stats"]["infinite"][:2] == [math.inf, -math.inf]
+    assert second["stats"]["infinite"][3:] == [math.inf, 0, 2]
+    assert second["stats"]["minus infinity"][:4] == [-math.inf, -math.inf, -math.inf, math.inf]
+
+
+def test_a_kernel_that_is_wrong_here_is_never_recorded(right):
+    (first, second, third), said = run("Wrong")
+    assert [window["taken"] for window in (first, second, third)] == [0, 0, 0]
+    for window in (first, second, third):
+        assert repr(window["stats"]) == repr(right[0][0]["stats"])
+    assert said.count("the kernel is wrong on this device") == 1
+    assert "torch.bfloat16" in said
+
+
+def test_a_kernel_that_cannot_be_compiled_is_asked_once(right):
+    windows, said = run("Refusing")
+    for window in windows:
+        assert window["taken"] == 0
+        assert repr(window["stats"]) == repr(right[0][0]["stats"])
+    assert said.count("no such architecture") == 1
+
+
+def test_a_device_that_fails_costs_the_window_and_no_more(right):
+    (first, second, third), said = run("Losing")
+    assert repr(first["stats"]) == repr(third["stats"]) == repr(right[0][0]["stats"])
+    assert second["stats"]["torch.float32 100"] == [None] * 6
+    assert second["stats"]["integers"] == first["stats"]["integers"]
+    assert said.count("device lost") == 1
