@@ -48,9 +48,7 @@ def same(stats, others):
 def test_the_first_window_is_that_of_the_operators_and_the_next_agree(right):
     (first, second, third), said = right
     assert first["taken"] == 0
-    assert (
-        second["taken"] == third["taken"] == 16 + 8
-    )  # four dtypes; others that are real and no integers
+    assert second["taken"] == third["taken"] == 16 + 8  # four dtypes; others that are real and no integers
     for name, stats in first["stats"].items():
         assert same(second["stats"][name], stats), name
     assert said == ""
