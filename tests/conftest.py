@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 NEEDS = {
     "e2e/*.py": ("torch", "transformers"),
     "e2e/mindspore/*.py": ("mindspore",),
+    "e2e/test_view_axes.py": ("selenium",),
     "e2e/test_view_page.py": ("selenium",),
     "contract/test_mindspore.py": ("mindspore",),
     "e2e/verl/*.py": ("verl", "torch"),

@@ -9,7 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 Function = Callable[..., Any]
 
@@ -156,16 +156,23 @@ class FunctionStandIn(StandIn):
 class StandIns:
     """Functions that are watched together, also under the names by which other modules have imported them."""
 
-    def __init__(self, stand_ins: Iterable[FunctionStandIn] = (), *, are_imported: bool = True) -> None:
+    def __init__(
+        self,
+        stand_ins: Iterable[FunctionStandIn] = (),
+        *,
+        are_imported: bool = True,
+        search: AliasSearch | None = None,
+    ) -> None:
         """Prepare; ``install`` begins.
 
         Args:
             stand_ins: One for each place. Where several stand for the same function, its other names get the first.
             are_imported: Whether modules may have imported the functions, as they never have methods.
+            search: What others found who stood for the same functions; new if not given.
         """
         self._stand_ins = list(stand_ins)
         self._aliases: list[_Alias] = []
-        self._search = _AliasSearch() if are_imported else None
+        self._search = (search or AliasSearch()) if are_imported else None
         self._modules: frozenset[str] = frozenset()
 
     def install(self) -> None:
@@ -206,11 +213,14 @@ class StandIns:
                     namespace[name] = _below(value.original)
 
 
-_Alias = tuple[dict[str, Any], str, FunctionStandIn]
+Names: TypeAlias = dict[str, Any]
+"""Of a module, with what they name."""
+
+_Alias = tuple[Names, str, FunctionStandIn]
 """The names of a module, one that a function has there, and what stands for the function."""
 
 
-class _AliasSearch:
+class AliasSearch:
     """Finds the names by which modules have imported functions.
 
     Modules have ten thousands of names, and there may be a window in every step: it is remembered what was found, and
@@ -219,45 +229,44 @@ class _AliasSearch:
 
     def __init__(self) -> None:
         self._originals: list[Function] = []
-        self._by_id: dict[int, FunctionStandIn] = {}
-        self._found: list[_Alias] = []
+        self._found: list[tuple[str, Names, str, Function]] = []
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def run(self, stand_ins: list[FunctionStandIn]) -> list[_Alias]:
-        """Return where the originals of some functions are now."""
+        """Return where the originals of some functions are now, whoever stands for them this time."""
         if not stand_ins:
             return []
-        if not self._is_about(stand_ins):
-            self._originals = [stand_in.original for stand_in in stand_ins]
-            self._by_id = {id(stand_in.original): stand_in for stand_in in reversed(stand_ins)}
-            self._found, self._sizes = [], {}
-        aliases = [alias for alias in self._found if alias[0].get(alias[1]) is alias[2].original]
-        known = {(id(namespace), name) for namespace, name, _ in self._found}
-        for module_name, module in tuple(sys.modules.items()):
-            found: Any = getattr(module, "__dict__", None)
-            if type(found) is not dict:
+        originals = [stand_in.original for stand_in in stand_ins]
+        if not self._is_about(originals):
+            self._originals, self._found, self._sizes = originals, [], {}
+        by_id = {id(stand_in.original): stand_in for stand_in in reversed(stand_ins)}
+        modules = dict(sys.modules)
+        # What has been unloaded is not kept.
+        self._found = [found for found in self._found if getattr(modules.get(found[0]), "__dict__", None) is found[1]]
+        known = {(id(namespace), name) for _, namespace, name, _ in self._found}
+        for module_name, module in modules.items():
+            content: Any = getattr(module, "__dict__", None)
+            if type(content) is not dict:
                 continue
-            namespace = cast("dict[str, Any]", found)
+            namespace = cast("Names", content)
             size = id(namespace), len(namespace)
             if self._sizes.get(module_name) != size:
                 self._sizes[module_name] = size
-                new = [alias for alias in self._search(namespace) if (id(namespace), alias[1]) not in known]
-                self._found += new
-                aliases += new
-        return aliases
-
-    def _is_about(self, stand_ins: list[FunctionStandIn]) -> bool:
-        return len(stand_ins) == len(self._originals) and all(
-            stand_in.original is original for stand_in, original in zip(stand_ins, self._originals, strict=True)
-        )
-
-    def _search(self, namespace: dict[str, Any]) -> list[_Alias]:
-        by_id = self._by_id
+                self._found += [
+                    (module_name, namespace, name, value)
+                    for name, value in tuple(namespace.items())
+                    if id(value) in by_id and by_id[id(value)].original is value and (id(namespace), name) not in known
+                ]
         return [
-            (namespace, name, stand_in)
-            for name, value in tuple(namespace.items())
-            if (stand_in := by_id.get(id(value))) is not None and stand_in.original is value
+            (namespace, name, by_id[id(original)])
+            for _, namespace, name, original in self._found
+            if namespace.get(name) is original
         ]
+
+    def _is_about(self, originals: list[Function]) -> bool:
+        return len(originals) == len(self._originals) and all(
+            one is other for one, other in zip(originals, self._originals, strict=True)
+        )
 
 
 class Outermost(threading.local):

@@ -237,6 +237,20 @@ def test_launches_of_triton_kernels(probe, dump, monkeypatch):
     assert dump()["Tensor.__add__.0.forward"]["input_args"][0]["Max"] == 6.0
 
 
+def test_our_own_kernels_are_not_recorded(probe, dump, monkeypatch):
+    runtime = triton(monkeypatch)
+
+    def moments(out, x):
+        write_unseen(out, 1.0)
+
+    moments.__module__ = "msprobe.pytorch._fused"
+    with probe(risk_level="FOCUS").start():
+        x = torch.ones(4)
+        runtime.JITFunction(moments)[(1,)](torch.zeros(1), x)
+        x + 0
+    assert list(dump()) == ["Tensor.__add__.0.forward"]
+
+
 @pytest.mark.parametrize("namespaces", [None, ["own_ops"]])
 def test_operators_of_libraries(probe, dump, namespaces):
     library = torch.library.Library("own_ops", "DEF")

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from msprobe_core.capture.standin import FunctionStandIn, Outermost, StandIn, StandIns, original_of
+from msprobe_core.capture.standin import AliasSearch, FunctionStandIn, Outermost, StandIn, StandIns, original_of
 
 
 def double(x, *, times=2):
@@ -193,6 +193,49 @@ def test_names_in_other_modules_are_replaced_too(here):
         assert calls == []
     finally:
         del sys.modules["standin_alias"]
+
+
+def test_groups_that_come_after_each_other_share_what_was_found(here, monkeypatch):
+    search, alias = AliasSearch(), types.ModuleType("standin_alias")
+    monkeypatch.setitem(sys.modules, "standin_alias", alias)
+    alias.by_name = double
+    for _ in range(3):
+        stand_in = FunctionStandIn(here, "double", note)
+        group = StandIns([stand_in], search=search)
+        group.install()
+        try:
+            assert alias.by_name is stand_in
+        finally:
+            group.remove()
+        assert alias.by_name is HELD[0]
+    # A module of the same name and size that takes its place is searched, and the one that is gone is forgotten.
+    again = types.ModuleType("standin_alias")
+    again.other_name = double
+    monkeypatch.setitem(sys.modules, "standin_alias", again)
+    found = found_by(search, here)
+    assert (vars(again), "other_name") in found
+    assert all(names is not vars(alias) for names, _ in found)
+
+
+def found_by(search, here):
+    """Where a search finds the function that a stand-in has taken the place of."""
+    stand_in = FunctionStandIn(here, "double", note)
+    stand_in.install()
+    try:
+        return [(names, name) for names, name, found in search.run([stand_in]) if found is stand_in]
+    finally:
+        stand_in.remove()
+
+
+def test_modules_are_gone_through_once(here, monkeypatch):
+    search, alias = AliasSearch(), types.ModuleType("standin_alias")
+    monkeypatch.setitem(sys.modules, "standin_alias", alias)
+    alias.by_name = double
+    assert (vars(alias), "by_name") in found_by(search, here)
+    alias.kept, alias.by_name = double, None  # one name more: gone through again
+    assert [name for names, name in found_by(search, here) if names is vars(alias)] == ["kept"]
+    alias.moved = vars(alias).pop("kept")  # as many as before: not gone through
+    assert not [name for names, name in found_by(search, here) if names is vars(alias)]
 
 
 def test_modules_that_are_imported_meanwhile_hold_no_stand_in_afterwards(here):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe.pytorch._calls import ApiCalls
-from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIns, original_of
+from msprobe_core.capture.standin import AliasSearch, FunctionStandIn, Handler, StandIns, original_of
 
 
 class Package(NamedTuple):
@@ -54,13 +54,19 @@ PACKAGES = (
 
 _TRITON = "triton.runtime"
 _TRITON_LAUNCHERS = ("JITFunction", "Autotuner", "Heuristics")
+_OURS = "msprobe.pytorch._fused"
 _NOT_ARGUMENTS = frozenset({"grid", "warmup"})
 """Keywords of a launch that the kernel does not get."""
 
 
-def foreign_stand_ins(calls: ApiCalls) -> StandIns:
-    """Return stand-ins for all such functions that are imported by now."""
-    return StandIns([*_of_packages(calls), *_of_triton(calls)])
+def foreign_stand_ins(calls: ApiCalls, search: AliasSearch) -> StandIns:
+    """Return stand-ins for all such functions that are imported by now.
+
+    Args:
+        calls: Records them.
+        search: Remembers by which names modules have imported them.
+    """
+    return StandIns([*_of_packages(calls), *_of_triton(calls)], search=search)
 
 
 def _of_packages(calls: ApiCalls) -> Iterator[FunctionStandIn]:
@@ -74,6 +80,8 @@ def _modules(package: Package) -> list[types.ModuleType]:
     if not package.has_submodules:
         module = sys.modules.get(package.module)
         return [module] if module is not None else []
+    if package.module not in sys.modules:
+        return []
     below = f"{package.module}."
     return [module for name, module in sorted(sys.modules.items()) if name.startswith(below) and module is not None]
 
@@ -105,19 +113,25 @@ def _of_triton(calls: ApiCalls) -> Iterator[FunctionStandIn]:
 
 def _launched(calls: ApiCalls) -> Handler:
     def handle(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if kwargs.get("warmup") or not args:
-            return run(*args, **kwargs)  # compiles only
+        # Those with "warmup" compile only; those of our own reduce what is recorded.
+        if kwargs.get("warmup") or not args or getattr(_kernel(args[0]), "__module__", None) == _OURS:
+            return run(*args, **kwargs)
         shown = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
         return calls.run_foreign("Triton", _kernel_name(args[0]), run, args, kwargs, shown=(args[1:], shown))
 
     return handle
 
 
-def _kernel_name(launcher: Any) -> str:
-    """Return the name of the function that a launcher, or those around it, was made of."""
+def _kernel(launcher: Any) -> Any:
+    """Return the function that a launcher, or those around it, was made of."""
     for _ in range(len(_TRITON_LAUNCHERS) + 1):
         inner = getattr(launcher, "fn", None)
         if inner is None:
             break
         launcher = inner
-    return getattr(launcher, "__name__", None) or type(launcher).__name__
+    return launcher
+
+
+def _kernel_name(launcher: Any) -> str:
+    kernel = _kernel(launcher)
+    return getattr(kernel, "__name__", None) or type(kernel).__name__

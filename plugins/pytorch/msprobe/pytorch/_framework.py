@@ -29,6 +29,7 @@ from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._state import ModuleState
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
+from msprobe_core.capture.standin import AliasSearch
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import (
     Attachment,
@@ -62,6 +63,7 @@ class PyTorchFramework:
         self._dtypes: dict[torch.dtype, str] = {}
         self._metas: dict[tuple[torch.dtype, tuple[int, ...], bool], TensorMeta] = {}
         self._apis: dict[tuple[RiskLevel, tuple[str, ...]], ApiTable] = {}
+        self._aliases = AliasSearch()
         self._said: set[str] = set()
 
     def is_tensor(self, value: object) -> bool:
@@ -126,7 +128,7 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_for(options), self._say)
+        return _Attachment(models, options, recorder, self._apis_for(options), self._aliases, self._say)
 
     def _say(self, sentence: str) -> None:
         # Once a process: there may be a window in every step.
@@ -238,12 +240,14 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         options: AttachOptions,
         recorder: CallRecorder,
         apis: ApiTable,
+        aliases: AliasSearch,
         say: Callable[[str], None],
     ) -> None:
         super().__init__(recorder, Quiet, ApiCalls)
         self._models = models
         self._options = options
         self._apis = apis
+        self._aliases = aliases
         self._say = say
         self._hooks: ModuleHooks | None = None
         self._mode: ApiMode | None = None
@@ -263,7 +267,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             mode = ApiMode(self.recorder, self._apis, self.calls)
             self.place(mode.push, mode.remove)
             self._mode = mode
-            for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self.calls)):
+            for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self.calls, self._aliases)):
                 self.place(stand_in.install, stand_in.remove)
             aside.append(mode)
         compiled = CompiledRegions(aside, self._say)
