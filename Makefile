@@ -31,9 +31,7 @@ WORKERS ?= 2
 QUICK := -m pytest -m "not slow"
 SLOW := -m pytest -m slow
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile
-test-numpy-1 test-verl test-main test-slow: export OMP_NUM_THREADS = 1
-# MindSpore's kernels of convolutions add in another order with each number of threads.
-test-mindspore: export OMP_NUM_THREADS = 2
+test-numpy-1 test-mindspore test-verl test-main test-slow: export OMP_NUM_THREADS = 1
 
 .PHONY: demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow lint bench \
 	clean

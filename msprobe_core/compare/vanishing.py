@@ -4,7 +4,9 @@ What is zero in exact arithmetic has, in a float, the size of the roundings of w
 programs share these. Two rules tell it:
 
 * The gradient of a vector, such as a bias, is a sum of the gradient that its call got; below so many unit round-offs of
-  that it is the sum of nothing but roundings.
+  that it is the sum of nothing but roundings. In float32 and finer the roundings of a sum of ``n`` terms are allowed to
+  have grown to ``sqrt(n)`` times as much (Higham and Mary, *A New Approach to Probabilistic Rounding Error Analysis*,
+  SIAM J. Sci. Comput. 41(5), 2019); coarser dtypes are summed in float32. Biases before a normalisation are a case.
 * Any other gradient scales with what its call was given in forward too, and may be small because of that. It is noise
   only where the golden run computed it in float32 or finer, and where it is below so many of *its* unit round-offs even
   if the gradient that the call got is multiplied by the smallest, or divided by the largest, magnitude in the call. The
@@ -31,10 +33,15 @@ _IDENTITY = ("numel_golden", "max_golden", "min_golden", "mean_golden", "norm_go
 def is_vanishing_vector(table: LimitTable) -> pl.Expr:
     """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
     is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
-    own = table.vanishing_share_of(pl.col("precision_golden"))
-    shared = table.vanishing_share_of(pl.col("precision"))
+    own, shared = (_share_of_sum(table, pl.col(name)) for name in ("precision_golden", "precision"))
     is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
     return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
+
+
+def _share_of_sum(table: LimitTable, precision: pl.Expr) -> pl.Expr:
+    num_terms = pl.col("source_numel") / pl.col("numel_golden")
+    growth = pl.when((precision <= int(Precision.FLOAT32)) & (num_terms > 1)).then(num_terms.sqrt()).otherwise(1.0)
+    return pl.min_horizontal(table.vanishing_share_of(precision) * growth, table.limit_of(precision))
 
 
 def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:

@@ -179,14 +179,18 @@ def _with_precision(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
 
 
 def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
-    """Add ``source_norm`` and ``source_size``, the largest golden norm and magnitude among what the call was given.
+    """Add the largest norm, magnitude and number of elements of golden tensors that the call was given.
 
-    Null for what it was given itself.
+    ``source_norm``, ``source_size`` and ``source_numel``; null for what it was given itself.
     """
     given = (
         compared.filter((pl.col("role") == Role.INPUT.value) & _both(RowKind.TENSOR))
         .group_by(source="entry")
-        .agg(source_norm=pl.col("norm_golden").max(), source_size=_size("golden").max())
+        .agg(
+            source_norm=pl.col("norm_golden").max(),
+            source_size=_size("golden").max(),
+            source_numel=pl.col("numel_golden").max(),
+        )
     )
     own = compared.filter(pl.col("role") == Role.PARAMETERS_GRAD.value)["entry"].unique().to_list()
     sources = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}

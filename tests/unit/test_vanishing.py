@@ -77,3 +77,30 @@ def test_what_is_computed_from_more_than_noise_counts(verdicts):
     assert (alone[SEED][0], alone[CONSEQUENCE][0]) == ("pass", "pass")
     found = verdicts(dump(3e-8, behind=1e4, other=1.0), dump(2e-8, behind=1e4, other=1.0, **GOLDEN))
     assert (found[SEED][0], found[CONSEQUENCE][0]) == ("pass", "error")
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------
+
+
+def biased(bias, *, num_terms, dtype="torch.float32"):
+    received = tensor([[1.0, -1.0]] * num_terms, dtype=dtype)
+    return {
+        "Module.m.Linear.backward.0": {"input": [received], "output": [received]},
+        "Module.m.Linear.parameters_grad.0": {"bias": [tensor([bias, -bias / 3], dtype=dtype)]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_terms", "dtype", "noise", "expected"),
+    [
+        (4, "torch.float32", 8e-6, "error"),  # 50 unit round-offs of what it is the sum of
+        (4096, "torch.float32", 1e-4, "pass"),  # 19, of a sum of more terms
+        (4096, "torch.float32", 8e-3, "error"),
+        (4096, "torch.bfloat16", 20.0, "error"),  # 40 of bfloat16's: a lost gradient, not a rounding
+    ],
+)
+def test_sums_of_many_terms_may_be_further_from_zero(verdicts, num_terms, dtype, noise, expected):
+    target, golden = (biased(each, num_terms=num_terms, dtype=dtype) for each in (noise / 2, noise))
+    found = verdicts(target, golden)["Module.m.Linear.parameters_grad.0.bias"]
+    assert found[0] == expected
+    assert any("rounding noise on both sides" in message for message in found[1]) == (expected == "pass")
