@@ -2,9 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+
+import pytest
 
 import msprobe_core
 
@@ -53,6 +57,28 @@ def test_wheels(tmp_path):
     assert sorted(seen["frameworks"]) == ["mindspore", "pytorch"]
     version = msprobe_core.__version__
     assert seen["plugins"] == {name: [version, f"msprobe-{name}", None] for name in ("mindspore", "pytorch", "verl")}
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_kernels_are_in_a_wheel_where_there_is_a_compiler(tmp_path, has_compiler):
+    clone = tmp_path / "clone"
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        clone.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, clone)
+    without = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(REPOSITORY / "msprobe_core", clone / "msprobe_core", ignore=without)
+    if not has_compiler:
+        (clone / "msprobe_core" / "native" / "libkernels.so").write_bytes(b"of an earlier build")
+    found = shutil.which("cc") if has_compiler else None
+    environment = {**os.environ, "CC": found or "no-such-compiler", "PATH": os.environ["PATH"] if found else ""}
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    done = subprocess.run(build, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    library = "msprobe_core/native/libkernels.so"
+    assert (library in zipfile.ZipFile(wheel).namelist()) == (found is not None)
+    assert wheel.name.endswith("-py3-none-any.whl") == (found is None)
+    assert ("are not compiled" in done.stdout + done.stderr) == (found is None)
 
 
 def test_a_clone_that_is_not_installed():
