@@ -15,6 +15,8 @@ from typing import Any
 
 TIMEOUT_S = 300
 MSPROBE = str(Path(sys.executable).parent / "msprobe")
+LAYOUT_FILE = "layout.yaml"
+"""In the target's directory, where that lies over other ranks than the golden run."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def ask_locate(target: Path, golden: Path, out: Path) -> Answer:
     """Ask ``msprobe locate``."""
     begin = time.perf_counter()
     command = [MSPROBE, "locate", str(target), str(golden), "-o", str(out)]
+    if (layout := target / LAYOUT_FILE).exists():
+        command += ["--layout", str(layout)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     seconds = time.perf_counter() - begin
     path = out / "locate.json"

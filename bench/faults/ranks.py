@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
+from bench.faults.answers import LAYOUT_FILE, MSPROBE, Ask, Nesting, has_command
 from bench.faults.parallel import PARALLEL_FAULTS, SPLIT, WORLDS, Job, notes_of, run_jobs
 from bench.faults.recording import NUM_REPEATS
 from bench.faults.scoring import Case, HealthyCase, score
@@ -17,6 +17,10 @@ HEALTHY = {
     "other kernels": {"other_kernels": True},
     "one more repetition with other last digits": {"seed": 77},
 }
+
+OTHER_LAYOUTS = {"dp": {"tensor and data parallel for data parallel": "tp-dp"}}
+"""Programs that train the same on the same data over other ranks, by program and name of the healthy pair."""
+LAYOUTS = {"tp-dp": "parallel:\n  target: {tp: 2, dp: 2}\n  golden: {dp: 2}\n"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,10 @@ def plan(
         ],
         [
             (replace(golden, place=target / f"{stem}-healthy-{file_name(name)}", **options), name)
-            for name, options in HEALTHY.items()
+            for name, options in [
+                *HEALTHY.items(),
+                *((name, {"program": other}) for name, other in OTHER_LAYOUTS.get(program, {}).items()),
+            ]
             if healthy
         ],
     )
@@ -112,10 +119,12 @@ def ask_about_fault(golden: Job, job: Job, pair: str, asks: dict[str, Ask]) -> l
 
 def ask_about_healthy(golden: Job, job: Job, name: str, asks: dict[str, Ask]) -> list[HealthyCase]:
     """Return a case for each debugger."""
+    if job.program != golden.program:
+        (job.place / LAYOUT_FILE).write_text(LAYOUTS[job.program])
     return [
         HealthyCase(
             tool,
-            job.program,
+            golden.program,
             job.dtype,
             SPLIT,
             name,
