@@ -425,9 +425,9 @@ class Session:
         if self._writer is not None and not self._has_recorded and self._directory is not None:
             self._close_writer()
             layout.remove_dump(self._directory)
-            with suppress(OSError):  # something else lies there
-                self._directory.rmdir()
-                self._directory.parent.rmdir()
+            for directory in (self._directory / layout.TENSOR_DIRECTORY, self._directory, self._directory.parent):
+                with suppress(OSError):  # not there, or something else lies in it
+                    directory.rmdir()
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""

@@ -50,9 +50,9 @@ class Training:
         if logs:
             self.losses.append(loss.item())
 
-    def record(self, place, *, repeats=0, ends_last=True, fails_in=None):
+    def record(self, place, *, repeats=0, ends_last=True, fails_in=None, task="statistics"):
         """Record; with ``repeats`` the block repeats all steps, and ends the last of them, or leaves it open."""
-        debugger = PrecisionDebugger(dump_path=place, level="mix")
+        debugger = PrecisionDebugger(dump_path=place, level="mix", task=task)
         if repeats:
             with calibration(debugger, self.model, self.optimizer, repeats=repeats) as runs:
                 for run in runs:
@@ -104,6 +104,11 @@ def test_the_training_notices_nothing_of_repetitions(tmp_path, ends_last):
         rows = compare_dumps(one, other).units[0].rows
         assert rows.height > 100
         assert rows.filter((pl.col("max_diff") != 0) | (pl.col("norm_diff") != 0)).is_empty()
+
+
+def test_tensors_leave_no_empty_step_either(tmp_path):
+    Training().record(tmp_path / "run", repeats=1, task="tensor")
+    assert steps_of(tmp_path / "run") == steps_of(tmp_path / "run/calibration/run1") == ["step0", "step1"]
 
 
 def test_a_repetition_that_fails_in_its_second_step_leaves_the_first(tmp_path, caplog):
