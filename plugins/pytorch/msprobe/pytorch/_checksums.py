@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,8 @@ def crc32_of(values: Tensor) -> str:
 
 def xor_of(values: Tensor) -> str:
     """Return the exclusive or of the words of a host tensor as ``0x`` and 16 hex digits."""
-    return xor_text(words_of(bytes_of(values)).view("u1"))
+    memory = memory_of(values)
+    return xor_text(words_of(bytes_of(values)).view("u1") if memory is None else np.frombuffer(memory, np.uint8))
 
 
 def bytes_of(values: Tensor) -> Tensor:
