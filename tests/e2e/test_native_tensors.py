@@ -106,3 +106,14 @@ def test_the_threads_of_pytorch_are_found_and_change_nothing():
     finally:
         torch.set_num_threads(before)
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 16])
+@pytest.mark.parametrize("mode", ["statistics", "checksum", "xor", "hash", "sketch"])
+def test_memory_that_has_been_given_back_is_not_read(mode, num_bytes):
+    x = torch.randn(LONG)
+    view = x[2:]
+    x.untyped_storage().resize_(num_bytes)
+    for tensor in (x, view):
+        with pytest.raises(RuntimeError):
+            getattr(TorchReducer(), mode)(tensor, Digest())

@@ -45,14 +45,31 @@ def words_of(values: Tensor) -> NDArray[Any]:
     return np.from_dlpack(exported)
 
 
+def address_of(values: Tensor) -> int:
+    """Return where the elements of a plain, contiguous host tensor are; 0 if what is there has the opposite sign.
+
+    Raises:
+        RuntimeError: its memory has been given back, as FSDP does with what it does not need for a while; whoever reads
+            it all the same ends the process.
+    """
+    needed = (values.storage_offset() + values.numel()) * values.element_size()
+    if values.untyped_storage().nbytes() < needed:
+        raise RuntimeError("its memory has been resized to less than its elements need")
+    return 0 if values.is_neg() else values.data_ptr()
+
+
 def memory_of(values: Tensor) -> memoryview | None:
     """Return the bytes of a plain host tensor, for as long as the caller keeps it; nothing is copied.
 
     ``None`` where the elements do not follow one another, or are other than memory has them.
+
+    Raises:
+        RuntimeError: see `address_of`.
     """
-    if not values.is_contiguous() or values.is_neg() or values.is_conj() or not values.numel():
+    if not values.is_contiguous() or values.is_conj() or not values.numel():
         return None
-    return _view_memory(values.data_ptr(), values.numel() * values.element_size(), _READ_ONLY)
+    address = address_of(values)
+    return _view_memory(address, values.numel() * values.element_size(), _READ_ONLY) if address else None
 
 
 _view_memory = ctypes.pythonapi.PyMemoryView_FromMemory

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._memory import address_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Stats
 from msprobe_core.native.kernels import FLOATS, INTEGERS, Threads, kernels
@@ -42,7 +43,7 @@ def statistics_by_kernels(values: Tensor) -> Stats | None:
     if not is_float and dtype not in _INTEGERS:
         return None
     values = values.contiguous()
-    address = _address_of(values)
+    address = address_of(values)
     if not address:
         return None
     if is_float:
@@ -57,7 +58,7 @@ def hash_by_kernels(values: Tensor) -> int | None:
     """Return the hash of a plain host tensor that is contiguous."""
     if _KERNELS is None or not values.is_contiguous() or values.is_conj():
         return None
-    address = _address_of(values)
+    address = address_of(values)
     if not address:
         return None
     num_parts = 2 if values.is_complex() else 1
@@ -68,10 +69,5 @@ def sketch_by_kernels(values: Tensor, sketcher: Sketcher) -> bytes | None:
     """Return the sketch of a plain host tensor that is contiguous, of a dtype of floating-point numbers."""
     if _KERNELS is None or values.dtype not in _FLOATS or not values.is_contiguous():
         return None
-    address, count = _address_of(values), values.numel()
+    address, count = address_of(values), values.numel()
     return _KERNELS.sketch(address, count, _FLOATS[values.dtype], sketcher.tables(count), _THREADS) if address else None
-
-
-def _address_of(values: Tensor) -> int:
-    """Return where the elements are; 0 if what is there has the opposite sign."""
-    return 0 if values.is_neg() else values.data_ptr()
