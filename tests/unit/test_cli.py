@@ -55,7 +55,8 @@ def test_help_lists_the_commands(run):
     code, out, _ = run("--help")
     assert code == 0
     assert re.search(r"compare\s+Compare the dump of a run under test", out)
-    assert run("compare", "-h")[0] == 0
+    code, _, err = run("compare", "-h")
+    assert (code, err) == (0, "")
 
 
 def test_agreement_is_exit_0(run, dumps):
