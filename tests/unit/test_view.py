@@ -17,6 +17,7 @@ from dumps import tensor, write_dump
 from rank_dumps import Rank, write_ranks
 from view_pages import example
 
+from msprobe_core.cli import main
 from msprobe_core.cli.view import view as command
 from msprobe_core.errors import CompareError
 from msprobe_core.store.tensor_source import HeldTensor
@@ -475,13 +476,15 @@ def test_the_page_is_for_its_owner_only(tmp_path, spool, monkeypatch):
 
 
 def test_results_say_which_runs_they_are_of(tmp_path, spool):
-    from msprobe_core.cli.compare import compare
-    from msprobe_core.cli.locate import locate
-
     golden = Run().record().write(tmp_path / "golden")
     target = Run(linear1=1.5).record().write(tmp_path / "target")
-    CliRunner().invoke(compare, ["-tp", str(target), "-gp", str(golden), "-o", str(tmp_path / "c")])
-    CliRunner().invoke(locate, [str(target), str(golden), "-o", str(tmp_path / "l")])
+    # By the program's own entry: a command that is invoked alone first keeps click's help option, without -h, for good.
+    for arguments in (
+        ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(tmp_path / "c")],
+        ["locate", str(target), str(golden), "-o", str(tmp_path / "l")],
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments)
     compared, located = subject_of(tmp_path / "c"), subject_of(tmp_path / "l" / "locate.json")
     assert (compared.target, compared.golden, compared.location) == (target, golden, None)
     assert isinstance(located.location, Location)
