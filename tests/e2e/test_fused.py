@@ -18,9 +18,9 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 DRIVER = Path(__file__).parent.parent / "support" / "fused_driver.py"
 
 
-def run(kind):
+def run(*arguments):
     env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, DRIVER, kind], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run([sys.executable, DRIVER, *arguments], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     windows = json.loads(done.stdout)
     for window in windows:
@@ -48,7 +48,7 @@ def same(stats, others):
 def test_the_first_window_is_that_of_the_operators_and_the_next_agree(right):
     (first, second, third), said = right
     assert first["taken"] == 0
-    assert second["taken"] == third["taken"] == 16 + 8  # four dtypes; others that are real and no integers
+    assert second["taken"] == third["taken"] == 16 + 9  # four dtypes; others that are real and no integers
     for name, stats in first["stats"].items():
         assert same(second["stats"][name], stats), name
     assert said == ""
@@ -90,4 +90,11 @@ def test_a_device_that_fails_costs_the_window_and_no_more(right):
     assert repr(first["stats"]) == repr(third["stats"]) == repr(right[0][0]["stats"])
     assert second["stats"]["torch.float32 100"] == [None] * 6
     assert second["stats"]["integers"] == first["stats"]["integers"]
+    assert said.count("device lost") == 1
+
+
+def test_a_device_that_fails_when_nothing_else_waits_costs_no_more_either(right):
+    (first, second, third), said = run("Losing", "floats only")
+    assert second["stats"]["torch.float32 100"] == [None] * 6
+    assert repr(first["stats"]) == repr(third["stats"])
     assert said.count("device lost") == 1

@@ -77,7 +77,7 @@ class FusedMoments:
 
         Returns: what `place_of` finds its numbers by.
         """
-        values = values.contiguous()
+        values = values.contiguous().resolve_neg()
         num_programs = next(programs for most, programs in _PROGRAMS if values.numel() <= most)
         index = self._taken[num_programs]
         self._taken[num_programs] += 1

@@ -281,7 +281,8 @@ class DeferredStatistics:
             wide = torch.float32 if results[0].device.type in WITHOUT_DOUBLE else torch.float64
             stacked.append(torch.stack(results).to(wide))
         fused = [] if self._kernel is None else self._kernel.finish()
-        numbers: list[float] = torch.cat(stacked + fused).tolist()  # the one transfer
+        results = [*stacked, *fused]
+        numbers: list[float] = torch.cat(results).tolist() if results else []  # the one transfer
         for (digest, dtype, numel), places in zip(self._digests, self._places, strict=True):
             digest.stats = _to_stats(dtype, numel, [numbers[offsets[kept] + i] for kept, i in places])
         if self._kernel is not None:
