@@ -14,7 +14,7 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats, TensorContent
-from msprobe_core.native.kernels import FLOATS, INTEGERS, Kernels, kernels
+from msprobe_core.native.kernels import FLOATS, Kernels, kernels
 from msprobe_core.store.layout import create_file
 
 Array: TypeAlias = Any
@@ -121,15 +121,10 @@ class HostReducer:
 
 def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:
     """Return the statistics of elements without gaps, of a dtype that the kernels know."""
-    array, dtype = values.array, values.dtype
+    array = values.array
     if not array.size or not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.dtype.isnative:
         return None
-    if (kind := FLOATS.get(dtype)) is not None:
-        return Stats(*kernels.float_statistics(array.ctypes.data, array.size, kind))
-    if (kind := INTEGERS.get("uint8" if dtype == "bool" else dtype)) is None:
-        return None
-    high, low, mean, norm = kernels.integer_statistics(array.ctypes.data, array.size, kind)
-    return Stats(bool(high), bool(low), mean, norm, 0, 0) if dtype == "bool" else Stats(high, low, mean, norm, 0, 0)
+    return kernels.statistics(array.ctypes.data, array.size, values.dtype)
 
 
 @lru_cache

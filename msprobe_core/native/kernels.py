@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msprobe_core.model import Stats
+
 SWITCH = "MSPROBE_NATIVE"
 """Environment variable; ``0`` leaves the kernels alone."""
 
@@ -101,6 +103,24 @@ class Kernels:
         self._integer_statistics = _declared(holding, releasing, "msprobe_integer_statistics", None, 2)
         self._hash = _declared(holding, releasing, "msprobe_hash", ctypes.c_uint64, 1)
         self._sketch = _declared(holding, releasing, "msprobe_sketch", None, 3)
+
+    def statistics(self, address: int, count: int, dtype: str, threads: Threads | None = None) -> Stats | None:
+        """Return the statistics of elements of a dtype by its name, ``bool`` too; ``None`` if the kernels lack it.
+
+        Args:
+            address: Of the elements.
+            count: How many, at least 1.
+            dtype: As NumPy has it, or ``bfloat16``.
+            threads: Helps with long tensors.
+        """
+        if (kind := FLOATS.get(dtype)) is not None:
+            return Stats(*self.float_statistics(address, count, kind, threads))
+        if (kind := INTEGERS.get("uint8" if dtype == "bool" else dtype)) is None:
+            return None
+        high, low, mean, norm = self.integer_statistics(address, count, kind)
+        if dtype == "bool":
+            return Stats(bool(high), bool(low), mean, norm, 0, 0)
+        return Stats(high, low, mean, norm, 0, 0)
 
     def float_statistics(self, address: int, count: int, kind: int, threads: Threads | None = None) -> FloatStatistics:
         """Return the statistics of floating-point numbers.

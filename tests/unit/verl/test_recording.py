@@ -300,6 +300,14 @@ class TestWorkers:
 # --- engines ---------------------------------------------------------------------------------------------------------
 
 
+class ModelRunner:
+    def __init__(self):
+        self.model = Network()
+
+    def forward(self, forward_batch):
+        return self.model.forward(Array(np.ones((2, 4))))
+
+
 class GPUModelRunner:
     """The interface of vLLM's runner, as far as it is used; the model computes what it likes."""
 
@@ -383,13 +391,6 @@ class TestEngines:
     def test_sglang(self, tmp_path, switch_on):
         switch_on()
 
-        class ModelRunner:
-            def __init__(self):
-                self.model = Network()
-
-            def forward(self, forward_batch):
-                return self.model.forward(Array(np.ones((2, 4))))
-
         class Req:
             def __init__(self, rid, *prompt, length):
                 self.rid, self.origin_input_ids, self.output_ids, self.length = rid, list(prompt), [], length
@@ -430,13 +431,6 @@ class TestEngines:
 
     def test_a_request_of_sglang_that_is_never_done_keeps_its_name(self, tmp_path, switch_on):
         switch_on()
-
-        class ModelRunner:
-            def __init__(self):
-                self.model = Network()
-
-            def forward(self, forward_batch):
-                return self.model.forward(Array(np.ones((2, 4))))
 
         put_hooks("sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
         mode = SimpleNamespace(is_decode=lambda: False)

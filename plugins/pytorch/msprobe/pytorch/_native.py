@@ -14,8 +14,7 @@ from msprobe_core.model import Stats
 from msprobe_core.native.kernels import FLOATS, INTEGERS, Threads, kernels
 
 _FLOATS = {getattr(torch, name): kind for name, kind in FLOATS.items()}
-_INTEGERS = {getattr(torch, name): kind for name, kind in INTEGERS.items() if hasattr(torch, name)}
-_INTEGERS[torch.bool] = INTEGERS["uint8"]
+_NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS, "bool") if hasattr(torch, name)}
 
 
 def _openmp() -> Threads | None:
@@ -38,20 +37,12 @@ def statistics_by_kernels(values: Tensor) -> Stats | None:
     """Return the statistics of a plain host tensor that has elements; with gaps or overlaps, by way of a copy."""
     if _KERNELS is None:
         return None
-    dtype = values.dtype
-    is_float = dtype in _FLOATS
-    if not is_float and dtype not in _INTEGERS:
+    dtype = _NAMES.get(values.dtype)
+    if dtype is None:
         return None
     values = values.contiguous()
     address = address_of(values)
-    if not address:
-        return None
-    if is_float:
-        return Stats(*_KERNELS.float_statistics(address, values.numel(), _FLOATS[dtype], _THREADS))
-    high, low, mean, norm = _KERNELS.integer_statistics(address, values.numel(), _INTEGERS[dtype])
-    if dtype is torch.bool:
-        return Stats(bool(high), bool(low), mean, norm, 0, 0)
-    return Stats(high, low, mean, norm, 0, 0)
+    return _KERNELS.statistics(address, values.numel(), dtype, _THREADS) if address else None
 
 
 def hash_by_kernels(values: Tensor) -> int | None:
