@@ -16,6 +16,9 @@ norms and extremes; where they differ at all is told as well. There is no measur
 _JUDGED = ("norm", "max", "min")
 """Statistics that are judged, as far as there are some: means are near zero, where relative differences say nothing."""
 
+_KEYS = ["rank", "quantity", "stage", "name", "micro_step", "step"]
+"""What tells a value of one training from every other."""
+
 _MAX_NAMED = 50
 
 
@@ -70,9 +73,8 @@ def first_departure(target: Monitored, golden: Monitored, limit: float = PARTING
     """
     shared = [name for name in target.statistics if name in golden.statistics]
     judged = [name for name in _JUDGED if name in shared] or shared
-    keys = ["rank", "quantity", "stage", "name", "micro_step", "step"]
-    pairs = target.frame.select(*keys, "place", *judged).join(
-        golden.frame.select(*keys, *judged), on=keys, how="inner", suffix="_golden", nulls_equal=True
+    pairs = target.frame.select(*_KEYS, "place", *judged).join(
+        golden.frame.select(*_KEYS, *judged), on=_KEYS, how="inner", suffix="_golden", nulls_equal=True
     )
     resolution = 1.5 * max(target.resolution, golden.resolution)
     pairs = pairs.with_columns(**{f"{name}_relative": _relative(name, resolution) for name in judged})
@@ -84,8 +86,7 @@ def first_departure(target: Monitored, golden: Monitored, limit: float = PARTING
 
 def num_shared(target: Monitored, golden: Monitored) -> int:
     """Return how many values of steps and ranks both have."""
-    keys = ["rank", "quantity", "stage", "name", "micro_step", "step"]
-    return target.frame.select(keys).join(golden.frame.select(keys), on=keys, how="semi", nulls_equal=True).height
+    return target.frame.select(_KEYS).join(golden.frame.select(_KEYS), on=_KEYS, how="semi", nulls_equal=True).height
 
 
 def _relative(name: str, resolution: float) -> pl.Expr:
