@@ -99,6 +99,13 @@ class Reducer(Protocol):
         """Whether whoever may write to this tensor now changes its identity by it; if not, it is read each time."""
         ...
 
+    def keeps_still(self, tensor: Any) -> bool:
+        """Whether a tensor that does not show all writes has none of those while a model's forward runs, or a step.
+
+        Of an optimizer, that is, whose calls are recorded. What was read there is not read again before its end.
+        """
+        ...
+
     def distrust(self, tensor: Any) -> None:
         """Take note that somebody can write to this tensor's memory without its identity, or a view's, showing it."""
         ...

@@ -74,7 +74,7 @@ class _Call:
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
-        "micro_step", "name", "parent", "stem", "step", "wants_forward", "wants_gradients",
+        "micro_step", "name", "parent", "root", "stem", "step", "wants_forward", "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -82,6 +82,7 @@ class _Call:
         self.key = key
         self.index = index
         self.parent = parent
+        self.root: _Call = self if parent is None else parent.root
         self.step = step
         self.stem: str | None = None
         self.entry: Entry | None = None
@@ -179,6 +180,9 @@ class Recorder:
         self.on_backlog: Callable[[], None] | None = None
         self.check: BenchCheck | None = None  # compares each call with an earlier run, and decides what is kept whole
         self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
+        self._span = 0  # counts forwards of outermost modules and steps of optimizers; other calls are one each
+        self._span_root: _Call | None = None
+        self._sees_apis = False
         self.has_sole = False  # whether one module only is recorded, which reports through `SoleModule`
         self._reset()
 
@@ -186,6 +190,7 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._num_roots: dict[str, int] = {}
         self._digests: dict[tuple[int, int] | None, Digest] = {}
+        self._spans: dict[tuple[int, int], int] = {}
         self._finished: list[tuple[int, Entry]] = []
         self._backwards: list[_Backward] = []
         self._gradients: dict[str, tuple[int, Entry]] = {}
@@ -218,6 +223,8 @@ class Recorder:
         key = f"{prefix}.{name}"
         with self._lock:
             parent = self._owner(owner)
+            self._sees_apis = True
+            self._enter_span(parent)
             index = self._counts.get(key, 0)
             self._counts[key] = index + 1
             call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
@@ -254,8 +261,16 @@ class Recorder:
             self._select(call)
             if call.wants_gradients:
                 self._covered.add(stem)
+            self._enter_span(parent or call)
         stack.append(call)
         return call
+
+    def _enter_span(self, parent: _Call | None) -> None:
+        """Note whether what is read now belongs to the same forward, or step of an optimizer, as what was before."""
+        root = parent if parent is None else parent.root
+        if root is None or root is not self._span_root:
+            self._span_root = root
+            self._span += 1
 
     def _place(self, call: _Call, is_recomputed: bool) -> None:
         """Note which micro-batch of the step a call belongs to, and whether it computes something again."""
@@ -427,6 +442,7 @@ class Recorder:
                 self._note_late(call.backward_name)
                 return
             self._micro_steps().in_backward = call.micro_step
+            self._span_root = None
             self._selection.begin(call.backward_name)
             if self._selection.is_inside:
                 if not backward.begun:
@@ -547,13 +563,21 @@ class Recorder:
     def _digest(self, tensor: Any, part: Any) -> Digest:
         key = self._identity(tensor)
         known = None if key is None else self._digests.get(key)
-        if known is not None and (known is _UNSET or self._reducer.shows_writes(tensor)):
+        if known is not None and (known is _UNSET or self._reducer.shows_writes(tensor) or self._is_still(key, tensor)):
             return known
         digest = Digest()
         self._processor.reduce(part, digest, self._reducer)
         if key is not None:
             self._digests[key] = digest
+            self._spans[key] = self._span
         return digest
+
+    def _is_still(self, key: tuple[int, int] | None, tensor: Any) -> bool:
+        """Whether nobody has written to a tensor since it was read, for all that it would not show it.
+
+        Calls that hand out memory must be seen for that.
+        """
+        return self._sees_apis and self._spans.get(key) == self._span and self._reducer.keeps_still(tensor)
 
     def pass_over(self, tensor: Any) -> None:
         """Do not read this tensor until it is written to."""
@@ -594,6 +618,7 @@ class Recorder:
         with self._lock:
             self._reducer.collect()
             self._digests.clear()
+            self._spans.clear()
             for (stem, _), count in self._gradient_counts.items():
                 self._gradients_written[stem] = max(count, self._gradients_written.get(stem, 0))
             entries = self._take_out([*self._finished, *self._gradients.values()], self._backwards)

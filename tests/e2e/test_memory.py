@@ -151,6 +151,37 @@ def test_views_of_what_may_be_written_unnoticed_are_read_anew():
         assert stats_of(reducer, tensor.t()).max == 2
 
 
+def test_other_tensors_of_the_same_memory_are_read_once_until_one_is_written_to(monkeypatch):
+    reads = counted(monkeypatch, "host_statistics")
+    reducer, x = TorchReducer(), torch.ones(4)
+    assert stats_of(reducer, x) == stats_of(reducer, x.detach())
+    assert len(reads) == 1
+    x.detach().add_(1)
+    assert stats_of(reducer, x.detach()).max == stats_of(reducer, x).max == 2
+    assert len(reads) == 2
+
+
+def test_memory_that_several_tensors_count_writes_to_is_read_each_time():
+    reducer, x = TorchReducer(), torch.ones(4)
+    x.add_(1)
+    other = x.data  # begins to count at 0
+    assert (x._version, other._version) == (1, 0)
+    assert stats_of(reducer, x).max == 2
+    other.add_(1)
+    other.add_(1)
+    assert stats_of(reducer, other).max == 4
+    other = x.data
+    assert stats_of(reducer, other).max == 4
+    other.fill_(7)  # the same number of writes as x's
+    assert stats_of(reducer, other).max == stats_of(reducer, x).max == 7
+
+
+def test_memory_that_is_given_to_another_is_not_taken_for_it():
+    reducer = TorchReducer()
+    for i in range(50):
+        assert stats_of(reducer, torch.full((5, 3), float(i))).max == i
+
+
 def test_tensors_that_nobody_follows_are_read_each_time(monkeypatch):
     reads = counted(monkeypatch, "host_statistics")
     reducer, x = TorchReducer(), torch.ones(4)

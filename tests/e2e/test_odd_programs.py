@@ -1,6 +1,7 @@
 """Programs that are unusual: the probe changes nothing in them, raises nothing into them, and records what is there."""
 
 import copy
+import ctypes
 import io
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch import PrecisionDebugger, _reduce
 from recorded import Recorded, leaves
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -349,6 +350,63 @@ def test_fused_optimizers_write_unnoticed(probe, dump):
             optimizer.zero_grad()
     found = [dump()[f"Module.Linear.forward.{i}"]["parameters"]["weight"]["Mean"] for i in range(2)]
     assert found == pytest.approx(means, abs=1e-6)
+
+
+class Unseen(torch.optim.Optimizer):
+    """Writes as the kernels of other packages do: to addresses, which it has known from the beginning."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._places = [(parameter.data_ptr(), parameter.numel()) for parameter in parameters]
+
+    def step(self):
+        for address, count in self._places:
+            values = (ctypes.c_float * count).from_address(address)
+            values[:] = [value + 1 for value in values]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_optimizers_of_other_packages_write_unnoticed(level, probe, dump):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = Unseen(model.parameters())
+    maxima_then = []
+    with probe(level).start(model):
+        for _ in range(2):
+            maxima_then.append([layer.weight.max().item() for layer in model])
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+            maxima_then.append([layer.weight.max().item() for layer in model])
+            model(torch.ones(1, 4))
+            model(torch.ones(1, 4))  # nothing in between
+            optimizer.step()
+    data = dump()
+    for layer in range(2):
+        for i, seen in enumerate((0, 1, 1, 2, 3, 3)):
+            wanted = pytest.approx(maxima_then[seen][layer])
+            if level != "L1":
+                assert data[f"Module.{layer}.Linear.forward.{i}"]["parameters"]["weight"]["Max"] == wanted
+            if level != "L0":
+                assert data[f"Functional.linear.{2 * i + layer}.forward"]["input_args"][1]["Max"] == wanted
+
+
+def test_a_gradient_that_becomes_the_parameters_is_read_once_and_anew_when_it_is_written_to(probe, dump, monkeypatch):
+    read = []
+    monkeypatch.setattr(_reduce, "host_statistics", lambda values, _of=_reduce.host_statistics: (
+        read.append(tuple(values.shape)) or _of(values)
+    ))  # fmt: skip
+    model = nn.Linear(4, 7, bias=False)
+    with probe("mix").start(model):
+        model(torch.ones(1, 4)).sum().backward()
+        model.weight.grad.mul_(3)
+        model.weight.grad.add(1)
+    data = dump()
+    sent = data["Functional.linear.0.backward"]["output"][1]
+    assert sent["Max"] == data["Module.Linear.parameters_grad.0"]["weight"][0]["Max"] == 1.0
+    assert data["Tensor.mul_.0.forward"]["input_args"][0]["Max"] == 1.0
+    assert data["Tensor.add.0.forward"]["input_args"][0]["Max"] == 3.0
+    # The weight, its gradient before and after the write, and the sum.
+    assert read.count((7, 4)) == 4
 
 
 def test_writes_of_functions_that_are_not_recorded_are_followed(tmp_path, close_debugger, dump):

@@ -171,6 +171,9 @@ class ArrayReducer:
     def shows_writes(self, tensor: Array) -> bool:
         return True
 
+    def keeps_still(self, tensor: Array) -> bool:
+        return False
+
     def distrust(self, tensor: Array) -> None:
         return
 

@@ -22,6 +22,10 @@ class CountingReducer(ArrayReducer):
         self.num_read = 0
         self._alive = []  # so that no identity is used again
         self._distrusted = set()
+        self.still = set()
+
+    def keeps_still(self, tensor):
+        return id(tensor) in self.still
 
     def shows_writes(self, tensor):
         return id(tensor) not in self._distrusted
@@ -175,6 +179,94 @@ def test_a_distrusted_tensor_is_read_each_time(recorder, framework):
     api(recorder, "relu", tensor)
     entries = recorder.drain().entries
     assert [entry.inputs[0].digest.stats.max for entry in entries] == [1.0, 5.0]
+
+
+class Weight:
+    """A parameter that does not show writes, but keeps still while a model runs."""
+
+    def __init__(self, recorder, framework):
+        self.tensor = array(1.0)
+        self._recorder = recorder
+        recorder.distrust(self.tensor)
+        framework.counting.still.add(id(self.tensor))
+
+    def set(self, value):
+        self.tensor.values[...] = value
+
+    def use(self, *, in_module):
+        """Run a layer, or its function alone."""
+        layer = self._recorder.open_module("Module", "layer", "Linear") if in_module else None
+        if layer is not None:
+            self._recorder.record_parameters(layer, {"weight": self.tensor})
+        api(self._recorder, "linear", self.tensor)
+        if layer is not None:
+            self._recorder.close(layer)
+
+
+def maxima(recorder):
+    recorded = []
+    for entry in recorder.drain().entries:
+        if entry.phase is not Phase.FORWARD:
+            continue
+        values = [*(entry.inputs or []), *(entry.parameters or {}).values()]
+        recorded += [value.digest.stats.max for value in values]
+    return recorded
+
+
+def test_a_parameter_is_read_once_in_a_forward_of_the_model_and_anew_in_the_next(recorder, framework):
+    weight = Weight(recorder, framework)
+    api(recorder, "arange")
+    for value in (1.0, 2.0):
+        weight.set(value)
+        root = recorder.open_module("Module", "", "Net")
+        weight.use(in_module=True)
+        weight.use(in_module=True)
+        recorder.close(root)
+    assert maxima(recorder) == [1.0] * 4 + [2.0] * 4
+    assert framework.counting.num_read == 2
+
+
+def test_a_parameter_is_read_once_in_a_step_of_an_optimizer(recorder, framework):
+    weight = Weight(recorder, framework)
+    for name in ("mul_", "addcdiv_"):
+        call = recorder.open_api("Tensor", name, "optimizer")
+        recorder.record_inputs(call, [weight.tensor], {})
+        recorder.close(call)
+    assert maxima(recorder) == [1.0, 1.0]
+    assert framework.counting.num_read == 1
+
+
+def test_a_parameter_is_read_anew_after_a_gradient(recorder, framework):
+    weight, x = Weight(recorder, framework), array()
+    root = recorder.open_module("Module", "", "Net")
+    call = api(recorder, "square", x, output=x)
+    out, _ = with_gradients(recorder, call, [x], x)
+    weight.use(in_module=True)
+    recorder.record_gradient(call, out[0], array())
+    weight.set(2.0)
+    weight.use(in_module=True)
+    recorder.close(root)
+    assert sorted(maxima(recorder)) == [1.0, 1.0, 1.0, 2.0, 2.0], "the square's input, and the weight twice twice"
+
+
+def test_a_parameter_is_read_anew_in_every_call_outside_of_a_model(recorder, framework):
+    weight = Weight(recorder, framework)
+    for value in (1.0, 2.0):
+        weight.set(value)
+        weight.use(in_module=False)
+    assert maxima(recorder) == [1.0, 2.0]
+
+
+def test_parameters_are_read_anew_where_calls_that_hand_out_memory_are_not_seen(recorder, framework):
+    weight = Weight(recorder, framework)
+    root = recorder.open_module("Module", "", "Net")
+    for value in (1.0, 2.0):
+        weight.set(value)
+        layer = recorder.open_module("Module", "layer", "Linear")
+        recorder.record_parameters(layer, {"weight": weight.tensor})
+        recorder.close(layer)
+    recorder.close(root)
+    assert maxima(recorder) == [1.0, 2.0]
 
 
 def test_a_drain_forgets_readings(recorder, framework):

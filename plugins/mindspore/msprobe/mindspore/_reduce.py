@@ -110,6 +110,10 @@ class MindSporeReducer:
         """Return that none is sure to be seen."""
         return False
 
+    def keeps_still(self, tensor: Any) -> bool:  # noqa: ARG002
+        """Return that none is sure to."""
+        return False
+
     def distrust(self, tensor: Any) -> None:
         """Do nothing: no tensor is trusted."""
 

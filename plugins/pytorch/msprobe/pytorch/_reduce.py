@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
@@ -24,8 +25,8 @@ from msprobe_core.native.kernels import SWITCH
 
 _Read = TypeVar("_Read")
 
-_Elements = tuple[int, int, int, int | torch.SymInt, int, torch.dtype]
-"""What tells the elements of a dense tensor: whose view it is, in which version, and which part of which memory."""
+_Elements = tuple[int, int, int | torch.SymInt, int, torch.dtype]
+"""What tells the elements of a dense tensor: which part of which memory, in which version."""
 
 _WeakTensorRef: Callable[[Tensor], object] | None = getattr(torch._C, "_WeakTensorRef", None)
 
@@ -34,6 +35,16 @@ _is_wrapped: Callable[[Tensor], bool] = cast("Any", torch._C)._functorch.is_func
 
 def _has_collectives() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+class _Memory:
+    """A tensor's memory: kept is where it is noted down, so that nothing else is taken for it, not what it holds."""
+
+    __slots__ = ("_reference", "version")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._reference = StorageWeakRef(storage)
+        self.version = 0
 
 
 class TorchReducer:
@@ -61,6 +72,7 @@ class TorchReducer:
         self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._sketchers: dict[torch.device, Sketcher] = {}
         self._alive: dict[int, object] = {}
+        self._memories: dict[int, _Memory] = {}
         self._exposed: set[int] = set()
         self._known: dict[Callable[[Tensor], Any], dict[_Elements, Any]] = {}
 
@@ -166,12 +178,15 @@ class TorchReducer:
             base = cast("Tensor", tensor._base)
             if base.is_inference():
                 return read(values)
-        if base._cdata not in self._alive:
-            self._alive[base._cdata] = _WeakTensorRef(base)
-        storage = tensor.untyped_storage()
-        elements = (
-            base._cdata, base._version, storage._cdata, tensor.storage_offset(), tensor.numel(), tensor.dtype
-        )  # fmt: skip
+        storage, version = tensor.untyped_storage(), base._version
+        memory = self._memories.get(storage._cdata)
+        if memory is None:
+            memory = self._memories[storage._cdata] = _Memory(storage)
+        if version < memory.version:
+            # Two tensors that count writes to it each for itself; such as share it as they should count together.
+            self._exposed.add(storage._cdata)
+        memory.version = version
+        elements = (storage._cdata, version, tensor.storage_offset(), tensor.numel(), tensor.dtype)
         known = self._known.setdefault(read, {})
         if elements not in known or not self.shows_writes(base) or not self._is_followed(storage):
             known[elements] = read(values)
@@ -212,6 +227,15 @@ class TorchReducer:
             return False
         return self._is_followed(tensor.untyped_storage())
 
+    def keeps_still(self, tensor: Any) -> bool:
+        """Return that leaves do that are not shared: fused kernels write to them, but in steps of optimizers.
+
+        Those of PyTorch's own are seen, and distrusted. In a job parameters may be gathered and let go in between.
+        """
+        if type(tensor) not in _PLAIN_TYPES or not tensor.requires_grad or tensor._is_view() or not tensor.is_leaf:
+            return False
+        return not _has_collectives() and self._is_followed(tensor.untyped_storage())
+
     def _is_followed(self, storage: torch.UntypedStorage) -> bool:
         return storage.resizable() and storage._cdata not in self._exposed
 
@@ -243,6 +267,7 @@ class TorchReducer:
                 digest.sketch = sketch.tobytes()
         self._sketches.clear()
         self._alive.clear()
+        self._memories.clear()
         self._exposed.clear()
         self._known.clear()
 
