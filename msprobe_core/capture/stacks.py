@@ -29,8 +29,9 @@ class StackCache:
 
     def capture(self) -> tuple[str, ...]:
         r"""Return the frames above the caller, innermost first, as ``File {path}, line {n}, in {func}, \n {line}``."""
-        # The frames of the core, this one among them, are hidden when they are formatted.
-        frame = innermost = currentframe()
+        # The frames of the core, this one among them, are hidden when they are formatted. Nothing in this frame may
+        # name it when it ends: all frames above would live on, with every tensor in them, until garbage is collected.
+        frame = currentframe()
         key: list[int] = []
         while frame is not None:
             # The code object and the offset name the line; looking the line up is left to the first sight.
@@ -40,7 +41,7 @@ class StackCache:
         site = tuple(key)
         frames = self._formatted.get(site)
         if frames is None:
-            frames = self._formatted[site] = self._format(innermost)
+            frames = self._formatted[site] = self._format(currentframe())
         return frames
 
     def _format(self, frame: FrameType | None) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """From reported calls to entries: names, nesting, order, one reading per tensor, gradients early, late and twice."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -393,6 +395,24 @@ def test_stacks_begin_at_the_users_frame(make):
     assert f"File {__file__}, line " in first.stack[0]
     assert first.stack[0].endswith('\n call = recorder.open_api("Functional", name)')
     assert "in test_stacks_begin_at_the_users_frame" in first.stack[1]
+
+
+def test_a_stack_keeps_nothing_of_what_runs_alive():
+    class Large:
+        pass
+
+    stacks = StackCache()
+
+    def work():
+        large = Large()
+        stacks.capture()  # of a place that is new, and of one that is known
+        return weakref.ref(large)
+
+    gc.disable()  # which takes up what keeps itself, some time
+    try:
+        assert [one() for one in [work() for _ in range(2)]] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_backward_that_is_complete_too_early_stands_behind_its_children():
