@@ -23,7 +23,8 @@ class Owners:
             owner_by: Tells which of the two a function belongs to; asked once for each.
         """
         self._owner_by = owner_by
-        self._known: dict[CodeType, str | None] = {}
+        # By identity, and kept, so that no other gets the same: a code object's own hash goes through all it holds.
+        self._known: dict[int, tuple[CodeType, str | None]] = {}
 
     def find(self, frame: FrameType | None) -> str | None:
         """Return what is running, the innermost if there are several; ``None`` if there is none."""
@@ -32,11 +33,11 @@ class Owners:
             if frame is None:
                 return None
             code = frame.f_code
-            if code not in known:
-                known[code] = self._owner_by(code)
-            owner = known[code]
-            if owner is not None:
-                return owner
+            found = known.get(id(code))
+            if found is None:
+                found = known[id(code)] = code, self._owner_by(code)
+            if found[1] is not None:
+                return found[1]
             frame = frame.f_back
         return None
 

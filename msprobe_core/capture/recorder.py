@@ -74,7 +74,7 @@ class _Call:
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
-        "micro_step", "name", "parent", "root", "stem", "step", "wants_forward", "wants_gradients",
+        "micro_step", "name", "outermost", "parent", "stem", "step", "wants_forward", "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -82,7 +82,7 @@ class _Call:
         self.key = key
         self.index = index
         self.parent = parent
-        self.root: _Call = self if parent is None else parent.root
+        self.outermost: _Call | None = parent if parent is None else parent.outermost or parent
         self.step = step
         self.stem: str | None = None
         self.entry: Entry | None = None
@@ -267,7 +267,7 @@ class Recorder:
 
     def _enter_span(self, parent: _Call | None) -> None:
         """Note whether what is read now belongs to the same forward, or step of an optimizer, as what was before."""
-        root = parent if parent is None else parent.root
+        root = parent if parent is None else parent.outermost or parent
         if root is None or root is not self._span_root:
             self._span_root = root
             self._span += 1

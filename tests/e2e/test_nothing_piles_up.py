@@ -51,6 +51,58 @@ def test_what_was_sent_is_not_kept_when_nobody_can_wait_for_it_any_more(tmp_path
         torch.distributed.destroy_process_group()
 
 
+class _Activation:
+    """Stands for what a forward holds in its variables."""
+
+
+class _Holding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+        self.held = []
+
+    def forward(self, x):
+        held = _Activation()
+        self.held.append(weakref.ref(held))
+        return torch.tanh(self.inner(x) * 2)
+
+
+@pytest.fixture
+def without_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.usefixtures("without_collector")
+def test_what_a_forward_holds_goes_with_it_without_the_garbage_collector(tmp_path, level):
+    model = _Holding()
+    with PrecisionDebugger(dump_path=tmp_path / "run", level=level).start(model):
+        loss = model(torch.ones(2, 3)).sum()
+        assert [held() for held in model.held] == [None]
+        loss.backward()
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.usefixtures("without_collector")
+def test_no_call_leaves_anything_to_the_garbage_collector(tmp_path, level):
+    model = _Holding()
+    optimizer = torch.optim.AdamW(model.parameters())
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
+    left = []
+    for num_passes in (1, 1, 5):
+        gc.collect()
+        with debugger.start(model):
+            for _ in range(num_passes):
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+        debugger.step()
+        left.append(gc.collect())
+    assert left[1] == left[2], "one window leaves some, whatever happens in it"
+
+
 def _num_hooks(node):
     """Return how many hooks are at a node: a hook of ours is put into the dictionary that holds the others."""
     before, after = node.register_prehook(lambda _: None), node.register_hook(lambda *_: None)

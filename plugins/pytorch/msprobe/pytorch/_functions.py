@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class ApiMode(TorchFunctionMode):
         self._recorder = recorder
         self._apis = apis
         self._calls = calls
-        self._operators: dict[tuple[object, int], bool] = {}
+        self._operators: dict[tuple[int, int], tuple[bool, CodeType]] = {}
         self._aside: set[int] = set()
         self._visits = _Visits()
         self._thread = threading.get_ident()
@@ -167,11 +167,12 @@ class ApiMode(TorchFunctionMode):
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
             frame = frame.f_back  # of a mode or tensor class of the user, which has handed the call on
-        site = (frame.f_code, frame.f_lasti)
+        code = frame.f_code
+        site = id(code), frame.f_lasti  # a code object's own hash goes through all that it holds
         known = self._operators.get(site)
         if known is None:
-            known = self._operators[site] = is_operator_call(frame)
-        return known
+            known = self._operators[site] = is_operator_call(frame), code  # kept: no other gets its identity
+        return known[0]
 
 
 class _Visits(threading.local):

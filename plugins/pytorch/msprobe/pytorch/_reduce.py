@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
@@ -37,14 +36,33 @@ def _has_collectives() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-class _Memory:
-    """A tensor's memory: kept is where it is noted down, so that nothing else is taken for it, not what it holds."""
+class _Memories:
+    """The memories that tensors had, and how often those had been written to when they were last seen.
 
-    __slots__ = ("_reference", "version")
+    What is kept is where a memory is noted down, so that no other is taken for it; not what it holds. One object for
+    all, of what the garbage collector does not look at: there is one for almost every tensor that is read.
+    """
 
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self._reference = StorageWeakRef(storage)
-        self.version = 0
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+        self._references: list[int] = []
+
+    def is_older(self, storage: torch.UntypedStorage, version: int) -> bool:
+        """Note that a tensor of this memory has this version; return whether another had a higher one before."""
+        address = storage._cdata
+        known = self._versions.get(address)
+        if known is None:
+            self._references.append(storage._weak_ref())
+        self._versions[address] = version
+        return known is not None and version < known
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._versions.clear()
+        while self._references:
+            torch.UntypedStorage._free_weak_ref(self._references.pop())
+
+    __del__ = clear
 
 
 class TorchReducer:
@@ -72,7 +90,7 @@ class TorchReducer:
         self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._sketchers: dict[torch.device, Sketcher] = {}
         self._alive: dict[int, object] = {}
-        self._memories: dict[int, _Memory] = {}
+        self._memories = _Memories()
         self._exposed: set[int] = set()
         self._known: dict[Callable[[Tensor], Any], dict[_Elements, Any]] = {}
 
@@ -179,13 +197,9 @@ class TorchReducer:
             if base.is_inference():
                 return read(values)
         storage, version = tensor.untyped_storage(), base._version
-        memory = self._memories.get(storage._cdata)
-        if memory is None:
-            memory = self._memories[storage._cdata] = _Memory(storage)
-        if version < memory.version:
-            # Two tensors that count writes to it each for itself; such as share it as they should count together.
+        if self._memories.is_older(storage, version):
+            # Two tensors share it that count writes each for itself; those that share it as they should count together.
             self._exposed.add(storage._cdata)
-        memory.version = version
         elements = (storage._cdata, version, tensor.storage_offset(), tensor.numel(), tensor.dtype)
         known = self._known.setdefault(read, {})
         if elements not in known or not self.shows_writes(base) or not self._is_followed(storage):
@@ -272,7 +286,7 @@ class TorchReducer:
         self._known.clear()
 
     def _is_on_host(self, values: Tensor) -> bool:
-        return values.device.type == "cpu" and not self._defer_host
+        return values.is_cpu and not self._defer_host
 
 
 def fused_kernel(device: torch.device) -> ProvenKernel | None:
