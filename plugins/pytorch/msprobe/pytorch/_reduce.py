@@ -33,7 +33,10 @@ _is_wrapped: Callable[[Tensor], bool] = cast("Any", torch._C)._functorch.is_func
 
 
 def _has_collectives() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return _CAN_HAVE_COLLECTIVES and torch.distributed.is_initialized()
+
+
+_CAN_HAVE_COLLECTIVES = torch.distributed.is_available()
 
 
 class _Memories:
@@ -52,7 +55,7 @@ class _Memories:
         address = storage._cdata
         known = self._versions.get(address)
         if known is None:
-            self._references.append(storage._weak_ref())
+            self._references.append(cast("int", storage._weak_ref()))
         self._versions[address] = version
         return known is not None and version < known
 
@@ -213,9 +216,9 @@ class TorchReducer:
         another place: hash and sketch count its elements otherwise. ``None`` for tensors without a version (made under
         ``inference_mode``).
         """
-        place = _place_of(tensor)
+        place = None
         if type(tensor) not in _PLAIN_TYPES:
-            tensor = held_by(tensor)
+            place, tensor = place_of(tensor), held_by(tensor)
         if _WeakTensorRef is None or tensor.is_inference():
             return None
         address: int = tensor._cdata
