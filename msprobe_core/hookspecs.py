@@ -451,6 +451,18 @@ class WatchingFramework(Protocol):
         """
         ...
 
+    def rebuild(self, content: TensorContent, like: Any) -> Any:
+        """Return a tensor with these elements, in place of the tensor ``like``, as `load` does.
+
+        Args:
+            content: What `Framework.content` has given; its memory is the caller's no more.
+            like: A tensor of the program's.
+
+        Raises:
+            Exception: of any kind: the framework lacks the dtype.
+        """
+        ...
+
 
 class TrainingState(Protocol):
     """What a training step reads and writes, as it was at one moment; a copy of it, on the host."""

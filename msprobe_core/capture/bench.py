@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_core import names
-from msprobe_core.errors import DumpError
+from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, TensorValue
-from msprobe_core.plugins import registry
 from msprobe_core.store import layout
 
 _logger = logging.getLogger(__name__)
@@ -107,7 +106,7 @@ class BenchCheck:
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
             unit, note = layout.find_unit(self._root / f"step{step}", rank)
-            self._bench = _calls_in(_read(unit.directory))
+            self._bench = _calls_in(read_earlier(unit.directory))
         except Exception as error:  # noqa: BLE001  # of a third party's reader, too
             _logger.warning("bench_path: step %d is not checked: %s", step, error)
             return
@@ -226,13 +225,6 @@ def _differ(found: _Sum, bench: _BenchCall, path: str) -> bool:
     if other is None or other.shape != found.shape or None in (other.checksum, found.checksum):
         return False
     return other.checksum != found.checksum
-
-
-def _read(directory: Path) -> Dump:
-    for reader in registry().readers():
-        if reader.recognises(directory):
-            return reader.read(directory)
-    raise DumpError(f"{directory}: is no dump that is known here")
 
 
 def _calls_in(dump: Dump) -> dict[str, _BenchCall]:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe_core import names
+from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.capture.parts import ForwardRange
 from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Framework, WatchingFramework
-from msprobe_core.model import Phase, Site, SiteKind
+from msprobe_core.hookspecs import Dump, Framework, WatchingFramework
+from msprobe_core.model import Phase, Role, Site, SiteKind
 from msprobe_core.store import layout
 
 _logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class InputLoader:
         self._lock = threading.Lock()
         self._step: int | None = None
         self._directory: Path | None = None
+        self._file_names: Mapping[str, str] = {}
         self._counts: dict[str, int] = {}
         self._found: set[str] = set()
         self._reported: set[str] = set()
@@ -79,7 +81,26 @@ class InputLoader:
                 "from there on this run computes something else than it would without",
                 len(self._options.modules), unit.directory,
             )  # fmt: skip
+        self._file_names = self._find_files(unit.directory)
         return unit.directory / layout.TENSOR_DIRECTORY
+
+    def _find_files(self, directory: Path) -> Mapping[str, str]:
+        """Return the file names of recorded inputs by the names of their rows, where the records have to be asked.
+
+        A tensor in a shard may be stored under the name of another, which had its values first. Files of their own
+        are called like their tensors; where there is nothing else, the records are not needed, and are not read.
+        """
+        try:
+            if next((directory / layout.TENSOR_DIRECTORY).glob(f"*{layout.SHARD_SUFFIX}"), None) is None:
+                return {}
+            dump = read_earlier(directory)
+            file_names = _file_names_in(dump, self._options.modules)
+        except Exception as error:  # noqa: BLE001  # of a third party's reader, too
+            _logger.warning("load: the records that lead to the tensors in shards cannot be read: %s", error)
+            return {}
+        for note in dump.notes:
+            _logger.warning("load: %s", note)
+        return file_names
 
     def report(self) -> None:
         """Say which of the named calls have not been made; once in a step for each."""
@@ -139,15 +160,21 @@ class InputLoader:
             if not self._framework.is_tensor(tensor):
                 return tensor
             assert self._directory is not None
-            stem = names.tensor_file_stem(entry, category, path)
-            file = self._directory / layout.tensor_file_name(stem, self._framework.tensor_suffix)
+            file_name = self._file_names.get(names.row_name(entry, Role.INPUT, path))
+            if file_name is None:
+                stem = names.tensor_file_stem(entry, category, path)
+                file_name = layout.tensor_file_name(stem, self._framework.tensor_suffix)
+            file = self._directory / file_name
             where = f"{entry}: {category} {path}"
-            if not file.exists():
+            if layout.shard_member(file_name) is None and not file.exists():
                 _logger.warning("load: %s keeps its value: there is no %s", where, file)
                 return tensor
             try:
-                loaded = self._loader.load(file, tensor)
+                loaded = self._read(layout.tensor_path(self._directory, file_name), tensor)
                 before, after = self._framework.describe(tensor), self._framework.describe(loaded)
+            except DumpError as error:  # which names the file
+                _logger.warning("load: %s keeps its value: %s", where, error)
+                return tensor
             except Exception as error:  # noqa: BLE001  # of a framework, over a foreign file
                 _logger.warning("load: %s keeps its value: %s cannot be loaded (%s)", where, file, error)
                 return tensor
@@ -160,6 +187,23 @@ class InputLoader:
             return loaded
 
         return replace
+
+    def _read(self, file: Path, like: Any) -> Any:
+        """Return the tensor in a file or, by the reference that a record has, in a shard."""
+        if layout.shard_member(file.name) is None:
+            return self._loader.load(file, like)
+        from msprobe_core.store.tensors import open_tensor  # nothing else that records needs it
+
+        return self._loader.rebuild(open_tensor(file).content(), like)
+
+
+def _file_names_in(dump: Dump, entries: Sequence[str]) -> dict[str, str]:
+    """Return the file names of the inputs of calls by the names of their rows."""
+    frame = dump.frame
+    frame = frame.filter(
+        frame["entry"].is_in(entries) & (frame["role"] == Role.INPUT.value) & frame["file_name"].is_not_null()
+    )
+    return dict(frame.select("key", "file_name").iter_rows())
 
 
 def _map(value: Any, path: str, replace: _Replace, depth: int = 0) -> Any:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32
+from msprobe_core.model import TensorContent
 from msprobe_core.store.tensor_values import widen
 
 Array: TypeAlias = NDArray[Any]
@@ -141,6 +142,27 @@ class StoredTensor:
             raise DumpError(f"{self.name}: does not fit into memory") from error
         assert whole is not None
         return np.reshape(whole, self.shape)
+
+    def content(self) -> TensorContent:
+        """Return the elements as they are stored, in C order; for a framework, which has dtypes that NumPy lacks.
+
+        A sign that is said beside the bytes (`is_negated`, `is_conjugated`) is not in them.
+
+        Raises:
+            DumpError: as `read`.
+        """
+        try:
+            content: Any = np.empty(self.size_bytes, np.uint8)
+            begin = 0
+            with self.storage.file.open("rb", buffering=0) as file:
+                for values in self._stored_chunks(file, _READ_BYTES):
+                    content[begin : begin + values.nbytes] = _bytes_of(values)
+                    begin += values.nbytes
+        except OSError as error:
+            raise DumpError(f"{self.name}: cannot be read ({error.strerror or error})") from error
+        except MemoryError as error:
+            raise DumpError(f"{self.name}: does not fit into memory") from error
+        return TensorContent(self.dtype, self.shape, memoryview(content))
 
     @property
     def _extent(self) -> int:

@@ -28,7 +28,7 @@ from msprobe_core.plugins import registry
 from msprobe_core.store import layout
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.shards import ShardWriter
-from msprobe_core.store.tensors import read_tensor
+from msprobe_core.store.tensors import open_tensor, read_tensor
 from msprobe_core.testing.rig import TrainingRig
 
 Array: TypeAlias = NDArray[Any]
@@ -646,6 +646,34 @@ class FrameworkContract:
         path.write_bytes(path.read_bytes()[:40])
         with pytest.raises(Exception):  # noqa: B017, PT011  # of any kind
             framework.load(path, like)
+
+    @pytest.mark.parametrize("name", [*VALUES, "no elements", "bfloat16"])
+    def test_a_tensor_is_rebuilt_from_its_bytes(self, rig: TrainingRig, tmp_path: Path, name: str) -> None:
+        """As they come out of a shard: the same dtype, shape and bits, and the other's need of a gradient."""
+        framework = _watching(rig.framework)
+        if name == "bfloat16" and not self.supports_bfloat16:
+            pytest.skip("the framework has no bfloat16")
+        empty = np.zeros((0, 3), np.float32)
+        tensor = (
+            rig.make_bfloat16(VALUES["float32"]) if name == "bfloat16"
+            else rig.make_tensor(VALUES.get(name, empty))
+        )  # fmt: skip
+        content = rig.framework.content(rig.framework.snapshot(tensor))
+        if content is None:
+            pytest.skip("the framework gives no bytes of tensors")
+        shards = ShardWriter(tmp_path)
+        reference = shards.add("x", content)
+        shards.close()
+        rebuilt = framework.rebuild(open_tensor(tmp_path / reference).content(), tensor)
+        assert rig.framework.describe(rebuilt) == rig.framework.describe(tensor)
+        found = rig.framework.content(rig.framework.snapshot(rebuilt))
+        assert found is not None
+        assert (found.dtype, found.shape, bytes(found.data)) == (content.dtype, content.shape, bytes(content.data))
+        like = rig.make_tensor(np.zeros(2, np.float32))
+        if VALUES.get(name, empty).dtype.kind == "f":
+            assert rig.framework.describe(framework.rebuild(content, like)).requires_grad == (
+                rig.framework.describe(like).requires_grad
+            )
 
     # --- misuse -----------------------------------------------------------------------------------------------
 

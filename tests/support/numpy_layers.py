@@ -242,6 +242,10 @@ class ArrayFramework:
     def load(self, path: Path, like: Array) -> Array:
         return Array(np.load(path, allow_pickle=False), like.requires_grad)
 
+    def rebuild(self, content: TensorContent, like: Array) -> Array:
+        values = np.asarray(content.data).view(content.dtype).reshape(content.shape)
+        return Array(values, like.requires_grad)
+
     def snapshot(self, tensor: Array) -> np.ndarray:
         return tensor.values.copy()
 

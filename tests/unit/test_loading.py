@@ -214,3 +214,97 @@ def test_ranks_are_paired_by_number_and_of_processes_the_last_is_taken(tmp_path)
     assert [find_unit(tmp_path, rank)[0].label for rank in (None, 0, 10)] == ["rank0", "rank0", "rank10"]
     with pytest.raises(DumpError, match="holds no rank2, but rank0, rank10"):
         find_unit(tmp_path, 2)
+
+
+# --- tensors in shards ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["json", "arrow"])
+def sharded(request, make, tmp_path):
+    """The same as ``earlier``, in shards."""
+    debugger = make(dump_path=tmp_path / "sharded", task="tensor", tensor_format="safetensors", writer=request.param)
+    model = Network(7)
+    with debugger.start(model):
+        train_step(model, 0)
+    return tmp_path / "sharded"
+
+
+def directory_of(run):
+    (directory,) = (run / "step0").iterdir()
+    return directory
+
+
+def test_tensors_in_shards_are_found_by_their_records(make, earlier, sharded):
+    """The input of the last layer is stored under the name of the output before it, which has the same values."""
+    model = Network(0)
+    assert not list(sharded.rglob("*.npy"))
+    expected = output_of(model, make, {"path": str(earlier), "modules": [LAST]})
+    assert np.array_equal(output_of(model, make, {"path": str(sharded), "modules": [LAST]}).values, expected.values)
+
+
+@pytest.mark.parametrize(("spoil", "reason"), [
+    (lambda content: content[: (128 << 10) + 16], "is cut off: the file ends before it"),
+    (lambda content: content[:1000], "is not a safetensors file, or is cut off in its header"),
+    (lambda content: content[:3], "is not a safetensors file, or is cut off in its header"),
+    (lambda _: b"", "is not a safetensors file, or is cut off in its header"),
+    (lambda content: b"\xff" * 8 + content[8:], "is not a safetensors file"),
+    (lambda content: content[:8] + b"?" * 200 + content[208:], "is not a whole tensor file"),
+    (lambda content: content.replace(b'"F64"', b'"X64"'), "which is not known here"),
+    (lambda content: content.replace(b'"shape":[6', b'"shape":[9'), "does not fit its shape; the file is damaged"),
+    (lambda content: content.replace(b"forward", b"forwerd"), "does not hold the tensor"),
+], ids=["end", "header", "length", "empty", "length wrong", "garbage", "dtype", "shape", "key"])  # fmt: skip
+def test_a_damaged_shard_keeps_the_value_with_one_warning(make, sharded, caplog, spoil, reason):
+    (shard,) = sharded.rglob("*.safetensors")
+    shard.write_bytes(spoil(shard.read_bytes()))
+    model = Network(0)
+    plain = model.forward(Array(np.random.default_rng(5).normal(size=(6, 4)))).values
+    assert np.array_equal(output_of(model, make, {"path": str(sharded), "modules": [LAST]}).values, plain)
+    (_, said) = warnings(caplog)
+    assert f"{LAST}: input 0 keeps its value" in said
+    assert reason in said
+
+
+def test_a_shard_that_is_gone_keeps_the_value(make, sharded, caplog):
+    (shard,) = sharded.rglob("*.safetensors")
+    shard.rename(shard.with_name("shard-00007.safetensors"))
+    model = Network(0)
+    plain = model.forward(Array(np.random.default_rng(5).normal(size=(6, 4)))).values
+    assert np.array_equal(output_of(model, make, {"path": str(sharded), "modules": [LAST]}).values, plain)
+    assert "cannot be read (No such file or directory)" in warnings(caplog)[1]
+
+
+def test_records_that_cannot_be_read_are_said_once_and_the_values_kept(make, sharded, caplog):
+    (dump,) = (path for path in directory_of(sharded).iterdir() if path.stem == "dump")
+    dump.write_bytes(b"{")
+    model = Network(0)
+    plain = model.forward(Array(np.random.default_rng(5).normal(size=(6, 4)))).values
+    assert np.array_equal(output_of(model, make, {"path": str(sharded), "modules": [LAST]}).values, plain)
+    _, records, value = warnings(caplog)
+    assert "the records that lead to the tensors in shards cannot be read: " in records
+    assert f"{LAST}: input 0 keeps its value: there is no " in value
+
+
+def test_a_reference_that_leads_elsewhere_is_refused(make, sharded, caplog):
+    directory = directory_of(sharded)
+    if not (dump := directory / "dump.json").exists():
+        pytest.skip("made in the text of dump.json")
+    (shard,) = sharded.rglob("*.safetensors")
+    (directory / shard.name).write_bytes(shard.read_bytes())
+    dump.write_text(dump.read_text().replace(shard.name, f"../{shard.name}"))
+    model = Network(0)
+    plain = model.forward(Array(np.random.default_rng(5).normal(size=(6, 4)))).values
+    assert np.array_equal(output_of(model, make, {"path": str(sharded), "modules": [LAST]}).values, plain)
+    assert "leads out of dump_tensor_data" in warnings(caplog)[1]
+
+
+def test_a_dump_that_is_cut_off_gives_what_it_has(make, sharded, caplog):
+    directory = directory_of(sharded)
+    if not (dump := directory / "dump.json").exists():
+        pytest.skip("a stream that is cut off in its first batch gives nothing")
+    text = dump.read_text()
+    dump.write_text(text[: text.index('"Module.last.Dense.backward')])
+    model = Network(0)
+    plain = model.forward(Array(np.random.default_rng(5).normal(size=(6, 4)))).values
+    assert not np.array_equal(output_of(model, make, {"path": str(sharded), "modules": [LAST]}).values, plain)
+    _, said = warnings(caplog)
+    assert "which were recovered" in said

@@ -55,6 +55,7 @@ from msprobe_core.model import (
     TensorContent,
     TensorMeta,
 )
+from msprobe_core.store.tensor_values import DTYPES, widen
 
 _logger = logging.getLogger(__name__)
 
@@ -212,8 +213,14 @@ class MindSporeFramework:
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``save`` has written to ``path``, in place of ``like``."""
-        loaded = Tensor(np.load(path, allow_pickle=False), dtype=like.dtype)
-        return loaded.requires_grad_(True) if like._requires_grad else loaded
+        return _in_place_of(like, Tensor(np.load(path, allow_pickle=False), dtype=like.dtype))
+
+    def rebuild(self, content: TensorContent, like: Any) -> Any:
+        """Return the tensor with these elements, in place of ``like``."""
+        stored = np.asarray(content.data).view(DTYPES[content.dtype]).reshape(content.shape)
+        values = widen(stored, content.dtype)
+        is_narrow = values.dtype != stored.dtype  # no dtype of NumPy's; MindSpore narrows it again without loss
+        return _in_place_of(like, Tensor(values, dtype=getattr(ms, content.dtype)) if is_narrow else Tensor(values))
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous copy where the tensor lies; ``None`` if it has no plain elements."""
@@ -234,6 +241,11 @@ class MindSporeFramework:
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
         """Have MindSpore dump the kernels of this process; see `msprobe_core.hookspecs.KernelDumper`."""
         return dump_kernels(options)
+
+
+def _in_place_of(like: Any, loaded: Any) -> Any:
+    """Return a tensor that takes a gradient where ``like`` does."""
+    return loaded.requires_grad_(True) if like._requires_grad else loaded
 
 
 def _fetched(snapshot: Any) -> HostValues:

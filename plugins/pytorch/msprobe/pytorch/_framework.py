@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed
 import torch.overrides
@@ -180,12 +181,19 @@ class PyTorchFramework:
             loaded = torch.load(path, map_location=like.device, weights_only=True)
             if not isinstance(loaded, Tensor):
                 raise TypeError(f"the file holds {type(loaded).__name__}, not a tensor")
-            loaded = loaded.detach().requires_grad_(like.requires_grad)
-        if like.requires_grad and not like.is_leaf and torch.is_grad_enabled():
-            # No leaf either: the module may write to it in place.
-            with torch._C.DisableTorchFunction():
-                loaded = loaded.clone()
-        return loaded
+        return _in_place_of(like, loaded)
+
+    def rebuild(self, content: TensorContent, like: Any) -> Any:
+        """Return the tensor with these elements, in place of ``like``."""
+        dtype = getattr(torch, content.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"this PyTorch has no dtype {content.dtype}")
+        loaded: Any = None
+        with Quiet():
+            # Not frombuffer, which takes no empty ones.
+            stored = torch.from_numpy(np.asarray(content.data))
+            loaded = stored.view(dtype).reshape(content.shape).to(like.device)
+        return _in_place_of(like, loaded)
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""
@@ -229,6 +237,17 @@ class PyTorchFramework:
             for index in range(backend.device_count())
         ]
         return sum(peaks) if peaks else None
+
+
+def _in_place_of(like: Tensor, loaded: Tensor) -> Tensor:
+    """Return a tensor that takes a gradient where ``like`` does."""
+    with Quiet():
+        loaded = loaded.detach().requires_grad_(like.requires_grad)
+    if like.requires_grad and not like.is_leaf and torch.is_grad_enabled():
+        # No leaf either: the module may write to it in place.
+        with torch._C.DisableTorchFunction():
+            loaded = loaded.clone()
+    return loaded
 
 
 class _Attachment(PlacedAttachment[ApiCalls]):

@@ -1,0 +1,22 @@
+"""The dump of an earlier run, for what is compared with it, or computed from it, while another run is recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.plugins import registry
+
+
+def read_earlier(directory: Path) -> Dump:
+    """Return the dump in the directory of a rank, in whatever format it is.
+
+    Raises:
+        DumpError: there is none, or it cannot be read.
+        Exception: of any kind, of a third party's reader.
+    """
+    for reader in registry().readers():
+        if reader.recognises(directory):
+            return reader.read(directory)
+    raise DumpError(f"{directory}: is no dump that is known here")
