@@ -189,8 +189,12 @@ class CallRecorder(Protocol):
         """Say how many slots of either kind will be filled if the whole graph is run."""
         ...
 
-    def record_gradient(self, call: Any, slot: GradientSlot, gradient: Any) -> None:
-        """Fill in one slot. A second gradient for the same slot is counted and dropped."""
+    def record_gradient(self, call: Any, slot: GradientSlot, gradient: Any, backward_pass: int = -1) -> None:
+        """Fill in one slot.
+
+        Gradients of another ``backward_pass`` than the first that came to the call make an entry of their own; -1: it
+        is not known which pass it is. A second gradient for one slot in one pass is counted and dropped.
+        """
         ...
 
     def distrust(self, tensor: Any) -> None:

@@ -84,6 +84,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         type_name: Class of a module; empty for an API.
         phase: Forward, backward, or gradients of parameters.
         index: Which call of this site within the step, from 0. A backward has the index of its forward.
+        backward_pass: Of a backward, which of the passes that have reached the call, from 0.
     """
 
     kind: SiteKind
@@ -92,6 +93,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     type_name: str
     phase: Phase
     index: int
+    backward_pass: int = 0
 
 
 class Placement(msgspec.Struct, frozen=True):

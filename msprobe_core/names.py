@@ -10,6 +10,12 @@
 
 The root module has an empty path. A model given as one of a list has its position as the first part of the path.
 ``N`` counts the calls of one site within a step, from 0.
+
+A backward pass that comes to a call again, through a graph that was retained, has ``-pass1``, ``-pass2``, … behind NAME
+or CLASS of its backward entries: ``Functional.linear-pass1.0.backward``, ``Module.head.Linear-pass1.backward.0``. The
+first pass has no such ending. It stands there, and not at the end or at ``N``, because every parser of such names, also
+of other tools, finds phase and number by their places; because ``N`` stays that of the forward, and whoever counts the
+calls of ``linear`` does not count these; and because no name in a program has a hyphen, while names of files may.
 """
 
 from __future__ import annotations
@@ -42,9 +48,49 @@ _MODULE_PHASES = {*_CALL_PHASES, Phase.PARAMETERS_GRAD.value}
 
 def format_entry(site: Site) -> str:
     """Return the entry name of ``site``."""
+    stem = call_stem(site)
+    if site.backward_pass:
+        stem = stem_in_pass(stem, site.backward_pass)
     if site.kind is SiteKind.API:
-        return f"{site.prefix}.{site.path}.{site.index}.{site.phase.value}"
-    return f"{module_stem(site.prefix, site.path, site.type_name)}.{site.phase.value}.{site.index}"
+        return f"{stem}.{site.index}.{site.phase.value}"
+    return f"{stem}.{site.phase.value}.{site.index}"
+
+
+def call_stem(site: Site) -> str:
+    """Return the part of a site's entry names that all its calls share, for example ``Functional.linear``."""
+    if site.kind is SiteKind.API:
+        return f"{site.prefix}.{site.path}"
+    return module_stem(site.prefix, site.path, site.type_name)
+
+
+def stem_in_pass(stem: str, backward_pass: int) -> str:
+    """Return what stands in the place of a stem in backward entries of a later pass.
+
+    Args:
+        stem: Of an API or a module.
+        backward_pass: From 1.
+    """
+    return f"{stem}{_MARK}{backward_pass}"
+
+
+_MARK = "-pass"
+
+IN_LATER_PASS = rf"{_MARK}[1-9][0-9]*"
+"""What a later pass has behind its stem, for text that is taken apart by the column."""
+
+
+def _without_pass(name: str, phase: Phase) -> tuple[str, int]:
+    """Return name of an API or class of a module, and the backward pass that it says."""
+    stem, mark, number = name.rpartition(_MARK)
+    if phase is not Phase.BACKWARD or not stem or not mark or not is_index(number) or number == "0":
+        return name, 0
+    return stem, int(number)
+
+
+def is_index(text: str) -> bool:
+    """Whether a text is a number as entry names have them."""
+    # "007" and "٣" are digits to Python, but no entry is ever written so, and they would not format back.
+    return text.isascii() and text.isdigit() and (len(text) == 1 or text[0] != "0")
 
 
 def module_stem(prefix: str, path: str, type_name: str) -> str:
@@ -93,6 +139,7 @@ def _parse_module(name: str, parts: list[str]) -> Site:
     prefix, *path, type_name, phase, index = parts
     if phase not in _MODULE_PHASES or not type_name:
         raise _not_an_entry(name)
+    type_name, backward_pass = _without_pass(type_name, Phase(phase))
     return Site(
         kind=SiteKind.MODULE,
         prefix=prefix,
@@ -100,6 +147,7 @@ def _parse_module(name: str, parts: list[str]) -> Site:
         type_name=type_name,
         phase=Phase(phase),
         index=_index(name, index),
+        backward_pass=backward_pass,
     )
 
 
@@ -107,19 +155,20 @@ def _parse_api(name: str, parts: list[str]) -> Site:
     if len(parts) < 4 or parts[-1] not in _CALL_PHASES or not parts[0] or not all(parts[1:-2]):
         raise _not_an_entry(name)
     prefix, *path, index, phase = parts
+    api, backward_pass = _without_pass(".".join(path), _CALL_PHASES[phase])
     return Site(
         kind=SiteKind.API,
         prefix=prefix,
-        path=".".join(path),
+        path=api,
         type_name="",
         phase=_CALL_PHASES[phase],
         index=_index(name, index),
+        backward_pass=backward_pass,
     )
 
 
 def _index(name: str, text: str) -> int:
-    # "007" and "٣" are digits to Python, but no entry is ever written so, and they would not format back.
-    if not (text.isascii() and text.isdigit()) or (len(text) > 1 and text[0] == "0"):
+    if not is_index(text):
         raise _not_an_entry(name)
     return int(text)
 
@@ -189,7 +238,7 @@ def forward_of(entry: str) -> str | None:
         site = parse_entry(entry)
     except EntryNameError:
         return None
-    return format_entry(msgspec.structs.replace(site, phase=Phase.FORWARD))
+    return format_entry(msgspec.structs.replace(site, phase=Phase.FORWARD, backward_pass=0))
 
 
 def backward_of_parameters(entry: str) -> str | None:
@@ -206,10 +255,10 @@ def backward_of_parameters(entry: str) -> str | None:
     return format_entry(msgspec.structs.replace(site, phase=Phase.BACKWARD))
 
 
-API_CALL = r"^([^.]+\..+)\.([0-9]+)\.(?:forward|backward)$"
+API_CALL = rf"^([^.]+\..+?)(?:{IN_LATER_PASS})?\.([0-9]+)\.(?:forward|backward)$"
 """Stem and index of an API's entry, for text that is taken apart by the column; not for modules."""
 
-MODULE_CALL = r"^((?:Module|Cell)\..+)\.(?:forward|backward|parameters_grad)\.([0-9]+)$"
+MODULE_CALL = rf"^((?:Module|Cell)\..+?)(?:{IN_LATER_PASS})?\.(?:forward|backward|parameters_grad)\.([0-9]+)$"
 """Stem and index of a module's entry, likewise."""
 
 
@@ -237,9 +286,7 @@ def stem_of(entry: str) -> str | None:
         site = parse_entry(entry)
     except EntryNameError:
         return None
-    if site.kind is SiteKind.API:
-        return f"{site.prefix}.{site.path}"
-    return module_stem(site.prefix, site.path, site.type_name)
+    return call_stem(site)
 
 
 def is_backward(entry: str) -> bool:

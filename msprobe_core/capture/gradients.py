@@ -28,10 +28,11 @@ Node = Any
 class _Part:
     """The gradient of one argument while its parts arrive."""
 
-    __slots__ = ("num_expected", "num_received", "slot", "total")
+    __slots__ = ("backward_pass", "num_expected", "num_received", "slot", "total")
 
     def __init__(self, slot: GradientSlot) -> None:
         self.slot = slot
+        self.backward_pass = -1
         self.num_expected = 0
         self.num_received = 0
         self.total: Any = None
@@ -117,6 +118,11 @@ class GraphGradients(ABC):
     @abstractmethod
     def next_sequence_number() -> int:
         """Return a number that no node of this thread has reached, and that all later ones reach."""
+
+    @staticmethod
+    @abstractmethod
+    def backward_pass() -> int:
+        """Return a number that the backward pass has which runs on this thread, and no other; -1 if it is not known."""
 
     @staticmethod
     def postponed_version(tensor: Any) -> Any:  # noqa: ARG004  # of those who override it
@@ -226,18 +232,19 @@ class GraphGradients(ABC):
     def _make_result_hook(
         self, places: Sequence[tuple[int, GradientSlot, Sequence[_Part]]]
     ) -> Callable[[tuple[Any, ...]], None]:
-        recorder, call, quiet = self._recorder, self._call, self.quiet
+        recorder, call, quiet, current_pass = self._recorder, self._call, self.quiet, self.backward_pass
 
         def hook(gradients: tuple[Any, ...]) -> None:
             if not recorder.is_open:
                 return
             with quiet(recorder.note_failure):
+                backward_pass = current_pass()
                 for number, slot, same in places:
                     gradient = gradients[number]
                     if gradient is not None:
-                        recorder.record_gradient(call, slot, gradient)
+                        recorder.record_gradient(call, slot, gradient, backward_pass)
                         for part in same:
-                            recorder.record_gradient(call, part.slot, gradient)
+                            recorder.record_gradient(call, part.slot, gradient, backward_pass)
 
         return hook
 
@@ -248,12 +255,17 @@ class GraphGradients(ABC):
             if not self._recorder.is_open:
                 return
             with self.quiet(self._recorder.note_failure):
+                backward_pass = self.backward_pass()
                 for i, part in parts:
-                    self._receive(part, sent[i])
+                    self._receive(part, sent[i], backward_pass)
 
         return hook
 
-    def _receive(self, part: _Part, gradient: Any) -> None:
+    def _receive(self, part: _Part, gradient: Any, backward_pass: int) -> None:
+        if part.backward_pass != backward_pass:
+            if part.total is not None:  # of a pass that did not come to all nodes
+                self._hand_over(part)
+            part.backward_pass, part.num_received = backward_pass, 0
         part.num_received += 1
         if gradient is not None:
             # Out of place: the tensor belongs to the engine.
@@ -267,7 +279,7 @@ class GraphGradients(ABC):
     def _hand_over(self, part: _Part) -> None:
         total, part.total = part.total, None
         if total is not None:
-            self._recorder.record_gradient(self._call, part.slot, total)
+            self._recorder.record_gradient(self._call, part.slot, total, part.backward_pass)
 
     def _result_nodes(self, output: Any, depth: int = 0) -> list[Node]:
         """Return the nodes of the tensors in a result, for when the gradients of results are not asked for."""

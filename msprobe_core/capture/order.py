@@ -40,14 +40,25 @@ def _depth(name: str, parents: Mapping[str, str | None]) -> int:
 
 
 def drop_empty_places(entry: Entry) -> None:
-    """Drop what says nothing: trailing places without a gradient, keywords without one."""
+    """Drop what says nothing: trailing places without a gradient, keywords without one.
+
+    The lists that the entry had stay as they are: another pass may need all places.
+    """
     if entry.phase is not Phase.BACKWARD:
         return
-    for values in (entry.inputs, entry.outputs):
-        while values and _is_empty(values[-1]):
-            values.pop()
+    if entry.inputs and _is_empty(entry.inputs[-1]):
+        entry.inputs = _without_empty_end(entry.inputs)
+    if entry.outputs and _is_empty(entry.outputs[-1]):
+        entry.outputs = _without_empty_end(entry.outputs)
     if entry.output_kwargs is not None:
         entry.output_kwargs = {k: v for k, v in entry.output_kwargs.items() if not _is_empty(v)} or None
+
+
+def _without_empty_end(values: list[Value]) -> list[Value]:
+    length = len(values)
+    while length and _is_empty(values[length - 1]):
+        length -= 1
+    return values[:length]
 
 
 def _is_empty(value: Value) -> bool:

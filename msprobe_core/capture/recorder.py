@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -74,7 +74,8 @@ class _Call:
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
-        "micro_step", "name", "outermost", "parent", "stem", "step", "wants_forward", "wants_gradients",
+        "last_pass", "micro_step", "name", "num_later", "outermost", "parent", "stem", "step", "wants_forward",
+        "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -87,6 +88,8 @@ class _Call:
         self.stem: str | None = None
         self.entry: Entry | None = None
         self.backward: _Backward | None = None
+        self.num_later = 0  # passes that have come to the call again
+        self.last_pass: int | None = None  # the last of these
         self.backward_name = ""
         self.wants_forward = False
         self.wants_gradients = False
@@ -100,10 +103,20 @@ _PASSED_OVER = _Call("", "", 0, None, -1)
 """Stands for every call that is not looked at and not counted; it wants nothing and belongs to no step."""
 
 
-class _Backward:
-    """The backward entry of one call while its gradients arrive."""
+_Places = tuple[list[Value] | None, list[Value] | None, dict[str, Value] | None]
+"""Inputs, outputs and keyword outputs of a backward entry."""
 
-    __slots__ = ("begun", "encloses", "entry", "last_tick", "num_expected", "num_filled", "written")
+
+_NO_SLOTS: dict[int, Slot] = {}
+
+
+class _Backward:
+    """The backward entry of one call in one pass while its gradients arrive."""
+
+    __slots__ = (
+        "backward_pass", "begun", "encloses", "entry", "last_tick", "num_expected", "num_filled", "places", "slots",
+        "written",
+    )  # fmt: skip
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
@@ -113,6 +126,9 @@ class _Backward:
         self.last_tick = 0
         self.begun = False
         self.written = False
+        self.backward_pass: int | None = None  # as the framework numbers them
+        self.slots = _NO_SLOTS  # of a later pass: what stands in the place of each slot of the first
+        self.places: _Places | None = None  # those of the entry before empty ones were dropped
 
     @property
     def is_complete(self) -> bool:
@@ -193,6 +209,7 @@ class Recorder:
         self._spans: dict[tuple[int, int], int] = {}
         self._finished: list[tuple[int, Entry]] = []
         self._backwards: list[_Backward] = []
+        self._later: dict[tuple[_Call, int], _Backward] = {}
         self._gradients: dict[str, tuple[int, Entry]] = {}
         self._gradient_counts: dict[tuple[str, str], int] = {}
         self._gradients_written: dict[str, int] = {}
@@ -428,7 +445,7 @@ class Recorder:
                 with self._lock:
                     self._parents[call.backward_name] = call.backward.entry.parent
 
-    def record_gradient(self, call: _Call, slot: GradientSlot, gradient: Any) -> None:
+    def record_gradient(self, call: _Call, slot: GradientSlot, gradient: Any, backward_pass: int = -1) -> None:
         """Fill in one slot."""
         assert isinstance(slot, Slot)
         backward = call.backward
@@ -438,23 +455,76 @@ class Recorder:
         with self._lock:
             if not self._is_open:
                 return
-            if call.step != self._step or backward.written or slot.value is not None:
+            if call.step != self._step:
                 self._note_late(call.backward_name)
+                return
+            if backward.backward_pass != backward_pass:
+                if backward.backward_pass is None:
+                    backward.backward_pass = backward_pass
+                elif (later := self._later_pass(call, backward, backward_pass)) is not None:
+                    backward, slot = later, later.slots[id(slot)]
+                else:
+                    self._note_late(_name_in_pass(call, call.num_later))
+                    return
+            name = backward.entry.name
+            if backward.written or slot.value is not None:
+                self._note_late(name)
                 return
             self._micro_steps().in_backward = call.micro_step
             self._span_root = None
-            self._selection.begin(call.backward_name)
+            self._selection.begin(name)
             if self._selection.is_inside:
                 if not backward.begun:
                     backward.begun = True
                     self._backwards.append(backward)
-                slot.value = self._take(gradient, call.backward_name, slot.category, slot.path)
+                slot.value = self._take(gradient, name, slot.category, slot.path)
             backward.last_tick = self._next_tick()
             backward.num_filled += 1
             if backward.num_filled == backward.num_expected:
-                self._selection.end(call.backward_name)
-                self._judge(call.backward_name)
+                self._selection.end(name)
+                self._judge(name)
             self._offer_backlog()
+
+    def _later_pass(self, call: _Call, first: _Backward, backward_pass: int) -> _Backward | None:
+        """Return what takes the gradients of a pass that comes through the same graph again.
+
+        It may come to a part of the call alone, and then that is what its entry has. ``None`` if its entry has been
+        written before it was over.
+        """
+        known = self._later.get((call, backward_pass))
+        if known is not None:
+            return known
+        if call.last_pass == backward_pass:
+            return None
+        call.num_later += 1
+        call.last_pass = backward_pass
+        entry = Entry(
+            name=_name_in_pass(call, call.num_later),
+            phase=Phase.BACKWARD,
+            parent=self._parent_in_pass(call.parent, call.num_later, backward_pass),
+            micro_step=call.micro_step,
+        )
+        later = self._later[call, backward_pass] = _Backward(entry)
+        later.num_expected, later.encloses, later.slots = first.num_expected, first.encloses, {}
+        own = first.entry
+        inputs, outputs, output_kwargs = first.places or (own.inputs, own.outputs, own.output_kwargs)
+        entry.inputs, entry.outputs = _emptied(inputs, later.slots), _emptied(outputs, later.slots)
+        entry.output_kwargs = _emptied(output_kwargs, later.slots)
+        if self._tracks_parents:
+            self._parents[entry.name] = entry.parent
+        return later
+
+    def _parent_in_pass(self, parent: _Call | None, number: int, backward_pass: int) -> str | None:
+        """Return the backward of an enclosing call in a pass that is the call's own number ``number``."""
+        if parent is None:
+            return None
+        first = parent.backward
+        if first is None:  # it is not recorded, so nobody knows which passes come to it
+            return _name_in_pass(parent, number)
+        if first.backward_pass is None or first.backward_pass == backward_pass:
+            return parent.backward_name
+        later = self._later_pass(parent, first, backward_pass)
+        return _name_in_pass(parent, parent.num_later) if later is None else later.entry.name
 
     def record_parameter_gradient(
         self, stem: str, name: str, gradient: Any, contribution: Any = None, *, is_sole: bool = False
@@ -508,8 +578,8 @@ class Recorder:
         self._num_late += 1
         if self._num_late == 1:
             _logger.warning(
-                "%s: a gradient came a second time or after its step was over, and is not recorded; this is said "
-                "once a step, whatever the number of such gradients",
+                "%s: a gradient came a second time in one backward pass or after its step was over, and is not "
+                "recorded; this is said once a step, whatever the number of such gradients",
                 entry,
             )
 
@@ -625,6 +695,7 @@ class Recorder:
             parents = {name: p for name, p in self._parents.items() if name not in self._parents_written}
             self._finished, self._backwards, self._gradients, self._parents = [], [], {}, {}
             self._parents_written.clear()
+            self._later.clear()
             return Batch(entries, parents)
 
     def drain_complete(self) -> Batch:
@@ -640,6 +711,8 @@ class Recorder:
             entries = self._take_out(self._finished, complete)
             self._finished = []
             self._backwards = [backward for backward in self._backwards if not backward.written]
+            if self._later:
+                self._later = {key: later for key, later in self._later.items() if not later.written}
             parents = {entry.name: self._parents[entry.name] for entry in entries if entry.name in self._parents}
             self._parents_written |= parents.keys()
             return Batch(entries, parents)
@@ -647,6 +720,8 @@ class Recorder:
     def _take_out(self, timed: list[tuple[int, Entry]], backwards: Sequence[_Backward]) -> list[Entry]:
         for backward in backwards:
             backward.written = True
+            entry = backward.entry
+            backward.places = (entry.inputs, entry.outputs, entry.output_kwargs)
         timed = timed + [(backward.last_tick, backward.entry) for backward in backwards]
         entries = in_execution_order(timed, self._parents)
         for entry in entries:
@@ -679,6 +754,26 @@ class Recorder:
 
 def _name_of(call: _Call | None) -> str | None:
     return call.name if call is not None else None
+
+
+def _name_in_pass(call: _Call, number: int) -> str:
+    """Return the name of the backward of a call in a later pass."""
+    if not call.key:  # no call, but what one belongs to
+        return call.backward_name
+    stem, phase = names.stem_in_pass(call.key, number), Phase.BACKWARD.value
+    return f"{stem}.{call.index}.{phase}" if call.stem is None else f"{stem}.{phase}.{call.index}"
+
+
+def _emptied(value: Any, slots: dict[int, Slot]) -> Any:
+    """Return a tree of gradients without them: new slots, which ``slots`` gets by those that they stand for."""
+    if isinstance(value, Slot):
+        slot = slots[id(value)] = Slot(category=value.category, path=value.path)
+        return slot
+    if isinstance(value, list):
+        return [_emptied(item, slots) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _emptied(item, slots) for key, item in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def _as_results(output: Any) -> Sequence[Any]:

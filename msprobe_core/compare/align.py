@@ -208,10 +208,13 @@ def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crow
     """Return the target's entry (``unit``) for each golden one (``entry``) that has a partner."""
     calls = pl.DataFrame(pairs, schema={"call": pl.Int64, "other_call": pl.Int64}, orient="row")
     by_call = (
-        other.entries.select("entry", "phase", other_call="call")
+        other.entries.select("entry", "phase", "backward_pass", other_call="call")
         .drop_nulls()
         .join(calls, on="other_call")
-        .join(own.entries.select("phase", "call", unit="entry").drop_nulls(), on=["call", "phase"])
+        .join(
+            own.entries.select("phase", "backward_pass", "call", unit="entry").drop_nulls(),
+            on=["call", "phase", "backward_pass"],
+        )
         .select("entry", "unit")
     )
     gradients = [_gradients(side, listed, crowded) for side, listed in ((naming.target, own), (naming.golden, other))]

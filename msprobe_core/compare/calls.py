@@ -136,9 +136,16 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
             .then(numbered.str.extract(names.MODULE_CALL, 2))
             .otherwise(entry.str.extract(names.API_CALL, 2))
             .alias("index"),
+            pl.when(pl.col("phase") == Phase.BACKWARD.value)
+            .then(entry.str.extract(_PASS_OF_CALL))
+            .fill_null("")
+            .alias("backward_pass"),
         )
     )
 
+
+_PASS_OF_CALL = rf"({names.IN_LATER_PASS})\.(?:[0-9]+\.backward|backward\.[0-9]+)$"
+"""Tells the later passes through a call from the first, which says none."""
 
 _MODULE = rf"^({'|'.join(sorted(names.MODULE_PREFIXES))})\."
 
@@ -157,6 +164,7 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
     own = entries.filter(pl.col("stem").is_not_null() & (is_forward | (pl.col("phase") == Phase.BACKWARD.value)))
     forward = own.filter(is_forward)
     lone = own.filter(~is_forward).join(forward, on=["stem", "index"], how="anti", maintain_order="left")
+    lone = lone.unique(["stem", "index"], keep="first", maintain_order=True)  # of several passes through a call
     leads = pl.concat([forward, lone]).sort("row").with_row_index("call")
     entries = entries.join(
         leads.select("stem", "index", "call"), on=["stem", "index"], how="left", maintain_order="left"

@@ -61,20 +61,20 @@ def _raised(rows: pl.DataFrame, table: LimitTable) -> dict[str, float]:
     apis = "|".join(re.escape(api) for api in table.rectifiers)
     if not apis:
         return {}
-    is_rectifier = pl.col("entry").str.contains(rf"\.({apis})\.(\d+\.backward|backward\.\d+)$")
+    is_rectifier = pl.col("entry").str.contains(rf"\.({apis})({names.IN_LATER_PASS})?\.(\d+\.backward|backward\.\d+)$")
     entries = rows.filter(pl.col("phase") == Phase.BACKWARD.value).select(pl.col("entry").unique())
-    backward_of: dict[str, str] = {}
+    backwards_of: dict[str, list[str]] = {}
     for entry in cast("list[str]", entries.filter(is_rectifier)["entry"].to_list()):
         if (forward := names.forward_of(entry)) is not None:
-            backward_of[forward] = entry
+            backwards_of.setdefault(forward, []).append(entry)
     given = rows.filter(
-        pl.col("entry").is_in(list(backward_of))
+        pl.col("entry").is_in(list(backwards_of))
         & (pl.col("role") == Role.INPUT.value)
         & (pl.col("error") > 0)
         & (pl.col("error") <= pl.col("limit"))
     )
     errors = given.group_by("entry").agg(pl.col("error").max()).rows()
-    return {backward_of[entry]: FACTOR * error**0.5 for entry, error in errors}
+    return {backward: FACTOR * error**0.5 for entry, error in errors for backward in backwards_of[entry]}
 
 
 def _whole_error(columns: list[str]) -> pl.Expr:

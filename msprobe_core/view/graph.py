@@ -113,15 +113,16 @@ def _aggregated(tree: Tree, own: Sequence[float | None]) -> list[Severity]:
 
 
 def _label(name: str, kind: NodeKind) -> str:
-    """Return what fits in a small place: the last part of a module's path, an API with its number."""
+    """Return what fits in a small place: the last part of a module's path, an API with its number; a later pass."""
     stem = None if kind is NodeKind.COLLECTION else names.stem_of(name)
     if stem is None:
         return name
+    site = names.parse_entry(name)
+    ending = f" pass {site.backward_pass}" if site.backward_pass else ""
     if names.is_module(stem):
-        _, path, class_name = names.split_module(stem)
-        last = path.rpartition(".")[2] or class_name
-        return f"{last} gradients" if kind is NodeKind.VALUE else last
-    return f"{names.split_api(stem)[1]}.{names.parse_entry(name).index}"
+        last = site.path.rpartition(".")[2] or site.type_name
+        return f"{last} gradients" if kind is NodeKind.VALUE else last + ending
+    return f"{site.path}.{site.index}{ending}"
 
 
 def _type(name: str) -> str:

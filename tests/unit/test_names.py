@@ -1,5 +1,7 @@
 """The grammar of entry names: parse and format are each other's inverse."""
 
+import msgspec
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ module_sites = st.builds(
     phase=st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.PARAMETERS_GRAD]),  # a saved value has no site
     index=indices,
 )
+later_passes = st.integers(1, 99)
 api_sites = st.builds(
     Site,
     kind=st.just(SiteKind.API),
@@ -34,6 +37,42 @@ api_sites = st.builds(
 @given(module_sites | api_sites)
 def test_every_site_survives_its_name(site):
     assert names.parse_entry(names.format_entry(site)) == site
+
+
+@given(module_sites | api_sites, later_passes)
+def test_a_later_pass_survives_its_name_and_is_of_the_same_call(site, backward_pass):
+    later = msgspec.structs.replace(site, phase=Phase.BACKWARD, backward_pass=backward_pass)
+    name = names.format_entry(later)
+    assert names.parse_entry(name) == later
+    assert names.is_backward(name)
+    forward = msgspec.structs.replace(site, phase=Phase.FORWARD)
+    assert names.forward_of(name) == names.format_entry(forward)
+    assert names.stem_of(name) == names.stem_of(names.format_entry(forward))
+    # What takes names apart by the place of a part alone, as other tools do, finds phase and number.
+    parts = name.split(".")
+    assert {parts[-1], parts[-2]} == {"backward", str(site.index)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Functional.linear-pass0.0.backward", "Functional.linear-pass01.0.backward", "Functional.linear-pass.0.backward",
+     "Functional.-pass1.0.backward", "Functional.linear-pass1.0.forward", "Module.a.A-pass1.forward.0",
+     "Module.a.A-pass1.parameters_grad.0", "Module.a-pass1.A.backward.0"],
+)  # fmt: skip
+def test_what_only_looks_like_a_later_pass_is_a_name(name):
+    site = names.parse_entry(name)
+    assert site.backward_pass == 0
+    assert names.format_entry(site) == name
+
+
+@given(module_sites | api_sites, st.integers(0, 3))
+def test_columns_are_taken_apart_as_names_are(site, backward_pass):
+    site = msgspec.structs.replace(site, backward_pass=backward_pass if site.phase is Phase.BACKWARD else 0)
+    name = names.format_entry(site)
+    pattern = names.MODULE_CALL if site.kind is SiteKind.MODULE else names.API_CALL
+    found = pl.Series([name])
+    assert found.str.extract(pattern, 1).to_list() == [names.stem_of(name)]
+    assert found.str.extract(pattern, 2).to_list() == [str(site.index)]
 
 
 @given(st.text(max_size=40) | st.lists(parts | st.sampled_from(["forward", "backward", "0", "07", ""])).map(".".join))

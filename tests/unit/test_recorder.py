@@ -320,7 +320,93 @@ def test_a_gradient_that_comes_twice_or_late_is_said_once(recorder, caplog):
     assert backward.inputs[0].value.digest.stats.max == 1.0
     recorder.record_gradient(call, inside, array(3.0))
     assert recorder.drain().entries == []
-    assert caplog.text.count("came a second time or after its step was over") == 1
+    assert caplog.text.count("came a second time in one backward pass or after its step was over") == 1
+
+
+def test_each_backward_pass_has_an_entry_of_its_own(recorder, caplog):
+    outer = recorder.open_module("Module", "a", "A")
+    call = api(recorder, "mix", array(), {"deep": [array(), array(requires_grad=False)]}, output=array())
+    recorder.close(outer)
+    args = (array(requires_grad=False), {"deep": [array()]}, array())
+    outs, ins = with_gradients(recorder, call, args, (array(), array()))
+    given = [*outs, *ins]
+    for i, slot in enumerate(given[:-1]):  # the last place is dropped from its entry, and not from the others
+        recorder.record_gradient(call, slot, array(float(i)), 7)
+    first = recorder.drain()
+    for number in (12, 9):  # whatever numbers a framework gives, in whatever order
+        recorder.record_gradient(call, given[0], array(10.0 + number), number)
+    recorder.record_gradient(call, given[-1], array(5.0), 9)
+    recorder.record_gradient(call, given[-2], array(6.0), 7)  # of the first, which is written
+    later = recorder.drain()
+    assert names(first)[-1] == "Functional.mix.0.backward"
+    assert names(later) == ["Functional.mix-pass1.0.backward", "Functional.mix-pass2.0.backward"]
+    assert [entry.parent for entry in later.entries] == ["Module.a.A-pass1.backward.0", "Module.a.A-pass2.backward.0"]
+    assert [later.parents[name] for name in names(later)] == [entry.parent for entry in later.entries]
+    values = [[slot.value.digest.stats.max for slot in entry.inputs] for entry in later.entries]
+    assert values == [[22.0], [19.0]]
+    assert later.entries[0].outputs == []
+    outputs = later.entries[1].outputs
+    assert outputs[0] is None
+    assert outputs[1]["deep"][0].value is None  # where no gradient came
+    assert outputs[2].value.digest.stats.max == 5.0
+    assert "Functional.mix.0.backward: a gradient came a second time in one backward pass" in caplog.text
+
+
+def test_a_module_that_a_pass_has_not_come_to_yet_is_known_by_the_number_that_it_will_have(recorder):
+    outer = recorder.open_module("Module", "a", "A")
+    call = api(recorder, "mix", array(), output=array())
+    recorder.close(outer)
+    [out], _ = with_gradients(recorder, call, (array(),), array())
+    [around], _ = with_gradients(recorder, outer, (array(),), array())
+    for backward_pass in (1, 2):  # the module is reached by the first pass and by the third
+        recorder.record_gradient(call, out, array(), backward_pass)
+        if backward_pass == 1:
+            recorder.record_gradient(outer, around, array(), backward_pass)
+    recorder.record_gradient(call, out, array(), 3)
+    recorder.record_gradient(outer, around, array(), 3)
+    found = {entry.name: entry.parent for entry in recorder.drain().entries if entry.phase is Phase.BACKWARD}
+    assert found == {
+        "Functional.mix.0.backward": "Module.a.A.backward.0", "Module.a.A.backward.0": None,
+        "Functional.mix-pass1.0.backward": "Module.a.A-pass1.backward.0",
+        "Functional.mix-pass2.0.backward": "Module.a.A-pass2.backward.0", "Module.a.A-pass2.backward.0": None,
+    }  # fmt: skip
+
+
+def test_a_sum_that_is_handed_over_when_the_next_pass_has_begun_is_of_its_own_pass(recorder):
+    call = api(recorder, "mix", array(), output=array())
+    [out], [inside] = with_gradients(recorder, call, (array(),), array())
+    for backward_pass in (1, 2, 3):
+        recorder.record_gradient(call, out, array(float(backward_pass)), backward_pass)
+        if backward_pass > 1:
+            recorder.record_gradient(call, inside, array(10.0 + backward_pass - 1), backward_pass - 1)
+    entries = recorder.drain().entries[1:]
+    assert {entry.name: [slot.value.digest.stats.max for slot in entry.outputs] for entry in entries} == {
+        "Functional.mix.0.backward": [11.0], "Functional.mix-pass1.0.backward": [12.0],
+        "Functional.mix-pass2.0.backward": [],
+    }  # fmt: skip
+
+
+def test_a_pass_whose_entry_is_written_is_late(recorder, caplog):
+    call = api(recorder, "mix", array(), output=array())
+    [out], [inside] = with_gradients(recorder, call, (array(),), array())
+    for backward_pass in (1, 2):
+        recorder.record_gradient(call, out, array(), backward_pass)
+    recorder.drain()
+    recorder.record_gradient(call, inside, array(), 2)
+    assert recorder.drain().entries == []
+    assert "Functional.mix-pass1.0.backward: a gradient came a second time" in caplog.text
+    recorder.record_gradient(call, inside, array(), 3)
+    assert names(recorder.drain()) == ["Functional.mix-pass2.0.backward"]
+
+
+def test_what_is_written_of_later_passes_is_forgotten(recorder):
+    call = api(recorder, "mix", array(), output=array())
+    [out], [inside] = with_gradients(recorder, call, (array(),), array())
+    for backward_pass in range(5):
+        for slot in (out, inside):
+            recorder.record_gradient(call, slot, array(), backward_pass)
+        recorder.drain_complete()
+        assert not recorder._later
 
 
 def test_a_gradient_of_the_step_before_is_not_taken(recorder, caplog):

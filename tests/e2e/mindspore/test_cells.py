@@ -228,6 +228,40 @@ def test_what_is_computed_again_is_marked(record):
     assert "Cell.block.shared.Dense.parameters_grad.1" not in recorded
 
 
+def test_the_pass_that_trains_by_a_gradient_penalty_has_entries_of_its_own(record):
+    """It is the second to come to the calls, and goes through the first."""
+    net, x = Squared(), tensor(3, 4, seed=1)
+
+    def penalty(x):
+        return (ms.grad(lambda x: net(x).sum())(x) ** 2).sum()
+
+    def step():
+        return ms.value_and_grad(penalty, None, net.trainable_params())(x)
+
+    expected = step()
+    found = []
+    recorded = record(lambda: found.append(step()), net)
+    assert np.array_equal(found[0][0].asnumpy(), expected[0].asnumpy())
+    for one, other in zip(found[0][1], expected[1], strict=True):
+        assert np.array_equal(one.asnumpy(), other.asnumpy())
+    first, second = (recorded[f"Cell.fc.Dense{ending}.backward.0"]["input"][0] for ending in ("", "-pass1"))
+    given = 2 * net.fc(x)  # of the squares
+    np.testing.assert_allclose(recorded.value(first), given.asnumpy(), rtol=1e-6)
+    weight = net.fc.weight.asnumpy()
+    slope = given.asnumpy() @ weight
+    np.testing.assert_allclose(recorded.value(second), 4 * slope @ weight.T, rtol=1e-5)
+
+
+class Squared(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        ms.set_seed(0)
+        self.fc = nn.Dense(4, 4)
+
+    def construct(self, x):
+        return self.fc(x) ** 2
+
+
 def test_a_training_cell_and_a_callback(record, tmp_path):
     class Loss(nn.Cell):
         def __init__(self):

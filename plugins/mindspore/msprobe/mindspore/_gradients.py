@@ -97,6 +97,11 @@ class CallGradients(GraphGradients):
         return next_sequence_number()
 
     @staticmethod
+    def backward_pass() -> int:
+        """Return the number of the engine that runs."""
+        return -1 if _current_engine is None else _current_engine()
+
+    @staticmethod
     def quiet(on_failure: Callable[[str, Exception], None]) -> Quiet:
         """Return a block in which no graph is built."""
         return Quiet(on_failure)
