@@ -41,7 +41,7 @@ class _Part:
 class GraphGradients(ABC):
     """Watches the gradients of one call: made before it, ``attach`` after it."""
 
-    __slots__ = ("_call", "_edges", "_first", "_outside", "_postponed", "_recorder", "_unsettled")
+    __slots__ = ("_call", "_edges", "_first", "_outside", "_postponed", "_recorder", "_unsettled", "_views")
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class GraphGradients(ABC):
         self._edges: dict[Hashable, list[_Part]] = {}
         self._outside: dict[Hashable, Node] = {}
         self._postponed: list[tuple[GradientSlot, Any, Any]] = []
+        self._views: list[tuple[GradientSlot, Any, Node]] = []
         for slot, tensor in recorder.input_gradients(call, args, kwargs):
             version = self.postponed_version(tensor)
             if version is None:
@@ -130,6 +131,15 @@ class GraphGradients(ABC):
         return None
 
     @staticmethod
+    def is_view(tensor: Any, /) -> bool:  # noqa: ARG004  # of those who override it
+        """Whether a tensor shows the memory of another, and gets another node when the call writes to it."""
+        return False
+
+    def follow_views(self, results: Sequence[tuple[GradientSlot, Any]]) -> int:  # noqa: ARG002
+        """Watch the gradients of views that the call has written to; return how many of the arguments these are."""
+        return 0
+
+    @staticmethod
     @abstractmethod
     def quiet(on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
         """See `msprobe_core.hookspecs.Framework.quiet`."""
@@ -144,6 +154,8 @@ class GraphGradients(ABC):
             key = self.key_of(node)
             self._outside[key] = node
             edge = key, self.output_number(tensor)
+            if self.is_view(tensor):
+                self._views.append((slot, tensor, node))
         self._edges.setdefault(edge, []).append(_Part(slot))
 
     def attach(self, output: Any) -> None:
@@ -163,7 +175,11 @@ class GraphGradients(ABC):
                 watched.add(id(part))
                 part.num_expected += 1
         num_outputs = self._watch_results(results, watched)
-        self._recorder.expect_gradients(self._call, num_outputs, len(watched))
+        num_inputs = len(watched)
+        if self._views:
+            num_inputs += self.follow_views(results)
+            self._views = []
+        self._recorder.expect_gradients(self._call, num_outputs, num_inputs)
         for node, parts in boundary:
             node.register_hook(self._make_boundary_hook(parts))
         # The hooks live as long as the graph and refer to this object, which must not keep other nodes alive.

@@ -357,7 +357,10 @@ def test_the_graph_is_given_up_with_its_last_user(tmp_path):
     alive = []
     debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="mix", task="statistics")
     with debugger.start(model):
-        loss = model.left(Kept.apply(model.trunk(x))).sum()
+        hidden = Kept.apply(model.trunk(x))
+        hidden.view(-1).mul_(2)  # the node of a view that is written to is stood for by another
+        loss = model.left(hidden).sum()
+        del hidden
         for _ in range(3):
             loss.backward(retain_graph=True)
         del loss

@@ -143,6 +143,105 @@ def test_in_place_calls_keep_their_gradients(record):
     np.testing.assert_array_equal(dump.tensor(added["1"]), 1.5 * positive)
 
 
+VIEWS = {
+    "flatten": lambda x: x.flatten(),
+    "transpose": lambda x: x.t(),
+    "part": lambda x: x[:, 1:],
+    "strided": lambda x: x[::2, 1],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_that_is_written_to_has_the_gradient_of_what_it_was(record, view):
+    x = leaf(4, 6)
+
+    def step():
+        hidden = x * 1.5
+        shown = view(hidden)
+        shown.mul_(2.0)
+        (shown.sin().sum() + hidden.cos().sum()).backward()
+
+    dump = record(step)
+    found = x.grad.clone()
+    x.grad = None
+    step()
+    assert torch.equal(found, x.grad)
+    old = view(x.detach() * 1.5).clone().requires_grad_()
+    hidden = (x.detach() * 1.5).clone()
+    places = view(torch.arange(24).reshape(4, 6)).reshape(-1)
+    written = hidden.flatten().index_put((places,), (old * 2.0).reshape(-1))
+    ((old * 2.0).sin().sum() + written.cos().sum()).backward()
+    (made,) = [
+        name for name in dump.data if name.split(".")[1] in ("flatten", "t", "__getitem__") and "backward" in name
+    ]
+    np.testing.assert_allclose(dump.tensor(dump.data[made]["input"][0]), old.grad, rtol=1e-6)
+    np.testing.assert_allclose(dump.tensor(dump.data["Tensor.mul_.0.backward"]["output"][0]), old.grad, rtol=1e-6)
+    outputs = dump.data[made]["output"]
+    if old.numel() == 24:
+        np.testing.assert_allclose(view(torch.from_numpy(dump.tensor(outputs[0]))), old.grad, rtol=1e-6)
+    else:  # what it sent on alone nobody computes
+        assert outputs == []
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_training_with_views_that_are_written_to_is_bitwise_the_same(tmp_path, close_debugger, level):
+    """Several writes, of views of views, with uses of the base and of the view before and between."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.fc = nn.Linear(6, 6)
+            self.activation = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            hidden = self.fc(x)
+            shown = hidden.flatten()
+            more = shown + 1
+            shown.mul_(2.0)
+            part = hidden[:, 1:].t()
+            part.add_(shown.sum() * 0.1)
+            part.mul_(0.5)
+            shown[2] = 0.0
+            self.activation(part[::2])
+            return hidden.sin().sum() + more.sum() + part.pow(2).sum()
+
+    found = []
+    for is_probed in (False, True):
+        model, results = Net(), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        debugger = PrecisionDebugger(dump_path=tmp_path, level=level) if is_probed else None
+        for step in range(3):
+            if debugger is not None:
+                debugger.start(model)
+            loss = model(leaf(3, 6, seed=step))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if debugger is not None:
+                debugger.stop()
+                debugger.step()
+            results.append(loss.item())
+        found.append((results, [parameter.detach().clone() for parameter in model.parameters()]))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_modules_around_the_view_and_the_write(record, level, caplog):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Flatten(0), nn.ReLU(inplace=True))
+    x = leaf(3, 6)
+    weights = torch.arange(12.0)
+    dump = record(lambda: (model(x) * weights).sum().backward(), level=level, model=model)
+    linear, bias = model[0](x).flatten().detach(), model[0].bias.grad
+    expected = (weights * (linear > 0)).numpy()
+    for entry, part in [("1.Flatten", "input"), ("2.ReLU", "output"), ("1.Flatten", "output"), ("0.Linear", "input")]:
+        (found,) = dump.data[f"Module.{entry}.backward.0"][part]
+        np.testing.assert_array_equal(dump.tensor(found).reshape(-1), expected)
+    np.testing.assert_array_equal(bias, expected.reshape(3, 4).sum(0))
+    assert caplog.text == ""
+
+
 class Doubled(nn.Module):
     """Uses its input three times, and hands one result through as it came."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.hooks import unserializable_hook
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.capture.gradients import GraphGradients
+from msprobe_core.model import GradientSlot
 
 Node = Any
 """An autograd node: C++ nodes and those of custom functions share no Python base class."""
@@ -95,10 +96,85 @@ class CallGradients(GraphGradients):
         """Return the version of a view of memory that was written to."""
         return tensor._version if _may_make_its_node(tensor) else None
 
+    is_view = staticmethod(Tensor._is_view)
+
+    def follow_views(self, results: Sequence[tuple[GradientSlot, Any]]) -> int:
+        """Watch the gradients of views that the call has written to.
+
+        Such a view gets a new node, and the one that it had is never run. In its place ``CopySlices`` computes the
+        gradient with respect to what the view was, as a part of that with respect to its base. The call that made the
+        view is told of it by the hooks that it has left at the old node.
+        """
+        handed_on = {id(tensor) for _, tensor in results}
+        num_followed = 0
+        for slot, tensor, node in self._views:
+            # If it is no result somebody else may have written, and asking for the view's node would make it.
+            if id(tensor) not in handed_on or not tensor._version or tensor.output_nr or tensor.grad_fn is node:
+                continue
+            copies = self._find_copies(tensor.grad_fn)
+            if len(copies) == 1:
+                copies[0].register_hook(self._make_view_hook(slot, tensor, node, copies[0]))
+                num_followed += 1
+        return num_followed
+
+    def _find_copies(self, start: Node) -> list[Node]:
+        """Return the nodes that this call has made to write to a part of something."""
+        seen, pending = {start}, [start]
+        while pending:
+            for following, _ in pending.pop().next_functions:
+                if following is not None and following not in seen and following._sequence_nr() >= self._first:
+                    seen.add(following)
+                    pending.append(following)
+        return [node for node in seen if type(node).__name__ == _COPY_SLICES and node._sequence_nr() >= self._first]
+
+    def _make_view_hook(self, slot: GradientSlot, view: Tensor, node: Node, copy: Node) -> Callable[[Any, Any], None]:
+        recorder, call = self._recorder, self._call
+        base: Any = view._base
+        layout = base.shape, base.stride()
+        part = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
+        before, after = _own_hooks(node)
+        if any(each.__module__ == __name__ for each in _own_hooks(copy)[1]):
+            before, after = [], []  # a call inside of this one has told them
+        # What made the view sends on all that arrives only if nothing else of the base is seen elsewhere.
+        is_whole = view.numel() == base.numel() and node.next_functions == copy.next_functions[:1]
+
+        def hook(sent: tuple[Tensor | None, ...], received: Any) -> None:
+            whole = sent[0]
+            if whole is None or (whole.shape, whole.stride()) != layout or not recorder.is_open:
+                return
+            with Quiet(recorder.note_failure):
+                gradient = whole.as_strided(*part)
+                recorder.record_gradient(call, slot, gradient, CallGradients.backward_pass())
+                for each in before:
+                    each((gradient,))
+                if is_whole:
+                    for each in after:
+                        each((whole,), received)
+
+        return hook
+
     @staticmethod
     def quiet(on_failure: Callable[[str, Exception], None]) -> Quiet:
         """Return a block that PyTorch's modes do not see."""
         return Quiet(on_failure)
+
+
+def _own_hooks(node: Node) -> tuple[list[Any], list[Any]]:
+    """Return the hooks of calls at a node, before and after it; a handle of a hook leads to all of its kind."""
+    found: list[list[Any]] = []
+    for handle in (node.register_prehook(_nothing), node.register_hook(_nothing)):
+        hooks = handle.hooks_dict_ref()
+        handle.remove()
+        found.append([hook for hook in (hooks or {}).values() if getattr(hook, "__module__", None) in _OWN])
+    return found[0], found[1]
+
+
+def _nothing(*_: Any) -> None:
+    return
+
+
+_OWN = (GraphGradients.__module__, __name__)
+_COPY_SLICES = "CopySlices"
 
 
 def _may_make_its_node(tensor: Tensor) -> bool:
