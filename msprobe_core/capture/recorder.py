@@ -127,7 +127,7 @@ class _Backward:
         self.begun = False
         self.written = False
         self.backward_pass: int | None = None  # as the framework numbers them
-        self.slots = _NO_SLOTS  # of a later pass: what stands in the place of each slot of the first
+        self.slots: dict[int, Slot] = _NO_SLOTS  # of a later pass: what stands in the place of each slot of the first
         self.places: _Places | None = None  # those of the entry before empty ones were dropped
 
     @property
@@ -647,7 +647,8 @@ class Recorder:
 
         Calls that hand out memory must be seen for that.
         """
-        return self._sees_apis and self._spans.get(key) == self._span and self._reducer.keeps_still(tensor)
+        is_in_span = key is not None and self._sees_apis and self._spans.get(key) == self._span
+        return is_in_span and self._reducer.keeps_still(tensor)
 
     def pass_over(self, tensor: Any) -> None:
         """Do not read this tensor until it is written to."""

@@ -500,8 +500,8 @@ def test_one_reading_serves_all_records_of_a_tensor(record):
     finally:
         PyTorchFramework.reducer = original
     num_leaves = sum(len(leaves({k: v for k, v in entry.items() if k != "execution"})) for entry in dump.data.values())
-    # Input, four parameters, and the results of linear, relu and linear. Fused optimizers write to parameters unnoticed,
-    # but not inside a forward.
+    # Input, four parameters, and the results of linear, relu and linear. Fused optimizers write to parameters
+    # unnoticed, but not inside a forward.
     assert len(set(seen)) == len(seen) == 8
     assert num_leaves > 20
 
