@@ -9,6 +9,7 @@ at each call. Two that are neither, ``isend`` and ``irecv``, and ``batch_isend_i
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import held_by
+from msprobe.pytorch._releases import is_tried
 from msprobe_core.capture.communication import (
     ALWAYS_ASYNCHRONOUS,
     RECEIVES,
@@ -37,6 +39,10 @@ from msprobe_core.hookspecs import Call, CallRecorder
 
 _PREFIX = "Distributed"
 _FUNCTIONAL = "_c10d_functional"
+_IN_PYTHON = "c10d_functional"
+"""What PyTorch 2.1 and 2.2 call: operators that come with a module of Python's, and that have groups by their ranks."""
+
+_DEFINING = "torch.distributed._functional_collectives"
 _WAIT = "wait_tensor"
 
 RECORDED = (
@@ -96,8 +102,8 @@ class Collectives:
         for name in (*RECORDED, *_PASSED_OVER):
             self._replace_function(name)
         self._replace(torch.distributed.Work, "wait", self._wait)
-        for namespace in (_FUNCTIONAL, f"{_FUNCTIONAL}_autograd"):
-            for name, packet in _packets(namespace):
+        for namespace in (_FUNCTIONAL, f"{_FUNCTIONAL}_autograd", _IN_PYTHON):
+            for name, packet in _packets(namespace, _DEFINING in sys.modules):
                 handler = self._wait_tensor if name == _WAIT else partial(self._run_operator, name)
                 self._replace(packet, "_op", handler)
 
@@ -113,7 +119,7 @@ class Collectives:
 
     def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionStandIn:
         # What a compiler runs to see what it gives communicates nothing.
-        stand_in = FunctionStandIn(owner, attribute, handler, torch.compiler.is_compiling)
+        stand_in = FunctionStandIn(owner, attribute, handler, is_tried)
         stand_in.install()
         self._stand_ins.append(stand_in)
         return stand_in
@@ -214,7 +220,7 @@ class Collectives:
         gradients: CallGradients | None = None
         builds_graph = torch.is_grad_enabled()
         with Quiet(self._recorder.note_failure):
-            call = self._open(name, [_resolved(value) for value in args], kwargs)
+            call = self._open(name, [_resolved(value) for value in _with_group(name, args)], kwargs)
             if call is not None and call.wants_gradients and builds_graph:
                 gradients = CallGradients(self._recorder, call, args, kwargs, self._unsettled)
         result = self._run(call, run, args, kwargs)
@@ -273,7 +279,7 @@ def _communicating() -> Iterator[None]:
 def is_communication(function: Callable[..., Any]) -> bool:
     """Whether a function that PyTorch dispatches is reported by `Collectives`, so that nobody else needs to."""
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return str(function).startswith(_FUNCTIONAL)
+        return str(function).startswith((_FUNCTIONAL, _IN_PYTHON))
     return getattr(function, "__module__", None) == "torch.distributed.distributed_c10d"
 
 
@@ -301,8 +307,8 @@ _signature = cache(inspect.signature)
 
 
 @cache  # there may be a window in every step
-def _packets(namespace: str) -> list[tuple[str, Any]]:
-    """Return the operators of a namespace of ``torch.ops``."""
+def _packets(namespace: str, is_defined: bool) -> list[tuple[str, Any]]:  # noqa: ARG001  # they are others then
+    """Return the operators of a namespace of ``torch.ops``; there may be more when what defines them is imported."""
     start = f"{namespace}::"
     names = {name[len(start) :].partition(".")[0] for name in _operator_names() if name.startswith(start)}
     operators = getattr(torch.ops, namespace)
@@ -322,14 +328,34 @@ def _group_of(group: Any) -> Any:
     return torch.distributed.group.WORLD if group is None else group
 
 
+def _with_group(name: str, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of a functional collective as later releases have them: a group, not its tag and ranks."""
+    if len(args) < _NUM_ABOUT_GROUP or not isinstance(args[-2], list) or not isinstance(args[-3], str):
+        return args
+    *others, tag, ranks, size = args
+    find: Callable[[str, list[int]], Any] = cast("Any", torch.distributed.distributed_c10d)._find_pg_by_ranks_and_tag
+    group = find(tag, ranks) if size == len(ranks) else None
+    if group is None:
+        return args
+    return [*others, size, group] if "gather" in name or "scatter" in name else [*others, group]
+
+
+_NUM_ABOUT_GROUP = 3
+
+
 def _resolved(value: Any) -> Any:
     """Return the process group that a functional collective names."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or _group_named is None:
         return value
     try:
-        return cast("Any", torch._C)._distributed_c10d._resolve_process_group(value)
+        return _group_named(value)
     except RuntimeError:  # another text: the kind of reduction
         return value
+
+
+_group_named: Callable[[str], Any] | None = getattr(
+    getattr(torch._C, "_distributed_c10d", None), "_resolve_process_group", None
+)
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Any, Protocol
+from types import CodeType, FrameType
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -19,12 +19,19 @@ from torch import nn
 from msprobe_core.capture.standin import StandIn
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
-_SWITCH = "_maybe_set_eval_frame"
+_SWITCHES = ("_maybe_set_eval_frame", "set_eval_frame")
+"""What begins and ends compiled code; before PyTorch 2.6 there is the latter only, which the former calls."""
+
 _WRAPPED = "_orig_mod"
 
 COMPILED = (
     "code that was compiled with torch.compile runs; nothing inside it is recorded; set TORCHDYNAMO_DISABLE=1 to "
     "record what is inside, computed without the compiler"
+)
+
+NO_SWITCH = (
+    "this release of PyTorch has no switch of torch.compile that is known: if compiled code runs while something is "
+    "recorded, the probe is compiled along with it; set TORCHDYNAMO_DISABLE=1"
 )
 
 
@@ -46,7 +53,7 @@ class CompiledRegions(StandIn):
             others: What has to step aside.
             say: Tells the user that it did.
         """
-        super().__init__(sys.modules.get(_EVAL_FRAME), _SWITCH)
+        super().__init__(None, _SWITCHES[0])
         self._others = others
         self._say = say
         self._regions = threading.local()
@@ -58,8 +65,14 @@ class CompiledRegions(StandIn):
         if self._owner is None:
             self._waits = _CompilerComes(self)
             self._waits.install()
-        elif hasattr(self._owner, _SWITCH):  # releases that have none are not supported, and say so when they compile
+            return
+        switches = [name for name in _SWITCHES if hasattr(self._owner, name)]
+        if switches:
+            self._attribute = switches[0]
+            _keep_from_compiler(CompiledRegions.__call__)
             super().install()
+        else:
+            self._say(NO_SWITCH)
 
     def remove(self) -> None:
         """End."""
@@ -70,18 +83,24 @@ class CompiledRegions(StandIn):
 
     def __call__(self, callback: Any) -> Any:
         """Switch compiled code on or off for this thread, as the original does."""
-        region = _region_of(sys._getframe(1))
-        begun: list[Any] | None = getattr(self._regions, "begun", None)
+        compiles = _switch(None)  # in some releases a region ends while the compiler still reads what runs
+        ended = self._note(_region_of(sys._getframe(1)), callback)
+        _switch(compiles)
+        result = self._original(callback)
+        for come_back in ended:
+            come_back()
+        return result
+
+    def _note(self, region: int, callback: Any) -> Sequence[Callable[[], None]]:
+        """Get out of the way where a region begins; where one ends, return how to come back."""
+        begun: tuple[int, list[Callable[[], None]]] | None = getattr(self._regions, "begun", None)
         if begun is None and callable(callback):
             self._say(COMPILED)
-            self._regions.begun = [region, [other.step_aside() for other in self._others]]
+            self._regions.begun = region, [other.step_aside() for other in self._others]
         elif begun is not None and begun[0] == region and not callable(callback):
             self._regions.begun = None
-            result = self._original(callback)
-            for come_back in reversed(begun[1]):
-                come_back()
-            return result
-        return self._original(callback)
+            return begun[1][::-1]
+        return ()
 
 
 class _CompilerComes(StandIn):
@@ -97,6 +116,17 @@ class _CompilerComes(StandIn):
             self._regions.remove()
             self._regions.install()
         return result
+
+
+_switch: Callable[[Any], Any] = cast("Any", torch._C)._dynamo.eval_frame.set_eval_frame
+"""The compiler's own switch of this thread; it returns what there was."""
+
+
+def _keep_from_compiler(function: Callable[..., Any]) -> None:
+    """Have a function run as it is, where the release lets what is compiled call it; what it calls is not kept."""
+    skip: Callable[[CodeType], None] | None = getattr(cast("Any", torch._C)._dynamo.eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)
 
 
 def _region_of(frame: FrameType) -> int:

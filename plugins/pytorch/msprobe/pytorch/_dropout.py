@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey
 
+from msprobe.pytorch._releases import destroy, is_compiling, run_under
 from msprobe_core.capture.randomness import RandomCall, RandomState, RandomWatch
 from msprobe_core.capture.standin import Function, FunctionStandIn, StandIns
 
@@ -39,7 +40,7 @@ _KEYS = (
 _TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
 """Where `torch.func` has kernels of its own for dropout."""
 
-_UNTOUCHED = DispatchKeySet(DispatchKey.AutogradLazy)
+_UNTOUCHED = DispatchKey.AutogradLazy
 """A key under which PyTorch's own kernel, the same for all, is left in its place, so that ours can call it."""
 
 _PROBABILITIES = frozenset({"p", "dropout", "dropout_p"})
@@ -173,7 +174,7 @@ class DropoutKernels:
     def _close(cls) -> None:
         if not cls.is_removed and not cls._watches and cls._library is not None:
             library, cls._library = cls._library, None
-            library._destroy()
+            destroy(library)
             cls._forget_dispatch()
 
     @classmethod
@@ -188,10 +189,10 @@ class DropoutKernels:
                 return cls._compile(operator, args, kwargs)
             probability = args[position] if len(args) > position else 0.0
             if not probability or (train is not None and not args[train]):
-                return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+                return run_under(_UNTOUCHED, operator, args, kwargs)
             if cls.is_removed:
                 args, _ = _with(args, {}, (position, ""), 0.0)
-                return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+                return run_under(_UNTOUCHED, operator, args, kwargs)
             return cls._draw(name, operator, args, kwargs)
 
         return kernel
@@ -199,7 +200,7 @@ class DropoutKernels:
     @classmethod
     def _draw(cls, name: str, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+            return run_under(_UNTOUCHED, operator, args, kwargs)
 
         for watch, state in cls._watches:
             call = _watched(watch, state, f"torch.{name.partition('.')[0]}", call)
@@ -216,21 +217,19 @@ class DropoutKernels:
         decomposition = operator.py_kernels.get(DispatchKey.CompositeImplicitAutograd)
         if decomposition is not None:
             return decomposition(*args, **kwargs)
-        return operator.redispatch(_UNTOUCHED, *args, **kwargs)
+        return run_under(_UNTOUCHED, operator, args, kwargs)
 
     @classmethod
     def _of_devices(cls) -> list[FunctionStandIn]:
         """Return stand-ins for the functions that end in a kernel of the device instead of PyTorch's own."""
         stand_ins = [
-            FunctionStandIn(owner, name, _without(name), torch.compiler.is_compiling)
+            FunctionStandIn(owner, name, _without(name), is_compiling)
             for owner, name in _OWN_KERNELS
             if name in cls._let_be
         ]
         npu = sys.modules.get("torch_npu")
         return stand_ins + [
-            FunctionStandIn(npu, name, _keep_all, torch.compiler.is_compiling)
-            for name in _NPU_ATTENTION
-            if hasattr(npu, name)
+            FunctionStandIn(npu, name, _keep_all, is_compiling) for name in _NPU_ATTENTION if hasattr(npu, name)
         ]
 
 
@@ -265,6 +264,4 @@ def _may_replace(name: str, key: str) -> bool:
 
 
 def _is_compiling() -> bool:
-    return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher) or bool(
-        torch.compiler.is_compiling()
-    )
+    return torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.PythonDispatcher) or bool(is_compiling())

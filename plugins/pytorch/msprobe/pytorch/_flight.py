@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import readable
+from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC
 from msprobe_core.capture.flight import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
 from msprobe_core.model import Phase, Role
@@ -198,7 +199,7 @@ class FlightRecorder:
 
     def _on_input(self, type_name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del module
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         with Quiet(self._ring.note_failure):
             step = self._ring.step
@@ -215,7 +216,7 @@ class FlightRecorder:
 
     def _on_output(self, path: str, type_name: str, module: nn.Module, args: Any, output: Any) -> None:
         del module, args
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         with Quiet(self._ring.note_failure):
             step = self._ring.step
@@ -227,7 +228,7 @@ class FlightRecorder:
                     tensor.register_hook(partial(self._on_gradient, step, path, type_name, index))
 
     def _on_gradient(self, step: FlightStep, path: str, type_name: str, index: int, gradient: Tensor) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         with Quiet(self._ring.note_failure):
             self._see(step, path, type_name, Phase.BACKWARD, index, Role.INPUT, gradient)

@@ -10,9 +10,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
-
 from msprobe.pytorch._calls import ApiCalls
+from msprobe.pytorch._releases import is_compiling
 from msprobe_core.capture.standin import AliasSearch, FunctionStandIn, Handler, StandIns, original_of
 
 
@@ -73,7 +72,7 @@ def _of_packages(calls: ApiCalls) -> Iterator[FunctionStandIn]:
     for package in PACKAGES:
         for module in _modules(package):
             for name in _functions(package, module):
-                yield FunctionStandIn(module, name, _recorded(calls, package.prefix, name), torch.compiler.is_compiling)
+                yield FunctionStandIn(module, name, _recorded(calls, package.prefix, name), is_compiling)
 
 
 def _modules(package: Package) -> list[types.ModuleType]:
@@ -108,7 +107,7 @@ def _of_triton(calls: ApiCalls) -> Iterator[FunctionStandIn]:
     for name in _TRITON_LAUNCHERS:
         launcher = getattr(runtime, name, None)
         if isinstance(launcher, type) and "run" in vars(launcher):
-            yield FunctionStandIn(launcher, "run", _launched(calls), torch.compiler.is_compiling)
+            yield FunctionStandIn(launcher, "run", _launched(calls), is_compiling)
 
 
 def _launched(calls: ApiCalls) -> Handler:

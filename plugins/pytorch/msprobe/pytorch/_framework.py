@@ -27,6 +27,7 @@ from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
+from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._state import ModuleState
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
@@ -302,7 +303,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
 
     def is_compiling(self) -> bool:
         """Whether ``torch.compile`` is reading the calling code."""
-        return torch.compiler.is_compiling()
+        return is_compiling()
 
 
 def _backends_in_use() -> list[Any]:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from msprobe.pytorch._compiled import how_it_runs, modules_to_hook, original_of
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._releases import accumulating_node
 from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls
 from msprobe_core.hookspecs import CallRecorder, NamedModel
 from msprobe_core.names import module_stem
@@ -156,13 +157,11 @@ class _Parameters:
 
     def await_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Report gradients also after the window, where the graph of a call that has just ended accumulates them."""
-        if _gradient_edge is None:
-            return
         for parameter in parameters:
             key = id(parameter)
             if key not in self._names or not _accumulates_gradient(parameter):
                 continue
-            node = _gradient_edge(parameter).node
+            node = accumulating_node(parameter)
             metadata: dict[str, Any] = node.metadata
             if metadata.get(_AWAITED) is self._mark:
                 continue
@@ -224,8 +223,6 @@ class _Awaited(NamedTuple):
 
 _AWAITED = "msprobe"
 """Under this name a node knows who has hooked it."""
-
-_gradient_edge: Callable[[Tensor], Any] | None = getattr(torch.autograd.graph, "get_gradient_edge", None)
 
 
 def _own_parameters(module: nn.Module) -> dict[str, Tensor]:

@@ -11,7 +11,10 @@ from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 
 
 def is_of_compiler(frame: FrameType) -> bool:
-    """Whether a call comes out of what a compiler of PyTorch has made, or from the compiler at work."""
+    """Whether a call comes out of what a compiler of PyTorch has made, or from one at work, or from DTensors.
+
+    In several releases Python computes with the parts of DTensors, so that the operators of backward are calls.
+    """
     while frame.f_code.co_filename == _OPERATORS and frame.f_back is not None:
         frame = frame.f_back
     code = frame.f_code
@@ -23,7 +26,11 @@ def is_of_compiler(frame: FrameType) -> bool:
 
 _OPERATORS = torch._ops.__file__
 _compilers: dict[CodeType, bool] = {}
-_COMPILERS = ("/torchinductor_", "/torch/_functorch/", "/torch/_inductor/", "/torch/_dynamo/", "/torch/fx/")
+_COMPILERS = (
+    "/torchinductor_", "/torch/_functorch/", "/torch/_inductor/", "/torch/_dynamo/", "/torch/fx/",
+    "/torch/distributed/tensor/_dispatch.py", "/torch/distributed/_tensor/",
+    "/torch/distributed/_functional_collectives.py",
+)  # fmt: skip
 
 
 def _owner_by(code: CodeType) -> str | None:

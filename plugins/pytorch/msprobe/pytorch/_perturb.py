@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._releases import is_of_compilers
 from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
 from msprobe_core.hookspecs import NamedModel, Removable
 from msprobe_core.model import Perturbation, PerturbMode
@@ -162,7 +163,7 @@ class NoiseMode(TorchDispatchMode):
 
 def _take_all() -> list[Any]:
     """Empty this thread's stack of dispatch modes, but for those of compilers, and return them, the uppermost first."""
-    others = [mode for mode in _get_current_dispatch_mode_stack() if not mode.is_infra_mode()]
+    others = [mode for mode in _get_current_dispatch_mode_stack() if not is_of_compilers(mode)]
     return [_pop_mode() for _ in others]
 
 
@@ -192,7 +193,9 @@ def _computes(func: Any) -> bool:
     return not any(made.alias_info is not None and not made.alias_info.is_write for made in func._schema.returns)
 
 
-_COMMUNICATING = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"})
+_COMMUNICATING = frozenset(
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"}
+)
 
 _EXACT = frozenset(
     {

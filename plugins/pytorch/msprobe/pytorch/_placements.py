@@ -44,7 +44,8 @@ def _nested(ranks: Any) -> Any:
 
 
 def _text_of(operation: object) -> str | None:
-    return None if operation is None else str(operation)
+    # A word, or in PyTorch 2.1 an enumeration's member, such as RedOpType.SUM.
+    return None if operation is None else str(operation).rpartition(".")[2].lower()
 
 
 def _number_of(factor: object) -> int | None:

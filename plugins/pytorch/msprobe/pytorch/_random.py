@@ -9,6 +9,7 @@ import torch
 from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._random_state import TorchState
+from msprobe.pytorch._releases import is_compiling
 from msprobe_core.capture.randomness import RandomFunction, RandomLog, checked_directory
 
 FAMILY = "torch"
@@ -53,7 +54,7 @@ def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
         hidden=framework.hidden_frames,
         functions=torch_functions(),
         states={FAMILY: state},
-        steps_aside=torch.compiler.is_compiling,
+        steps_aside=is_compiling,
     )
     log.on_stop = DropoutKernels.watch(log.watch, state)
     return log

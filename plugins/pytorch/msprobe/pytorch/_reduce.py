@@ -14,6 +14,7 @@ from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
 from msprobe.pytorch._placements import place_of
+from msprobe.pytorch._releases import is_resizable
 from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, ProvenKernel, host_statistics
 from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
@@ -254,7 +255,7 @@ class TorchReducer:
         return not _has_collectives() and self._is_followed(tensor.untyped_storage())
 
     def _is_followed(self, storage: torch.UntypedStorage) -> bool:
-        return storage.resizable() and storage._cdata not in self._exposed
+        return is_resizable(storage) and storage._cdata not in self._exposed
 
     def distrust(self, tensor: Any) -> None:
         """Trust no tensor in this one's storage any more."""

@@ -10,6 +10,7 @@ import torch
 from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._random import FAMILY, torch_functions
 from msprobe.pytorch._random_state import TorchState
+from msprobe.pytorch._releases import is_compiling
 from msprobe_core.capture.randomness import RandomWatch, Repeat, common_states
 from msprobe_core.capture.seeding import Seeding, seed_common
 
@@ -54,9 +55,7 @@ def _remove_dropout() -> Callable[[], None]:
 
 def _repetitions(seed: int) -> Sequence[Callable[[], Callable[[], None]]]:
     states = {**common_states(), FAMILY: TorchState()}
-    watch = RandomWatch(
-        Repeat(states.values()), torch_functions(), states, seed=seed, steps_aside=torch.compiler.is_compiling
-    )
+    watch = RandomWatch(Repeat(states.values()), torch_functions(), states, seed=seed, steps_aside=is_compiling)
 
     def install() -> Callable[[], None]:
         watch.install()
