@@ -13,6 +13,7 @@ from recorded import Recorded, leaves
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_has import needs_dtype, needs_indexing, needs_owners_of_memory
 
 from msprobe_core import compare_dumps, names
 from msprobe_core.model import Phase, SiteKind
@@ -377,7 +378,7 @@ def test_arguments_of_all_kinds(record):
         lambda: torch.ones(2, dtype=torch.float16),
         lambda: torch.ones(2, dtype=torch.complex64),
         lambda: torch.ones(2).to(torch.float8_e4m3fn),
-        lambda: torch.ones(2, dtype=torch.uint16),
+        pytest.param(lambda: torch.ones(2, dtype=torch.uint16), marks=needs_dtype("uint16")),
         lambda: torch.ones(()),
         lambda: torch.ones(0, 3),
         lambda: torch.ones(2, 3).t(),
@@ -385,7 +386,10 @@ def test_arguments_of_all_kinds(record):
         lambda: torch.ones(2, device="meta"),
         lambda: torch.ones(2, 2).to_sparse(),
         lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        pytest.param(
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            marks=needs_dtype("jagged"),
+        ),
         lambda: torch.ones(2, dtype=torch.complex64).conj(),
     ],
     ids=["bfloat16", "float16", "complex", "float8", "uint16", "0-d", "empty", "transposed", "expanded", "meta",
@@ -479,6 +483,7 @@ def test_shared_modules_and_lists_of_models(record):
     assert "Module.1.Sequential.forward.0" in dump.data
 
 
+@needs_owners_of_memory
 def test_one_reading_serves_all_records_of_a_tensor(record):
     """The reductions see each tensor once, however many calls it passes through."""
     from msprobe.pytorch._framework import PyTorchFramework
@@ -521,6 +526,7 @@ def test_a_tensor_that_was_written_to_is_read_again(record):
     assert data["Tensor.add.1.forward"]["input_args"][0]["Max"] == 9.0
 
 
+@needs_indexing
 @pytest.mark.parametrize("risk_level", ["ALL", "FOCUS"])
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 def test_memory_that_nobody_has_set_is_not_read(task, risk_level, record):

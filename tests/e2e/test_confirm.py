@@ -3,6 +3,7 @@
 import json
 import warnings
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,8 @@ def kernel(name, function):
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
-        library.impl(name, function, "CPU", allow_override=True)
+        allowed = {"allow_override": True} if "allow_override" in signature(library.impl).parameters else {}
+        library.impl(name, function, "CPU", **allowed)
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from jobs import LEVELS, STEPS, communicate, compare_with_bare, entries, run_job, run_pipeline
+from torch_has import KINDS_OF_JOBS, WITHOUT_PIPELINES, pipelines_over_gloo
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),
@@ -12,7 +13,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp2", "tp"])
+@pytest.fixture(scope="module", params=KINDS_OF_JOBS)
 def trained(request, tmp_path_factory):
     """Train under the probe and without, once for all tests; what is said of it, and where its dumps are."""
     directory = tmp_path_factory.mktemp(request.param)
@@ -89,10 +90,10 @@ def test_communication_gives_what_it_gives_without_the_probe(talked):
             "wait": True,
             "received": [18.0 + before] * 3,
             "gathered": [[18.0] * 3, [36.0] * 3, [54.0] * 3],
-            "scattered": [54.0] * 3,
+            "scattered": [54.0] * 3 if seen["scattered"] else None,  # gloo of this release has none
             "functional": [55.0] * 3,
             "direct": [6.0] * 3,
-            "gradient": [6.0] * 2,
+            "gradient": [6.0] * 2 if seen["gradient"] else None,  # no such collective in this release
             "raises": True,
             "is_put_back": True,
         }
@@ -113,6 +114,8 @@ def test_communication_gives_what_it_gives_without_the_probe(talked):
     ],
 )
 def test_values_before_and_after_are_recorded(talked, entry, inputs, outputs):
+    if "_tensor" in entry and not talked[0][0]["scattered"]:
+        pytest.skip("gloo of this release has no such collective")
     for rank, data in enumerate(talked[1]):
         record = data[f"Distributed.{entry}.forward"]
         assert simple(record["input_args"]) == inputs(rank)
@@ -148,6 +151,8 @@ def test_a_batch_of_sends_and_receives_is_one_call(talked):
 
 
 def test_gradients_of_functional_collectives_are_recorded(talked):
+    if not talked[0][0]["gradient"]:
+        pytest.skip("functional collectives of this release have no gradients")
     for data in talked[1]:
         names = [name for name in data if name.startswith("Distributed.") and name.endswith("backward")]
         assert len(names) == 1
@@ -170,6 +175,8 @@ def test_a_call_that_raises_is_closed_and_the_next_is_recorded(talked):
 
 
 def test_pipeline_stages_send_and_receive(tmp_path):
+    if not pipelines_over_gloo():
+        pytest.skip(WITHOUT_PIPELINES)
     results = run_job(run_pipeline, 2, tmp_path)
     assert results == [dict.fromkeys(LEVELS, True)] * 2
     sent = [record for name, record in entries(tmp_path / "mix", 0, 0) if "batch_isend_irecv" in name]

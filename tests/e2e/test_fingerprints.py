@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from jobs import make_mesh
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._reduce import TorchReducer
@@ -206,13 +207,12 @@ def test_temporaries_on_a_device_are_those_of_chunks(layout):
 
 def test_dtensors_are_read_as_their_local_shard(tmp_path):
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed._tensor import Shard, distribute_tensor
 
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:
         tensor = torch.randn(4, 6)
-        distributed = distribute_tensor(tensor, init_device_mesh("cpu", (1,)), [Shard(0)])
+        distributed = distribute_tensor(tensor, make_mesh(1), [Shard(0)])
         for name in ("hash", "sketch"):
             assert reduced(name, distributed, False) == reduced(name, tensor, False)
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from msprobe.pytorch import PrecisionDebugger, module_dump, module_dump_end
 from torch import nn
 from torch.autograd import Variable

@@ -9,6 +9,7 @@ import torch
 from jobs import run_job
 from layout_jobs import WORLD
 from layout_pairs import compare, parts_of, verdicts
+from torch_has import KINDS_OF_JOBS
 
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.shards.merged import check_replicas
@@ -30,7 +31,7 @@ def distributed(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("kind", ["tp", "fsdp2"])
+@pytest.mark.parametrize("kind", KINDS_OF_JOBS[1:])
 @pytest.mark.parametrize("mode", ["statistics", "sketch", "tensor"])
 def test_all_rows_agree_with_one_process(distributed, kind, mode):
     result = compare(distributed / kind / mode, distributed / "alone" / mode)
@@ -48,7 +49,7 @@ def test_all_rows_agree_with_one_process(distributed, kind, mode):
         assert tensors["cosine"].null_count() <= tensors.filter(tensors["numel_golden"] <= 1).height
 
 
-@pytest.mark.parametrize("kind", ["tp", "fsdp2"])
+@pytest.mark.parametrize("kind", KINDS_OF_JOBS[1:])
 def test_hashes_of_parts_add_up_to_that_of_the_whole(distributed, kind):
     def hashes(path):
         data = json.loads((path / "dump.json").read_text())["data"]

@@ -6,6 +6,7 @@ import torch
 from jobs import run_job
 from layout_jobs import WORLD
 from layout_pairs import compare, declared, parts_of, verdicts
+from torch_has import WITHOUT_PIPELINES, pipelines_over_gloo
 
 from msprobe_core.compare.reading import read_dump
 
@@ -46,6 +47,8 @@ def test_a_parameter_that_all_ranks_should_have_alike_is_checked(plain, tmp_path
 
 @pytest.mark.parametrize("mode", ["statistics", "tensor"])
 def test_stages_are_one_model(plain, tmp_path, mode):
+    if not pipelines_over_gloo():
+        pytest.skip(WITHOUT_PIPELINES)
     layouts = declared(tmp_path, "parallel: {target: {pp: 2}}")
     result = compare(plain / "stages" / mode, plain / "all stages" / mode, layouts)
     assert verdicts(result) == {"pass": result.num_rows}

@@ -11,7 +11,10 @@ from torch import nn
 
 from msprobe_core.store import layout
 
-pytestmark = pytest.mark.usefixtures("close_debugger")
+pytestmark = [
+    pytest.mark.usefixtures("close_debugger"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of torch.load itself, in PyTorch 2.1
+]
 
 CALL = "Module.layer.Layer.forward.0"
 

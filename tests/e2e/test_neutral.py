@@ -1,9 +1,12 @@
 """Recording changes nothing: losses, gradients, weights and random state are bitwise what they are without it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
-from architectures import ARCHITECTURES, train
+from architectures import ARCHITECTURES, repeats, train
 from msprobe.pytorch import PrecisionDebugger
+from torch_has import attention_under_autocast, needs_fused
 
 from msprobe_core.config import load_config
 
@@ -44,6 +47,11 @@ def write_config(path, **settings):
 
 @pytest.mark.parametrize(("name", "task", "summary_mode", "level"), list(cases()))
 def test_three_steps_are_bitwise_equal(name, task, summary_mode, level, tmp_path, close_debugger):
+    with nullcontext() if repeats(ARCHITECTURES[name].model) else torch.backends.mkldnn.flags(enabled=False):
+        check_three_steps(name, task, summary_mode, level, tmp_path)
+
+
+def check_three_steps(name, task, summary_mode, level, tmp_path):
     architecture = ARCHITECTURES[name]
     plain = architecture.build()
     expected = [train(plain, architecture, step) for step in range(3)]
@@ -72,7 +80,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(one, marks=[needs_fused] if one == "adamw-fused" else []) for one in OPTIMIZERS]
+)
 @pytest.mark.parametrize("precision", ["float32", "autocast"])
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_optimizers_and_accumulated_micro_batches(optimizer, precision, level, tmp_path, close_debugger):
@@ -108,7 +118,11 @@ def test_checkpointed_layers_are_bitwise_equal_and_their_recomputation_is_seen(u
 
     def build():
         model = architecture.build(attention_dropout=0.1)
-        model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+        # As transformers calls it since 5.0, and as it did before.
+        for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
+            if hasattr(model, name):
+                getattr(model, name)({"use_reentrant": use_reentrant})
+                break
         return model
 
     plain, probed = build(), build()
@@ -131,6 +145,7 @@ def test_checkpointed_layers_are_bitwise_equal_and_their_recomputation_is_seen(u
     assert len(activations) == 4
 
 
+@pytest.mark.skipif(not attention_under_autocast(), reason="attention of this release fails under autocast on CPUs")
 def test_autocast_is_bitwise_equal(tmp_path, close_debugger):
     architecture = ARCHITECTURES["llama"]
 

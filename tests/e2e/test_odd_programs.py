@@ -18,6 +18,7 @@ from msprobe.pytorch import PrecisionDebugger, _reduce
 from recorded import Recorded, leaves
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch_has import needs_fused, needs_scaler
 
 import msprobe_core
 
@@ -175,7 +176,7 @@ def fake():
 
 
 ODD_CALLS = {
-    "jagged": jagged,
+    **({"jagged": jagged} if hasattr(torch, "jagged") else {}),
     "traced": lambda: torch.jit.trace(lambda x: x.view(x.shape) + 1, (torch.ones(2),)),
     "vmap": lambda: torch.func.vmap(torch.sin)(torch.ones(3, 2)),
     "grad": lambda: torch.func.grad(lambda t: t.sin().sum())(torch.ones(2)),
@@ -216,6 +217,7 @@ def test_odd_arguments_cost_neither_the_step_nor_the_other_records(probe, dump):
     assert {key: value["Max"] for key, value in inputs[3].items()} == {"\\udcff": 1.0, "1": 1.0, "1'": 2.0}
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")  # as PyTorch 2.1 says
 def test_start_survives_odd_modules(probe, dump):
     class Renamed(nn.Linear):
         def named_parameters(self, prefix=""):
@@ -338,6 +340,7 @@ def maxima(data, entry, part="input_args"):
     return [leaf["Max"] for leaf in leaves(data[entry][part]).values() if "Max" in leaf]
 
 
+@needs_fused
 def test_fused_optimizers_write_unnoticed(probe, dump):
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, fused=True)
@@ -409,6 +412,8 @@ def test_a_gradient_that_becomes_the_parameters_is_read_once_and_anew_when_it_is
     assert read.count((7, 4)) == 4
 
 
+@needs_fused
+@needs_scaler
 def test_writes_of_functions_that_are_not_recorded_are_followed(tmp_path, close_debugger, dump):
     """Level CORE leaves gradient scaling out, and records the fused optimizer that reads the gradients after it."""
     model = nn.Linear(4, 4, bias=False)
@@ -424,6 +429,7 @@ def test_writes_of_functions_that_are_not_recorded_are_followed(tmp_path, close_
     assert [leaf["Max"] for leaf in leaves(gradients).values()] == [1.0]
 
 
+@needs_scaler
 def test_gradient_scaling_writes_unnoticed(probe, dump):
     x = torch.ones(4, requires_grad=True)
     optimizer = torch.optim.SGD([x], lr=0.1)

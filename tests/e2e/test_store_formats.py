@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 import torch
 from polars.testing import assert_frame_equal
+from torch_has import dtypes
 from torch_rig import TorchRig
 
 from msprobe_core.capture import Session
@@ -19,11 +20,11 @@ from msprobe_core.store.tensors import read_tensor
 
 pytest.importorskip("pyarrow")
 
-DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool, torch.complex64, torch.float8_e4m3fn,
-    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-]  # fmt: skip
+DTYPES = dtypes(
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32",
+    "uint64", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+)  # fmt: skip
 
 
 def values_of(dtype):

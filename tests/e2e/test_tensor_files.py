@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from torch_has import dtypes
 
 from msprobe_core.store.tensors import read_tensor
 
-DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool, torch.complex128, torch.complex64, torch.complex32, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-]  # fmt: skip
+DTYPES = dtypes(
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex128",
+    "complex64", "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
 
 
 def every_code(dtype):
@@ -25,7 +25,10 @@ def every_code(dtype):
 @pytest.mark.filterwarnings("ignore:.*ComplexHalf.*")
 def test_dtypes(dtype, tmp_path):
     values = every_code(dtype)
-    torch.save(values, tmp_path / "x.pt")
+    try:
+        torch.save(values, tmp_path / "x.pt")
+    except KeyError:
+        pytest.skip("this release cannot save the dtype")
     wide = torch.complex64 if dtype is torch.complex32 else torch.float32
     expected = values.to(wide) if dtype.itemsize == 1 and dtype.is_floating_point else values
     expected = expected.to(wide) if dtype in (torch.bfloat16, torch.complex32) else expected

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -22,6 +24,13 @@ class Architecture:
     make_batch: Callable[[], dict[str, torch.Tensor]]
 
     def build(self, seed: int = 0, **overrides: Any) -> torch.nn.Module:
+        if not hasattr(transformers, self.model):
+            pytest.skip(f"transformers {transformers.__version__} has no {self.model}")
+        if torch._C._get_mkldnn_enabled() and not repeats(self.model):
+            pytest.skip("with this release the model computes something else each time")
+        return self.make(seed, **overrides)
+
+    def make(self, seed: int = 0, **overrides: Any) -> torch.nn.Module:
         torch.manual_seed(seed)
         config = self.make_config()
         for name, value in overrides.items():
@@ -147,6 +156,18 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
 }
+
+
+@cache
+def repeats(model: str) -> bool:
+    """Whether training computes the same each time while nobody looks: what PyTorch 2.1 convolves with oneDNN may not.
+
+    Only asked of what would be affected; eight trainings, since some of them agree.
+    """
+    if model != "WhisperForConditionalGeneration":
+        return True
+    (one,) = (one for one in ARCHITECTURES.values() if one.model == model)
+    return len({tuple(train(net, one, step) for step in range(3)) for net in (one.make() for _ in range(8))}) == 1
 
 
 def train(model: torch.nn.Module, architecture: Architecture, step: int) -> float:

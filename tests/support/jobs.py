@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,24 @@ def make_model(kind: str, world: int) -> nn.Module:
         for block in model.blocks:
             fully_shard(block)
         return fully_shard(model)
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     assert kind == "tp"
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = make_mesh(world)
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
+
+
+def make_mesh(world: int) -> Any:
+    """Return a mesh of all ranks, of whichever module has them in this release."""
+    if find_spec("torch.distributed.device_mesh") is None:
+        from torch.distributed._tensor import DeviceMesh
+
+        return DeviceMesh("cpu", list(range(world)))
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (world,))
 
 
 def train(kind: str, rank: int, world: int, debugger: Any, repeats: int = 0) -> str:
@@ -161,7 +172,9 @@ def communicate(rank: int, world: int, directory: Path) -> dict[str, Any]:
 
     other = (rank + 1) % world
     debugger = PrecisionDebugger(dump_path=directory / "run", level="L1")
-    before = [dist.isend, dist.all_reduce, vars(dist.Work)["wait"], torch.ops._c10d_functional.all_reduce._op]
+    native, in_python = torch.ops._c10d_functional, torch.ops.c10d_functional
+    operator = (native if hasattr(native, "all_reduce") else in_python).all_reduce
+    before = [dist.isend, dist.all_reduce, vars(dist.Work)["wait"], operator._op]
     before.append(dist.all_reduce.__closure__[0].cell_contents)
     debugger.start()
     seen: dict[str, Any] = {}
@@ -182,9 +195,13 @@ def communicate(rank: int, world: int, directory: Path) -> dict[str, Any]:
     dist.all_gather(gathered, x * (rank + 1))
     seen["gathered"] = [one.tolist() for one in gathered]
     whole, part = torch.empty(3 * world), torch.empty(3)
-    dist.all_gather_into_tensor(whole, x)
-    dist.reduce_scatter_tensor(part, whole)
-    seen["scattered"] = part.tolist()
+    seen["scattered"] = None
+    try:
+        dist.all_gather_into_tensor(whole, x)
+        dist.reduce_scatter_tensor(part, whole)
+        seen["scattered"] = part.tolist()
+    except RuntimeError:
+        pass  # gloo had neither
     never_awaited = dist.all_reduce(torch.ones(2), async_op=True)
     objects: list[Any] = [None] * world
     dist.all_gather_object(objects, {"rank": rank})
@@ -196,15 +213,18 @@ def communicate(rank: int, world: int, directory: Path) -> dict[str, Any]:
     dist.group.WORLD.allreduce([direct]).wait()  # past the functions of torch.distributed
     seen["direct"] = torch.relu(direct).tolist()
     leaf = torch.ones(2, requires_grad=True)
-    (functional.all_gather_single_autograd(leaf, 0, dist.group.WORLD) * (rank + 1)).sum().backward()
-    seen["gradient"] = leaf.grad.tolist()
+    names = ("all_gather_single_autograd", "all_gather_tensor_autograd")  # since 2.13, and since 2.4
+    gather = next((getattr(functional, name) for name in names if hasattr(functional, name)), None)
+    if gather is not None:
+        (gather(leaf, 0, dist.group.WORLD) * (rank + 1)).sum().backward()
+    seen["gradient"] = None if gather is None else leaf.grad.tolist()
     try:
         dist.all_reduce("no tensor")
-    except TypeError:
+    except (TypeError, RuntimeError):  # the latter in PyTorch 2.1
         seen["raises"] = True
     dist.all_reduce(x)
     debugger.stop()
-    after = [dist.isend, dist.all_reduce, vars(dist.Work)["wait"], torch.ops._c10d_functional.all_reduce._op]
+    after = [dist.isend, dist.all_reduce, vars(dist.Work)["wait"], operator._op]
     after.append(dist.all_reduce.__closure__[0].cell_contents)
     seen["is_put_back"] = all(one is two for one, two in zip(before, after, strict=True))
     never_awaited.wait()
