@@ -33,8 +33,15 @@ SLOW := -m pytest -m slow
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile
 test-numpy-1 test-mindspore test-verl test-main test-slow: export OMP_NUM_THREADS = 1
 
-.PHONY: demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow lint bench \
-	clean
+# Another release of PyTorch, and what goes with it.
+TORCH ?= 2.6.0
+TORCH_WITH ?= "numpy<2.3" "transformers<5"
+TORCH_VENV = .venv-torch-$(TORCH)
+TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/mindspore --ignore=tests/e2e/trainer \
+	--ignore=tests/e2e/verl --ignore=tests/e2e/test_faults_bench.py --ignore=tests/e2e/test_bench_check.py
+
+.PHONY: demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-torch \
+	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
 define install
@@ -129,6 +136,17 @@ lint: $(READY) $(MS_READY)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath $(MS_BIN)/python plugins/mindspore
 
+# What of PyTorch is tested, with another release of it: an environment of several GB, so it is part of nothing else.
+# For PyTorch 2.1: make test-torch TORCH=2.1.2 TORCH_WITH='"numpy<2" "transformers<4.49"'
+test-torch: export OMP_NUM_THREADS = 1
+test-torch:
+	test -d $(TORCH_VENV) || $(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip install --quiet --upgrade pip
+	grep -v '^torch=' constraints-dev.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/python -m pip install --quiet --constraint $(TORCH_VENV)/constraints.txt --group tests \
+		torch==$(TORCH) $(TORCH_WITH) --editable . --editable plugins/pytorch
+	$(TORCH_VENV)/bin/python $(QUICK) $(SHARED) $(TORCH_TESTS)
+
 bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/compare_scale.py
@@ -141,4 +159,4 @@ bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/view_scale.py
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) $(DEMO) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) .venv-torch-* $(DEMO) .pytest_cache .ruff_cache .hypothesis
