@@ -8,6 +8,7 @@ import torch
 from msprobe.pytorch import _reduce
 from msprobe.pytorch._memory import array_of, words_of
 from msprobe.pytorch._reduce import TorchReducer
+from torch_has import needs_owners_of_memory
 
 from msprobe_core import PrecisionDebugger
 from msprobe_core.model import Digest
@@ -30,6 +31,7 @@ def test_memory_that_was_read_can_still_be_resized(kind, dtype, shape):
 
 
 @KINDS
+@needs_owners_of_memory
 def test_a_write_of_numpy_is_still_reckoned_with(kind):
     reducer, seen, shared = TorchReducer(), torch.ones(5), torch.ones(5)
     shared.numpy()
@@ -49,6 +51,7 @@ def test_a_write_of_numpy_is_still_reckoned_with(kind):
         ("sketch", {"statistics", "sketch"}),
     ],
 )
+@needs_owners_of_memory
 def test_a_tensor_that_passes_through_many_calls_is_read_once(
     summary_mode, kinds, tmp_path, monkeypatch, close_debugger
 ):
@@ -117,6 +120,7 @@ def stats_of(reducer, tensor):
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @pytest.mark.parametrize("takes_gradient", [False, True])
+@needs_owners_of_memory
 def test_views_of_the_same_elements_are_read_once(view, takes_gradient, monkeypatch):
     reads = counted(monkeypatch, "host_statistics")
     reducer, x = TorchReducer(), torch.randn(2, 3, 4, requires_grad=takes_gradient) * 2
@@ -151,6 +155,7 @@ def test_views_of_what_may_be_written_unnoticed_are_read_anew():
         assert stats_of(reducer, tensor.t()).max == 2
 
 
+@needs_owners_of_memory
 def test_other_tensors_of_the_same_memory_are_read_once_until_one_is_written_to(monkeypatch):
     reads = counted(monkeypatch, "host_statistics")
     reducer, x = TorchReducer(), torch.ones(4)

@@ -18,7 +18,7 @@ from msprobe.pytorch import PrecisionDebugger, _reduce
 from recorded import Recorded, leaves
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch_has import needs_fused, needs_scaler
+from torch_has import needs_fused, needs_owners_of_memory, needs_scaler
 
 import msprobe_core
 
@@ -393,6 +393,7 @@ def test_optimizers_of_other_packages_write_unnoticed(level, probe, dump):
                 assert data[f"Functional.linear.{2 * i + layer}.forward"]["input_args"][1]["Max"] == wanted
 
 
+@needs_owners_of_memory
 def test_a_gradient_that_becomes_the_parameters_is_read_once_and_anew_when_it_is_written_to(probe, dump, monkeypatch):
     read = []
     monkeypatch.setattr(_reduce, "host_statistics", lambda values, _of=_reduce.host_statistics: (

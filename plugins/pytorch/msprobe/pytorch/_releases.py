@@ -29,15 +29,11 @@ def is_tried() -> bool:
 _compilation: Callable[[], Any] = getattr(TracingContext, "try_get", None) or TracingContext.get
 
 
-def is_resizable(storage: torch.UntypedStorage) -> bool:
-    """Whether the memory is PyTorch's own; that which NumPy may write to cannot be resized.
+is_resizable: Callable[[torch.UntypedStorage], bool] = getattr(torch.UntypedStorage, "resizable", lambda _: False)
+"""Whether the memory is PyTorch's own; that which NumPy may write to cannot be resized.
 
-    A release that does not tell, such as 2.1, is taken to say no: tensors are read each time they are seen.
-    """
-    return storage.resizable() if _TELLS_WHOSE_MEMORY else False
-
-
-_TELLS_WHOSE_MEMORY = hasattr(torch.UntypedStorage, "resizable")
+A release that does not tell, such as 2.1, is taken to say no: tensors are read each time they are seen.
+"""
 
 
 def accumulating_node(parameter: Tensor) -> Any:
