@@ -38,6 +38,10 @@ class _Part:
         self.total: Any = None
 
 
+_Place = tuple[int, GradientSlot, Sequence[_Part]]
+"""Of a node that made a result: which of its gradients belongs to which slot, and to which arguments handed back."""
+
+
 class GraphGradients(ABC):
     """Watches the gradients of one call: made before it, ``attach`` after it."""
 
@@ -178,12 +182,11 @@ class GraphGradients(ABC):
         num_inputs = len(watched)
         if self._views:
             num_inputs += self.follow_views(results)
-            self._views = []
         self._recorder.expect_gradients(self._call, num_outputs, num_inputs)
         for node, parts in boundary:
-            node.register_hook(self._make_boundary_hook(parts))
+            node.register_hook(_ArgumentsHook(self, parts))
         # The hooks live as long as the graph and refer to this object, which must not keep other nodes alive.
-        self._edges, self._outside = {}, {}
+        del self._edges, self._outside, self._postponed, self._views
 
     def _without_postponed(self, results: list[tuple[GradientSlot, Any]]) -> list[tuple[GradientSlot, Any]]:
         # The call has used them by now, and made their nodes where they were missing. What it merely hands on is
@@ -193,7 +196,6 @@ class GraphGradients(ABC):
             if id(tensor) not in handed_on and self.postponed_version(tensor) == version:
                 self._note_edge(slot, tensor)
         postponed = {id(tensor) for _, tensor, _ in self._postponed}
-        self._postponed = []
         return [(slot, tensor) for slot, tensor in results if id(tensor) not in postponed]
 
     def _find_boundary(self, starts: Iterable[Node]) -> list[tuple[Node, list[tuple[int, _Part]]]]:
@@ -228,54 +230,45 @@ class GraphGradients(ABC):
 
     def _watch_results(self, results: Sequence[tuple[GradientSlot, Any]], watched: set[int]) -> int:
         num_watched = 0
-        by_node: dict[Hashable, tuple[Node, list[tuple[int, GradientSlot, Sequence[_Part]]]]] = {}
+        by_node: dict[Hashable, tuple[Node, list[_Place]]] = {}
         for slot, tensor in results:
             node = self.node_of(tensor)
             if node is None:
                 continue  # an argument that is a leaf, handed back as it is: its gradient is not this call's
             key, number = self.key_of(node), self.output_number(tensor)
             # A call that hands an argument back has no node of its own: what arrives at the result is what it sends.
-            same = [part for part in self._edges.get((key, number), ()) if id(part) not in watched]
+            same = tuple(part for part in self._edges.get((key, number), ()) if id(part) not in watched)
             watched.update(id(part) for part in same)
             by_node.setdefault(key, (node, []))[1].append((number, slot, same))
             num_watched += 1
         for node, places in by_node.values():
-            node.register_prehook(self._make_result_hook(places))
+            node.register_prehook(_ResultsHook(self, places))
         return num_watched
 
     # --- what arrives -----------------------------------------------------------------------------------------
 
-    def _make_result_hook(
-        self, places: Sequence[tuple[int, GradientSlot, Sequence[_Part]]]
-    ) -> Callable[[tuple[Any, ...]], None]:
-        recorder, call, quiet, current_pass = self._recorder, self._call, self.quiet, self.backward_pass
+    def receive_results(self, places: Sequence[_Place], gradients: Sequence[Any]) -> None:
+        """Record what has arrived at a node that made results of the call."""
+        recorder, call = self._recorder, self._call
+        if not recorder.is_open:
+            return
+        with self.quiet(recorder.note_failure):
+            backward_pass = self.backward_pass()
+            for number, slot, same in places:
+                gradient = gradients[number]
+                if gradient is not None:
+                    recorder.record_gradient(call, slot, gradient, backward_pass)
+                    for part in same:
+                        recorder.record_gradient(call, part.slot, gradient, backward_pass)
 
-        def hook(gradients: tuple[Any, ...]) -> None:
-            if not recorder.is_open:
-                return
-            with quiet(recorder.note_failure):
-                backward_pass = current_pass()
-                for number, slot, same in places:
-                    gradient = gradients[number]
-                    if gradient is not None:
-                        recorder.record_gradient(call, slot, gradient, backward_pass)
-                        for part in same:
-                            recorder.record_gradient(call, part.slot, gradient, backward_pass)
-
-        return hook
-
-    def _make_boundary_hook(
-        self, parts: Sequence[tuple[int, _Part]]
-    ) -> Callable[[tuple[Any, ...], tuple[Any, ...]], None]:
-        def hook(sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
-            if not self._recorder.is_open:
-                return
-            with self.quiet(self._recorder.note_failure):
-                backward_pass = self.backward_pass()
-                for i, part in parts:
-                    self._receive(part, sent[i], backward_pass)
-
-        return hook
+    def receive_arguments(self, parts: Sequence[tuple[int, _Part]], sent: Sequence[Any]) -> None:
+        """Record what a node has sent to arguments of the call."""
+        if not self._recorder.is_open:
+            return
+        with self.quiet(self._recorder.note_failure):
+            backward_pass = self.backward_pass()
+            for i, part in parts:
+                self._receive(part, sent[i], backward_pass)
 
     def _receive(self, part: _Part, gradient: Any, backward_pass: int) -> None:
         if part.backward_pass != backward_pass:
@@ -310,3 +303,29 @@ class GraphGradients(ABC):
             items = cast("Sequence[Any]", output)
             return [node for item in items for node in self._result_nodes(item, depth + 1)]
         return []
+
+
+class _ResultsHook:
+    """Stands at a node that made results of a call: an object, since a closure is five for the garbage collector."""
+
+    __slots__ = ("_gradients", "_places")
+
+    def __init__(self, gradients: GraphGradients, places: Sequence[_Place]) -> None:
+        self._gradients = gradients
+        self._places = places
+
+    def __call__(self, gradients: tuple[Any, ...]) -> None:
+        self._gradients.receive_results(self._places, gradients)
+
+
+class _ArgumentsHook:
+    """Stands at a node that sends gradients to arguments of a call."""
+
+    __slots__ = ("_gradients", "_parts")
+
+    def __init__(self, gradients: GraphGradients, parts: Sequence[tuple[int, _Part]]) -> None:
+        self._gradients = gradients
+        self._parts = parts
+
+    def __call__(self, sent: tuple[Any, ...], _received: tuple[Any, ...]) -> None:
+        self._gradients.receive_arguments(self._parts, sent)
