@@ -1,6 +1,6 @@
 """What recording costs: the time of a training step with and without the probe, and the bytes it writes.
 
-    python bench/capture_cost.py [--steps 7] [--threads 2] [--no-optimizer] [--against /path/to/other/bin/python]
+    python bench/capture_cost.py [--steps 7] [--threads 2] [--no-optimizer] [--alternate] [--against OTHER/bin/python]
 
 Two Llamas with random weights: a small one, whose step is bound by launching operations, and a large one, bound by
 memory bandwidth. Each case runs in a process of its own; a step is timed from before ``start`` to after ``stop``, and
@@ -8,6 +8,10 @@ the median over the steps after the first two counts. The optimizer's step belon
 parameters is most of what is recorded of a large model; ``--no-optimizer`` leaves it out. ``--against`` measures
 another installation of a package ``msprobe.pytorch`` with the same interface, for example mindstudio-probe in a
 virtual environment of its own.
+
+``--alternate`` takes steps with and without the probe by turns, in one process, and shows the ratio of the two medians:
+processes differ from each other by more than the probe costs a large model. It needs a probe that costs nothing when it
+does not record, so it is not for others.
 """
 
 import argparse
@@ -50,24 +54,27 @@ def run_case(case: dict) -> dict:
                     "risk_level": "ALL", task: options}  # fmt: skip
         (root / "config.json").write_text(json.dumps(settings))
         debugger = PrecisionDebugger(config_path=str(root / "config.json"))
-    times = []
-    for _ in range(case["steps"] + 2):
+    times: list[float] = []
+    bare: list[float] = []
+    num_turns = 2 if case["alternate"] and debugger is not None else 1
+    for i in range(num_turns * (case["steps"] + 2)):
         begin = time.perf_counter()
-        if debugger is not None and not case["idle"]:
+        records = debugger is not None and not case["idle"] and i % num_turns == num_turns - 1
+        if records:
             debugger.start(model=model)
         model(input_ids=tokens, labels=tokens).loss.backward()
         if case["optimizer"]:
             optimizer.step()
             optimizer.zero_grad()
-        if debugger is not None and not case["idle"]:
+        if records:
             debugger.stop()
             debugger.step()
-        times.append(time.perf_counter() - begin)
+        (times if i % num_turns == num_turns - 1 else bare).append(time.perf_counter() - begin)
         if not case["optimizer"]:
             optimizer.step()
             optimizer.zero_grad()
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file() and path.name != "config.json")
-    return {"times": times[2:], "bytes": size / len(times)}
+    return {"times": times[2:], "bare": bare[2:], "bytes": size / len(times)}
 
 
 def measure(python: str, case: dict) -> dict:
@@ -90,9 +97,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--modes", nargs="+", default=[mode for _, mode in MODES[:-1]] + ["tensor"])
     parser.add_argument("--no-optimizer", action="store_true", help="the window holds forward and backward only")
+    parser.add_argument("--alternate", action="store_true", help="steps with and without the probe by turns")
     parser.add_argument("--against", help="a Python with another msprobe.pytorch")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.alternate and arguments.against:
+        parser.error("--alternate is not for --against: others cost time when they do not record, too")
     if arguments.case:
         print(json.dumps(run_case(json.loads(arguments.case))))
         return
@@ -104,7 +114,7 @@ def main() -> None:
     )
     for model in arguments.models:
         base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "level": None, "idle": False,
-                "optimizer": not arguments.no_optimizer}  # fmt: skip
+                "optimizer": not arguments.no_optimizer, "alternate": arguments.alternate}  # fmt: skip
         plain = statistics.median(measure(sys.executable, base)["times"])
         print(f"{model:<7}{'none':<7}{'':<12}{plain * 1000:>12.1f}{1:>8.2f}{0:>9.2f}")
         cases = [("idle", "mix", "statistics", "statistics")]
@@ -122,7 +132,8 @@ def main() -> None:
                     line += f"{'failed':>12}{'':>8}{'':>9}"
                     continue
                 median = statistics.median(result["times"])
-                line += f"{median * 1000:>12.1f}{median / plain:>8.2f}{result['bytes'] / 1e6:>9.2f}"
+                factor = median / statistics.median(result["bare"] or [plain])
+                line += f"{median * 1000:>12.1f}{factor:>8.2f}{result['bytes'] / 1e6:>9.2f}"
             print(line, flush=True)
 
 
