@@ -69,6 +69,10 @@ class ApiCalls(ABC):
     def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Follow what a call has done to memory without a trace."""
 
+    def _written_by(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """Return what a function that mutates has written to: its first argument, where the framework knows no more."""
+        return args[0] if args else None
+
     # --- what does not ------------------------------------------------------------------------------------------
 
     def run(
@@ -89,7 +93,7 @@ class ApiCalls(ABC):
             function: Is called.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            mutates: Whether it writes to its first argument, which is its output if it returns nothing.
+            mutates: Whether it writes to arguments, which are its output if it returns nothing.
         """
         recorder = self._recorder
         call, gradients = self._open(prefix, name, args, kwargs)
@@ -97,7 +101,7 @@ class ApiCalls(ABC):
         if call is None:
             return result
         with self._quiet():
-            output = args[0] if result is None and mutates and args else result
+            output = self._written_by(function, args, kwargs) if result is None and mutates else result
             is_computation = self.has_tensor(output)
             self._follow(function, args, kwargs, output)
             if is_computation:

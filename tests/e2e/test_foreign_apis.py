@@ -267,6 +267,58 @@ def test_operators_of_libraries(probe, dump, namespaces):
     assert names == ([] if namespaces is None else ["own_ops.twice.0.forward", "own_ops.twice.1.forward"])
 
 
+@pytest.fixture
+def kernels():
+    """Operators as serving engines have them, which write where they are told to."""
+    library = torch.library.Library("serving", "DEF")
+    library.define("scaled(Tensor x, Tensor(a!) out, float scale, *, Tensor(b!)? most=None) -> ()")
+
+    def scaled(x, out, scale, *, most=None):
+        write_unseen(out, x.max().item() * scale)
+        if most is not None:
+            write_unseen(most, x.max().item())
+
+    library.impl("scaled", scaled, "CPU")
+    library.define("hidden(Tensor[] xs) -> Tensor")  # writes all the same
+
+    def hidden(xs):
+        for x in xs:
+            write_unseen(x, 9.0)
+        return xs[0].clone()
+
+    library.impl("hidden", hidden, "CPU")
+    yield torch.ops.serving
+    library._destroy()
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("risk_level", ["ALL", "CORE"])
+def test_what_operators_of_libraries_write_to_is_read_anew(probe, dump, kernels, level, risk_level):
+    x, out, most, seen, unset = torch.ones(4), torch.zeros(4), torch.zeros(4), torch.ones(4), torch.empty(4)
+    with probe(level, risk_level).start(nn.Linear(1, 1)):
+        torch.matmul(out, most)
+        torch.matmul(seen, seen)
+        kernels.scaled(x, out, 3.0, most=most)
+        kernels.scaled.default(x, unset, 5.0)
+        kernels.hidden([seen])
+        torch.matmul(out, most)
+        torch.matmul(seen, unset)
+        assert [tensor._version for tensor in (out, most, seen, unset)] == [0] * 4
+    data = dump()
+    found = [[value["Max"] for value in data[f"Torch.matmul.{i}.forward"]["input_args"]] for i in range(4)]
+    assert found == [[0.0, 0.0], [1.0, 1.0], [3.0, 1.0], [9.0, 5.0]]
+
+
+def test_operators_of_libraries_that_return_nothing_have_what_they_wrote_to(probe, dump, kernels):
+    x, out, most = torch.ones(4), torch.empty(4), torch.zeros(4)
+    with probe().start():
+        kernels.scaled(x, out, 3.0, most=most)
+        kernels.scaled(x, out=out, scale=4.0)
+    data = dump()
+    outputs = [[value["Max"] for value in data[f"serving.scaled.{i}.forward"]["output"]] for i in range(2)]
+    assert outputs == [[3.0, 1.0], [4.0]]
+
+
 def test_what_runs_in_recurrent_layers_is_dispatched_already(probe, dump):
     x = torch.ones(3, 2, 4)
     layers = [kind(4, 4) for kind in (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell)]

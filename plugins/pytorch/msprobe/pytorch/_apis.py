@@ -6,7 +6,7 @@ import dis
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 
@@ -24,7 +24,7 @@ class Api(NamedTuple):
         prefix: ``Functional``, ``Tensor``, ``Torch``, ``VF``, ``Aten``, or the module a third party defines it in.
         name: ``linear``; ``linalg_norm`` for functions of the submodules of torch.
         operator: Name where the call is written as an operator, ``__add__`` for ``x + y``; empty if it never is.
-        mutates: Whether it writes to its first argument and may return nothing.
+        mutates: Whether it writes to arguments, most often the first, and may return nothing.
     """
 
     prefix: str
@@ -115,15 +115,60 @@ _UNSETTING: frozenset[Function] = frozenset(
 
 
 def silently_written(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call of ``function`` writes to without raising their version."""
+    """Yield the tensors that a call of ``function`` writes to, or may, without raising their version."""
+    if is_foreign_operator(function):
+        yield from _tensors_in((*args, *kwargs.values()))
+        return
     name = getattr(function, "__name__", "")
     if not _writes_silently(name):
         return
     if name.startswith(_SILENT_PREFIXES):
-        for group in (*args, *kwargs.values()):
-            yield from (item for item in (group if isinstance(group, tuple | list) else [group]) if _is_tensor(item))
+        yield from _tensors_in((*args, *kwargs.values()))
     else:
         yield from filter(_is_tensor, (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")))
+
+
+def is_foreign_operator(function: Function) -> bool:
+    """Whether an operator of ``torch.ops`` is not PyTorch's own.
+
+    Nothing raises the version of what its kernel writes to, unless whoever registered it has seen to that; many take
+    the tensor for their result as an argument.
+    """
+    return isinstance(function, _OPERATORS_OF_TORCH) and _namespace_of(function) not in _OWN_NAMESPACES
+
+
+def written_by_schema(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an operator of others says that it writes to."""
+    if is_foreign_operator(function):
+        for place, name in _written_places(function):
+            yield from _tensors_in([args[place] if place < len(args) else kwargs.get(name)])
+
+
+@lru_cache(1 << 10)
+def _written_places(operator: Function) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments that an operator's schemas mark as written to."""
+    packet: Any = getattr(operator, "overloadpacket", operator)
+    overloads = [operator] if packet is not operator else [getattr(packet, name) for name in packet.overloads()]
+    places = {
+        (i, argument.name)
+        for overload in cast("list[Any]", overloads)
+        for i, argument in enumerate(overload._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    return tuple(sorted(places))
+
+
+def _namespace_of(operator: object) -> str:
+    return str(operator).partition(".")[0]
+
+
+_OPERATORS_OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "quantized", "_quantized", "mkldnn", "higher_order"})
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        yield from filter(_is_tensor, value if isinstance(value, tuple | list) else [value])
 
 
 def bypasses_versions(function: Function) -> bool:
@@ -137,7 +182,10 @@ def bypasses_versions(function: Function) -> bool:
 @lru_cache(1 << 12)
 def _bypasses_versions(function: Function) -> bool:
     return (
-        exposes_memory(function) or leaves_memory_unset(function) or _writes_silently(getattr(function, "__name__", ""))
+        exposes_memory(function)
+        or leaves_memory_unset(function)
+        or _writes_silently(getattr(function, "__name__", ""))
+        or is_foreign_operator(function)
     )
 
 
@@ -231,9 +279,10 @@ def _guess(function: Function) -> Api | None:
     """Return a name for a function that is in none of the namespaces, by where it says it is from."""
     name = getattr(function, "__name__", "")
     module = getattr(function, "__module__", None) or ""
-    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+    if isinstance(function, _OPERATORS_OF_TORCH):
         namespace, _, operator = str(function).partition(".")
-        return _make_api(_OPERATOR_PREFIXES.get(namespace, namespace), operator.partition(".")[0])
+        api = _make_api(_OPERATOR_PREFIXES.get(namespace, namespace), operator.partition(".")[0])
+        return api._replace(mutates=True) if is_foreign_operator(function) and _written_places(function) else api
     if not name or name == "__get__" or module.startswith(("torch._C", "torch.autograd", "torch.overrides")):
         known = _C_MODULES.get(module)
         return _make_api(known, name) if known and name else None

@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 
-from msprobe.pytorch._apis import bypasses_versions, exposes_memory, leaves_memory_unset, silently_written
+from msprobe.pytorch._apis import (
+    bypasses_versions,
+    exposes_memory,
+    leaves_memory_unset,
+    silently_written,
+    written_by_schema,
+)
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import owners
 from msprobe.pytorch._quiet import Quiet
@@ -47,6 +53,10 @@ class ApiCalls(apis.ApiCalls):
     def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         if bypasses_versions(function):
             self.note_memory(function, args, kwargs, output)
+
+    def _written_by(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        written = tuple(written_by_schema(function, args, kwargs))
+        return written or super()._written_by(function, args, kwargs)
 
     def _quiet(self) -> Quiet:
         return Quiet(self._recorder.note_failure)
