@@ -25,17 +25,32 @@ Node = Any
 """An autograd node: of one framework or the other, and of classes that share no base."""
 
 
-class _Part:
-    """The gradient of one argument while its parts arrive."""
+class _Sum:
+    """What one pass has sent to an argument so far."""
 
-    __slots__ = ("backward_pass", "num_expected", "num_received", "slot", "total")
+    __slots__ = ("num_received", "total")
+
+    def __init__(self) -> None:
+        self.num_received = 0
+        self.total: Any = None
+
+
+_NO_SUMS: dict[int, _Sum] = {}
+
+
+class _Part:
+    """The gradient of one argument while its parts arrive: of several passes, if they come by turns."""
+
+    __slots__ = ("num_expected", "slot", "sums")
 
     def __init__(self, slot: GradientSlot) -> None:
         self.slot = slot
-        self.backward_pass = -1
         self.num_expected = 0
-        self.num_received = 0
-        self.total: Any = None
+        self.sums = _NO_SUMS
+
+
+_MOST_WAITING = 3
+"""How many unfinished passes an argument waits for: most of them stopped short, and each holds memory."""
 
 
 _Place = tuple[int, GradientSlot, Sequence[_Part]]
@@ -45,7 +60,9 @@ _Place = tuple[int, GradientSlot, Sequence[_Part]]
 class GraphGradients(ABC):
     """Watches the gradients of one call: made before it, ``attach`` after it."""
 
-    __slots__ = ("_call", "_edges", "_first", "_outside", "_postponed", "_recorder", "_unsettled", "_views")
+    __slots__ = (
+        "_call", "_edges", "_first", "_outside", "_postponed", "_recorder", "_sees_results", "_unsettled", "_views",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -71,6 +88,7 @@ class GraphGradients(ABC):
         self._outside: dict[Hashable, Node] = {}
         self._postponed: list[tuple[GradientSlot, Any, Any]] = []
         self._views: list[tuple[GradientSlot, Any, Node]] = []
+        self._sees_results = False
         for slot, tensor in recorder.input_gradients(call, args, kwargs):
             version = self.postponed_version(tensor)
             if version is None:
@@ -179,6 +197,7 @@ class GraphGradients(ABC):
                 watched.add(id(part))
                 part.num_expected += 1
         num_outputs = self._watch_results(results, watched)
+        self._sees_results = num_outputs > 0
         num_inputs = len(watched)
         if self._views:
             num_inputs += self.follow_views(results)
@@ -271,24 +290,39 @@ class GraphGradients(ABC):
                 self._receive(part, sent[i], backward_pass)
 
     def _receive(self, part: _Part, gradient: Any, backward_pass: int) -> None:
-        if part.backward_pass != backward_pass:
-            if part.total is not None:  # of a pass that did not come to all nodes
-                self._hand_over(part)
-            part.backward_pass, part.num_received = backward_pass, 0
-        part.num_received += 1
+        if part.num_expected == 1:
+            self._hand_over(part, backward_pass, gradient)
+            return
+        found = part.sums.get(backward_pass)
+        if found is None:
+            # A pass that has not come to all nodes may have ended. But it may go on as well, where a hook or another
+            # thread has begun this one in the middle of it. If only the sums tell the passes apart, their order counts.
+            self._settle(part, _MOST_WAITING if self._sees_results else 0)
+            if part.sums is _NO_SUMS:
+                part.sums = {}
+            found = part.sums[backward_pass] = _Sum()
+        found.num_received += 1
         if gradient is not None:
             # Out of place: the tensor belongs to the engine.
-            part.total = gradient if part.total is None else part.total + gradient
-        if part.num_received < part.num_expected:
-            self._unsettled[id(part)] = lambda: self._hand_over(part)
+            found.total = gradient if found.total is None else found.total + gradient
+        if found.num_received < part.num_expected:
+            self._unsettled[id(part)] = lambda: self._settle(part)
             return
-        self._unsettled.pop(id(part), None)
-        self._hand_over(part)
+        part.sums.pop(backward_pass, None)
+        if not part.sums:
+            self._unsettled.pop(id(part), None)
+        self._hand_over(part, backward_pass, found.total)
 
-    def _hand_over(self, part: _Part) -> None:
-        total, part.total = part.total, None
+    def _settle(self, part: _Part, num_kept: int = 0) -> None:
+        """Hand over the sums that are not complete, but for the latest."""
+        for backward_pass in list(part.sums)[: max(0, len(part.sums) - num_kept)]:
+            found = part.sums.pop(backward_pass, None)
+            if found is not None:
+                self._hand_over(part, backward_pass, found.total)
+
+    def _hand_over(self, part: _Part, backward_pass: int, total: Any) -> None:
         if total is not None:
-            self._recorder.record_gradient(self._call, part.slot, total, part.backward_pass)
+            self._recorder.record_gradient(self._call, part.slot, total, backward_pass)
 
     def _result_nodes(self, output: Any, depth: int = 0) -> list[Node]:
         """Return the nodes of the tensors in a result, for when the gradients of results are not asked for."""

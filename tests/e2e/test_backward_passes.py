@@ -205,6 +205,43 @@ def test_passes_that_come_to_other_parts_of_a_call_are_not_added_up(tmp_path):
     assert [[value is not None for value in each["input"]] for each in passes] == [[True], [False, True], [True, True]]
 
 
+def two_uses(x):
+    return x * 2, x * 3
+
+
+def test_a_pass_that_a_hook_begins_inside_of_another(tmp_path, caplog):
+    """Both come to the two uses of the argument, by turns."""
+
+    class Root(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.two = Hooked()
+
+        def forward(self, x):
+            return self.two(x * 1)
+
+    class Hooked(nn.Module):
+        def forward(self, x):
+            left, right = two_uses(x)
+            result = left + right
+            begun = []
+
+            def begin_another(_):
+                if not begun:
+                    begun.append(True)
+                    torch.autograd.grad(result, x, torch.full_like(result, 10), retain_graph=True)
+
+            left.register_hook(begin_another)
+            return result
+
+    model, x = Root(), batch()
+    dump = record(tmp_path / "run", model, lambda: model(x).sum().backward(retain_graph=True), level="L0")
+    passes = [dump.data[f"Module.two.Hooked{ending}.backward.0"] for ending in ("", "-pass1")]
+    assert [dump.tensor(each["input"][0]).max() for each in passes] == [1.0, 10.0]
+    assert [dump.tensor(each["output"][0]).max() for each in passes] == [5.0, 50.0]
+    assert caplog.text == ""
+
+
 def test_a_pass_that_was_begun_before_a_window_ended_and_one_behind_it(tmp_path, caplog):
     model, x = Net(), batch()
     (tmp_path / "c.json").write_text(json.dumps({"task": "tensor", "level": "mix"}))
