@@ -83,7 +83,7 @@ class _Call:
         self.key = key
         self.index = index
         self.parent = parent
-        self.outermost: _Call | None = parent if parent is None else parent.outermost or parent
+        self.outermost: _Call | None = None if parent is None else parent.root
         self.step = step
         self.stem: str | None = None
         self.entry: Entry | None = None
@@ -97,6 +97,11 @@ class _Call:
         self.covers_backward = False
         self.micro_step: int | None = None
         self.is_recomputed = False
+
+    @property
+    def root(self) -> _Call:
+        """The outermost call around it, or itself; not kept there, which would be a cycle."""
+        return self.outermost or self
 
 
 _PASSED_OVER = _Call("", "", 0, None, -1)
@@ -284,7 +289,7 @@ class Recorder:
 
     def _enter_span(self, parent: _Call | None) -> None:
         """Note whether what is read now belongs to the same forward, or step of an optimizer, as what was before."""
-        root = parent if parent is None else parent.outermost or parent
+        root = None if parent is None else parent.root
         if root is None or root is not self._span_root:
             self._span_root = root
             self._span += 1

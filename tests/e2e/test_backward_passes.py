@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from branches import Behind, Two
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded
 from torch import nn
@@ -180,19 +181,7 @@ def test_many_passes(tmp_path, caplog):
 
 
 def test_passes_that_come_to_other_parts_of_a_call_are_not_added_up(tmp_path):
-    class Two(nn.Module):
-        def forward(self, x):
-            return x * 2, x * 3
-
-    class Root(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.two = Two()
-
-        def forward(self, x):
-            return self.two(x * 1)
-
-    model, x = Root(), batch()
+    model, x = Behind(Two()), batch()
 
     def step():
         left, right = model(x)
@@ -205,24 +194,12 @@ def test_passes_that_come_to_other_parts_of_a_call_are_not_added_up(tmp_path):
     assert [[value is not None for value in each["input"]] for each in passes] == [[True], [False, True], [True, True]]
 
 
-def two_uses(x):
-    return x * 2, x * 3
-
-
 def test_a_pass_that_a_hook_begins_inside_of_another(tmp_path, caplog):
     """Both come to the two uses of the argument, by turns."""
 
-    class Root(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.two = Hooked()
-
+    class Hooked(Two):
         def forward(self, x):
-            return self.two(x * 1)
-
-    class Hooked(nn.Module):
-        def forward(self, x):
-            left, right = two_uses(x)
+            left, right = super().forward(x)
             result = left + right
             begun = []
 
@@ -234,7 +211,7 @@ def test_a_pass_that_a_hook_begins_inside_of_another(tmp_path, caplog):
             left.register_hook(begin_another)
             return result
 
-    model, x = Root(), batch()
+    model, x = Behind(Hooked()), batch()
     dump = record(tmp_path / "run", model, lambda: model(x).sum().backward(retain_graph=True), level="L0")
     passes = [dump.data[f"Module.two.Hooked{ending}.backward.0"] for ending in ("", "-pass1")]
     assert [dump.tensor(each["input"][0]).max() for each in passes] == [1.0, 10.0]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from branches import Behind, Two
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded, leaves
 from torch import nn
@@ -361,21 +362,7 @@ def test_micro_batches_accumulate_and_count(record):
 
 def test_gradients_of_a_call_whose_branch_is_not_used_are_handed_over(record):
     """One of two results leads to the loss: the sum over the parts that came is recorded, with a note of nothing."""
-
-    class Two(nn.Module):
-        def forward(self, x):
-            return x * 2, x * 3
-
-    class Root(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.two = Two()
-
-        def forward(self, x):
-            first, _second = self.two(x * 1)
-            return first.sum()
-
-    x, model = leaf(2, 2), Root()
-    dump = record(lambda: model(x).backward(), level="L0", model=model)
+    x, model = leaf(2, 2), Behind(Two())
+    dump = record(lambda: model(x)[0].sum().backward(), level="L0", model=model)
     backward = dump.data["Module.two.Two.backward.0"]
     assert dump.tensor(backward["output"][0]).tolist() == [[2.0, 2.0]] * 2

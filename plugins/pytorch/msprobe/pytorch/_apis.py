@@ -163,7 +163,7 @@ def _namespace_of(operator: object) -> str:
 
 
 _OPERATORS_OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-_OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "quantized", "_quantized", "mkldnn", "higher_order"})
+_OWN_NAMESPACES = frozenset({"aten", "prim", "prims", "quantized", "_quantized", "mkldnn"})
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -51,7 +51,7 @@ class _Memories:
         self._versions: dict[int, int] = {}
         self._references: list[int] = []
 
-    def is_older(self, storage: torch.UntypedStorage, version: int) -> bool:
+    def note_version(self, storage: torch.UntypedStorage, version: int) -> bool:
         """Note that a tensor of this memory has this version; return whether another had a higher one before."""
         address = storage._cdata
         known = self._versions.get(address)
@@ -201,7 +201,7 @@ class TorchReducer:
             if base.is_inference():
                 return read(values)
         storage, version = tensor.untyped_storage(), base._version
-        if self._memories.is_older(storage, version):
+        if self._memories.note_version(storage, version):
             # Two tensors share it that count writes each for itself; those that share it as they should count together.
             self._exposed.add(storage._cdata)
         elements = (storage._cdata, version, tensor.storage_offset(), tensor.numel(), tensor.dtype)

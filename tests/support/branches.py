@@ -1,0 +1,21 @@
+"""Modules whose argument is used twice, behind something that has a node, for tests of gradients that are sums."""
+
+from torch import nn
+
+
+class Two(nn.Module):
+    """Two results, each of which has a use of the argument of its own."""
+
+    def forward(self, x):
+        return x * 2, x * 3
+
+
+class Behind(nn.Module):
+    """A module, called ``two``, whose argument is no leaf."""
+
+    def __init__(self, two):
+        super().__init__()
+        self.two = two
+
+    def forward(self, x):
+        return self.two(x * 1)
