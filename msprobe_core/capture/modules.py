@@ -54,6 +54,43 @@ def register_after(module: Any, hook: Hook) -> Handle:
         return module.register_forward_hook(hook, with_kwargs=True)
 
 
+Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
+"""Gets a module and the arguments of its forward; may return other arguments."""
+
+After = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any]
+"""Gets a module, the arguments and the result, ``None`` if the call has raised; may return another result."""
+
+
+class Observe(Protocol):
+    """Has functions called before and after each call of a module, until the handle removes them."""
+
+    def __call__(self, module: Any, before: Before | None, after: After | None, /) -> Handle:
+        """Begin. Several observers of a module are called in the order in which they began."""
+        ...
+
+
+class _Handles:
+    """Several handles as one."""
+
+    def __init__(self, handles: Iterable[Handle]) -> None:
+        self._handles = list(handles)
+
+    def remove(self) -> None:
+        """Take all hooks out."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def observe_by_hooks(module: Any, before: Before | None, after: After | None) -> Handle:
+    """See `Observe`: for a framework whose modules show nothing else."""
+    handles: list[Handle] = []
+    if before is not None:
+        handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
+    if after is not None:
+        handles.append(register_after(module, Hook(after)))
+    return _Handles(handles)
+
+
 class ModuleTraits(Protocol):
     """What the calls of modules of one framework have to know of it."""
 
@@ -202,8 +239,11 @@ class FoundModule(NamedTuple):
 class WatchHooks:
     """Hooks for a `CallWatcher` in the modules that it wants; see `msprobe_core.hookspecs.Removable`."""
 
-    def __init__(self, prefix: str, modules: Iterable[FoundModule], watcher: CallWatcher) -> None:
+    def __init__(
+        self, prefix: str, modules: Iterable[FoundModule], watcher: CallWatcher, observe: Observe = observe_by_hooks
+    ) -> None:
         """Set the hooks."""
+        self._observe = observe
         self._handles: list[Handle] = []
         try:
             for path, type_name, module in modules:
@@ -225,8 +265,7 @@ class WatchHooks:
                 begun[threading.get_ident()] -= 1
                 watcher.after(stem)
 
-        self._handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
-        self._handles.append(register_after(module, Hook(after)))
+        self._handles.append(self._observe(module, before, after))
 
     def detach(self) -> None:
         """Take all hooks out."""

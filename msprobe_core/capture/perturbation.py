@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from msprobe_core.capture.modules import FoundModule, Handle, Hook
+from msprobe_core.capture.modules import FoundModule, Handle, Observe, observe_by_hooks
 from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.model import Perturbation
 
@@ -86,7 +86,13 @@ class ModuleNoise:
     """Hooks that change what modules get and give; see `msprobe_core.hookspecs.Removable`."""
 
     def __init__(
-        self, modules: Iterable[FoundModule], roots: Sequence[str], kinds: TensorKinds, *, everywhere: bool
+        self,
+        modules: Iterable[FoundModule],
+        roots: Sequence[str],
+        kinds: TensorKinds,
+        *,
+        everywhere: bool,
+        observe: Observe = observe_by_hooks,
     ) -> None:
         """Set the hooks.
 
@@ -96,8 +102,10 @@ class ModuleNoise:
             kinds: Knows the framework's tensors.
             everywhere: Whether the outputs of all modules are changed, and their gradients; otherwise those of modules
                 that turn integers into numbers.
+            observe: Sets them.
         """
         self._kinds = kinds
+        self._observe = observe
         self._handles: list[Handle] = []
         self._latest: list[Any] = []
         found = list(modules)
@@ -129,10 +137,10 @@ class ModuleNoise:
             with kinds.quiet():
                 return self._changed(output, has_gradients=places.outputs)
 
-        if places.inputs:
-            self._handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
-        if places.outputs or places.outputs_of_integers:
-            self._handles.append(module.register_forward_hook(Hook(after), with_kwargs=True))
+        changes_outputs = places.outputs or places.outputs_of_integers
+        if places.inputs or changes_outputs:
+            handle = self._observe(module, before if places.inputs else None, after if changes_outputs else None)
+            self._handles.append(handle)
 
     def _changed(self, output: Any, *, has_gradients: bool) -> Any:
         """Return the result of a call, changed where the call inside, whose result it may be, has not done so."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
+from msprobe.pytorch._slots import compiled_call_of
 from msprobe_core.capture.standin import StandIn
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
@@ -143,7 +144,7 @@ def original_of(module: nn.Module) -> nn.Module | None:
 
 def how_it_runs(module: nn.Module) -> str | None:
     """Return why nothing inside a module can be hooked, in a sentence; ``None`` if it is an ordinary one."""
-    if original_of(module) is not None or getattr(module, "_compiled_call_impl", None) is not None:
+    if original_of(module) is not None or compiled_call_of(module) is not None:
         return COMPILED
     if isinstance(module, torch.jit.ScriptModule):
         return "a scripted or traced module runs; nothing inside it is recorded; record the module that it was made of"

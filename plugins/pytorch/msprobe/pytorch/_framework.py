@@ -20,7 +20,7 @@ from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._foreign import foreign_stand_ins
-from msprobe.pytorch._functions import ApiMode, BackwardEngine, FastPathCheck
+from msprobe.pytorch._functions import CHECKS, ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks, modules_to_watch
 from msprobe.pytorch._perturb import perturb
@@ -28,6 +28,7 @@ from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
+from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
@@ -164,8 +165,8 @@ class PyTorchFramework:
             return values
 
     def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
-        """Hook the modules that the watcher wants."""
-        return WatchHooks("Module", modules_to_watch(models), watcher)
+        """Observe the modules that the watcher wants."""
+        return WatchHooks("Module", modules_to_watch(models), watcher, observe)
 
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
         """Put a dispatch mode in place, or hooks of modules."""
@@ -287,7 +288,8 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             mode = ApiMode(self.recorder, self._apis, self.calls)
             self.place(mode.push, mode.remove)
             self._mode = mode
-            for stand_in in (BackwardEngine(mode), FastPathCheck(mode), foreign_stand_ins(self.calls, self._aliases)):
+            checks = [FastPathCheck(mode, name) for name in CHECKS]
+            for stand_in in (BackwardEngine(mode), *checks, foreign_stand_ins(self.calls, self._aliases)):
                 self.place(stand_in.install, stand_in.remove)
             aside.append(mode)
         compiled = CompiledRegions(aside, self._say)

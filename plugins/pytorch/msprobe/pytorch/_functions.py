@@ -180,28 +180,36 @@ class _Visits(threading.local):
 
 
 class FastPathCheck(StandIn):
-    """Keeps PyTorch's fused transformer layers fused: they ask whether anybody overrides functions, and we do not.
+    """Keeps PyTorch's fused transformer layers fused: they ask whether functions are overridden, which we do not do.
 
-    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` compute another way, with other results, where a function
-    mode is on. They look the check up in its module at each call, so that it can answer as if our mode were off.
+    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` compute in another way, with other results, where a function
+    mode is on, and so do copies of them in other packages. They look the check up in its module at each call, so that
+    it can answer as if our mode were off.
     """
 
-    def __init__(self, mode: ApiMode) -> None:
+    def __init__(self, mode: ApiMode, name: str) -> None:
         """Prepare; ``install`` begins."""
-        super().__init__(torch.overrides, "has_torch_function")
+        super().__init__(torch.overrides, name)
         self._mode = mode
 
-    def __call__(self, arguments: Any) -> bool:
-        """Whether anybody overrides functions of these arguments; for PyTorch's own layers, anybody but us."""
-        if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.nn.modules."):
-            return self._original(arguments)
+    def __call__(self, *arguments: Any) -> bool:
+        """Return whether functions of these arguments are overridden: not by us, if they are not handed over then."""
+        if _HAND_OVER in sys._getframe(1).f_code.co_names:
+            return self._original(*arguments)
         modes = _take_all_modes()
         try:
             _put_back([mode for mode in modes if mode is not self._mode])
-            return self._original(arguments)
+            return self._original(*arguments)
         finally:
             _take_all_modes()
             _put_back(modes)
+
+
+CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+"""The functions of ``torch.overrides`` that tell whether functions are overridden."""
+
+_HAND_OVER = "handle_torch_function"
+"""What names this asks so that it can hand a call over; to us, too."""
 
 
 def _take_all_modes() -> list[TorchFunctionMode]:

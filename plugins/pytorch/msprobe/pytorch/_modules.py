@@ -1,11 +1,11 @@
-"""Interception of modules: forward hooks on every module of the given models, and on their parameters."""
+"""Interception of modules: observers of every module of the given models, and hooks of their parameters."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from msprobe.pytorch._compiled import how_it_runs, modules_to_hook, original_of
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import accumulating_node
-from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls
+from msprobe.pytorch._slots import Observation
+from msprobe_core.capture.modules import FoundModule, Handle, ModuleCalls
 from msprobe_core.hookspecs import CallRecorder, NamedModel
 from msprobe_core.names import module_stem
 
@@ -23,7 +24,7 @@ _PREFIX = "Module"
 
 
 class ModuleHooks:
-    """All hooks in the modules of some models; ``remove`` takes every one of them out."""
+    """All that watches the modules of some models and their parameters; ``remove`` takes it out."""
 
     def __init__(
         self,
@@ -49,10 +50,9 @@ class ModuleHooks:
         self._say = say
         self._visit = visit
         self._handles: list[Handle] = []
-        self._call_handles: list[Handle] = []
         self._parameters = _Parameters(recorder)
         self._traits = _Traits(self._parameters)
-        self._running: list[tuple[nn.Module, ModuleCalls]] = []
+        self._observations: list[Observation] = []
         self._compiled = _Compiled()
 
     def install(self) -> None:
@@ -65,14 +65,13 @@ class ModuleHooks:
                     seen_modules.add(id(module))
                     self._hook_module(path, module, is_visible=is_visible)
                     self._hook_parameters(path, module, seen_parameters)
-        self._hook_calls()
+        self._observe_calls()
 
     def remove(self) -> None:
         """Take all hooks out; graphs of recorded calls go on to report gradients of parameters, until ``release``."""
         self._parameters.is_removed = True
-        for handle in (*self._call_handles, *self._handles):
+        for handle in (*self._observations, *self._handles):
             handle.remove()
-        self._call_handles.clear()
         self._handles.clear()
 
     def release(self) -> None:
@@ -80,26 +79,19 @@ class ModuleHooks:
         self._parameters.release()
 
     def step_aside(self) -> Callable[[], None]:
-        """Take the hooks of calls out until what is returned is called: a compiled function runs, and may call modules.
+        """Observe no calls until what is returned is called: a compiled function runs, and may call modules.
 
         Where it is a module that runs compiled there is nothing to take out, since nothing inside it was hooked.
         """
         if self._compiled.num_running:
             return lambda: None
-        for handle in self._call_handles:
-            handle.remove()
-        self._call_handles.clear()
-        return self._hook_calls
+        for observation in self._observations:
+            observation.remove()
+        return self._observe_calls
 
-    def _hook_calls(self) -> None:
-        for module, running in self._running:
-            # Not the module's own methods: those of scripted modules refuse. always_call: also when the forward
-            # raises, so that the nesting of calls stays right.
-            before, after = Hook(running.before), Hook(running.after)
-            self._call_handles.append(nn.Module.register_forward_pre_hook(module, before, with_kwargs=True))
-            self._call_handles.append(
-                nn.Module.register_forward_hook(module, after, with_kwargs=True, always_call=True)
-            )
+    def _observe_calls(self) -> None:
+        for observation in self._observations:
+            observation.begin()
 
     def _hook_module(self, path: str, module: nn.Module, *, is_visible: bool) -> None:
         if not is_visible:
@@ -108,10 +100,7 @@ class ModuleHooks:
         if (reason := how_it_runs(module)) is not None:
             self._say(reason)
             running.compiled = self._compiled
-        if getattr(module, "_compiled_call_impl", None) is None:
-            self._running.append((module, running))
-        else:
-            self._handles.append(_CompiledCall(module, running))
+        self._observations.append(Observation(module, running.before, running.after))
 
     def _hook_parameters(self, path: str, module: nn.Module, seen_parameters: set[int]) -> None:
         stem = module_stem(_PREFIX, path, _type_name_of(module))
@@ -256,42 +245,12 @@ class _Compiled(threading.local):
     num_running = 0
 
 
-class _CompiledCall:
-    """Stands around the compiled call of a module: what `torch.nn.Module.compile` compiles holds the module's hooks."""
-
-    def __init__(self, module: nn.Module, running: ModuleCalls) -> None:
-        self._module = module
-        self._compiled: Callable[..., Any] = cast("Any", module)._compiled_call_impl
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            running.before(module, args, kwargs)
-            output = None
-            try:
-                output = self._compiled(*args, **kwargs)
-            finally:
-                running.after(module, args, kwargs, output)
-            return output
-
-        self._ours = call
-        self._put(call)
-
-    def remove(self) -> None:
-        """Give the place back, unless somebody has compiled the module again."""
-        if self._module.__dict__.get("_compiled_call_impl") is self._ours:
-            self._put(self._compiled)
-
-    def _put(self, call: Callable[..., Any]) -> None:
-        self._module.__dict__["_compiled_call_impl"] = call
-
-
 def modules_to_watch(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
     """Return the modules of some models that can be watched, each once."""
     seen: set[int] = set()
     for model in models:
         for path, module, is_visible in modules_to_hook(model.model, model.name):
-            # Hooks of what is compiled or scripted as a whole would be part of that, or are refused.
-            can_hook = is_visible and (how_it_runs(module) is None or original_of(module) is not None)
-            if can_hook and id(module) not in seen:
+            if is_visible and id(module) not in seen:
                 seen.add(id(module))
                 yield FoundModule(path, _type_name_of(module), module)
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import is_of_compilers
+from msprobe.pytorch._slots import observe
 from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
 from msprobe_core.hookspecs import NamedModel, Removable
 from msprobe_core.model import Perturbation, PerturbMode
@@ -246,4 +247,4 @@ def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int)
         mode.install()
         return mode
     roots = [model.name for model in models]
-    return ModuleNoise(modules_to_watch(models), roots, noise, everywhere=False)
+    return ModuleNoise(modules_to_watch(models), roots, noise, everywhere=False, observe=observe)

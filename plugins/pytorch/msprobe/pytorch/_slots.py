@@ -1,0 +1,165 @@
+"""Calls of modules, seen without a hook: from the slot in which a module keeps what is compiled of it.
+
+``nn.Module.__call__`` hands a call over to ``_compiled_call_impl`` where there is one. PyTorch and many programs look
+at the hooks of a module, and compute in another way, refuse it or copy them: fused layers, TorchScript, export, CUDA
+graphs, quantization. They do not look at this slot, and a module that is copied, pickled or saved leaves it behind.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.modules import module as _of_all_modules
+
+from msprobe_core.capture.modules import After, Before, Handle, Hook
+
+_SLOT = "_compiled_call_impl"
+_CALL = nn.Module._wrapped_call_impl.__code__
+
+
+def compiled_call_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return what ``module.compile()`` has made of the module's call; ``None`` if it runs as it is written."""
+    call = getattr(module, _SLOT, None)
+    return call.compiled if isinstance(call, _Slot) else call
+
+
+def observe(module: nn.Module, before: Before | None, after: After | None) -> Observation:
+    """See `msprobe_core.capture.modules.Observe`."""
+    observation = Observation(module, before, after)
+    observation.begin()
+    return observation
+
+
+class Observation:
+    """Calls functions where calls of one module begin and end; see `msprobe_core.capture.modules.Observe`."""
+
+    def __init__(self, module: nn.Module, before: Before | None, after: After | None) -> None:
+        """Prepare; ``begin`` puts it in place."""
+        self._module = module
+        self._observer = _Observer(before, after)
+
+    def begin(self) -> None:
+        """Call the functions from now on."""
+        content = self._module.__dict__  # not setattr, which classes override
+        slot = content.get(_SLOT)
+        if not isinstance(slot, _Slot):
+            slot = content[_SLOT] = _Slot(self._module, slot)
+        slot.observers = (*slot.observers, self._observer)
+
+    def remove(self) -> None:
+        """Do not call them any more, except at the ends of calls that have begun."""
+        content = self._module.__dict__
+        slot = content.get(_SLOT)
+        if not isinstance(slot, _Slot):
+            return  # the module has been compiled in the meantime
+        slot.observers = tuple(observer for observer in slot.observers if observer is not self._observer)
+        if slot.observers:
+            return
+        if slot.compiled is None:
+            del content[_SLOT]
+        else:
+            content[_SLOT] = slot.compiled
+
+
+class _Observer(NamedTuple):
+    before: Before | None
+    after: After | None
+
+
+class _Slot:
+    """Stands where a module looks for its compiled call."""
+
+    __slots__ = ("_module", "compiled", "observers")
+
+    def __init__(self, module: nn.Module, compiled: Callable[..., Any] | None) -> None:
+        self._module = module
+        self.compiled = compiled
+        self.observers: tuple[_Observer, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, and the observers before and after it."""
+        caller = sys._getframe(1)
+        # A replica of data parallelism has the contents of the module that it was made of, and so that one's slot.
+        module: Any = caller.f_locals["self"] if caller.f_code is _CALL else self._module
+        call = _Call(module, self.observers)
+        output = None
+        try:
+            if self.compiled is None and (module._forward_pre_hooks or _of_all_modules._global_forward_pre_hooks):
+                call.begin_after_hooks()
+            else:
+                args, kwargs = call.begin(args, kwargs)
+            output = (self.compiled or module._call_impl)(*args, **kwargs)
+        finally:
+            output = call.end(output)
+        return output
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None  # of a module whose class copies the contents itself
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+class _Call:
+    """One call of a module that is observed."""
+
+    __slots__ = ("_args", "_handle", "_has_begun", "_kwargs", "_module", "_observers")
+
+    def __init__(self, module: nn.Module, observers: tuple[_Observer, ...]) -> None:
+        self._module = module
+        self._observers = observers
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._has_begun = False
+        self._handle: Handle | None = None
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Call the observers, and return the arguments that they leave."""
+        self._has_begun = True
+        for before, _ in self._observers:
+            if before is not None and (changed := before(self._module, args, kwargs)) is not None:
+                args, kwargs = changed
+        self._args, self._kwargs = args, kwargs
+        return args, kwargs
+
+    def begin_after_hooks(self) -> None:
+        """Begin when the hooks of the user, which may change the arguments, have run: in a hook that is then gone."""
+        _waiting.calls.append(self)
+        # Not the module's own method, which scripted modules refuse.
+        self._handle = nn.Module.register_forward_pre_hook(self._module, Hook(self._arrive), with_kwargs=True)
+
+    def _arrive(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # Other threads may call the module as well, and so may a hook of the user.
+        if _waiting.calls[-1:] != [self]:
+            return None
+        self._leave_hooks()
+        return self.begin(args, kwargs)
+
+    def _leave_hooks(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+            _waiting.calls.remove(self)
+
+    def end(self, output: Any) -> Any:
+        """Call the observers, and return the result that they leave; ``output`` is ``None`` if the call has raised."""
+        self._leave_hooks()
+        if self._has_begun:
+            for _, after in self._observers:
+                if after is not None and (changed := after(self._module, self._args, self._kwargs, output)) is not None:
+                    output = changed
+        return output
+
+
+class _Waiting(threading.local):
+    """The calls of a thread that hooks of the user come before, the innermost last."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+
+_waiting = _Waiting()
