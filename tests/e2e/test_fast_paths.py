@@ -147,3 +147,39 @@ def test_forwards_that_are_counted_stay_fused(tmp_path, close_debugger):
     assert [one.numpy().tobytes() for one in found] == [expected.numpy().tobytes()] * 2
     assert list(Recorded(tmp_path / "run").data) == ["Module.TransformerEncoderLayer.forward.0"]
 
+
+# --- arguments ----------------------------------------------------------------------------------------------------
+
+
+def weighted_loss():
+    torch.manual_seed(0)
+    x = torch.randn(8, requires_grad=True)
+    loss = nn.functional.l1_loss(x, torch.zeros(8), weight=torch.arange(8.0))
+    loss.backward()
+    return [loss.detach(), x.grad]
+
+
+def chained_product():
+    torch.manual_seed(0)
+    result = torch.zeros(2, 5)
+    torch.chain_matmul(torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 5), out=result)
+    return [result]
+
+
+def order_of_dimensions():
+    try:
+        return [torch.tensor(torch.empty(1, 2, 3, 4).dim_order(ambiguity_check=True))]
+    except RuntimeError as error:
+        return [torch.tensor(list(str(error).encode()))]
+
+
+@pytest.mark.parametrize("call", [weighted_loss, chained_product, order_of_dimensions])
+@pytest.mark.filterwarnings("ignore:.*chain_matmul is deprecated")
+def test_arguments_arrive_that_pytorch_hands_to_no_mode(call, tmp_path, close_debugger):
+    try:
+        expected = call()
+    except TypeError as error:
+        pytest.skip(f"this release has no such argument: {error}")
+    with PrecisionDebugger(dump_path=tmp_path / "run", level="L1").start():
+        found = call()
+    assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in expected]

@@ -19,6 +19,7 @@ from msprobe.pytorch._apis import ApiTable, bypasses_versions, is_operator_call,
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import local
 from msprobe.pytorch._dropout import DropoutKernels, without_dropout
+from msprobe.pytorch._forgotten import ForgottenArguments
 from msprobe.pytorch._gradients import is_in_backward
 from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import Quiet
@@ -46,6 +47,7 @@ class ApiMode(TorchFunctionMode):
         self._calls = calls
         self._operators: dict[tuple[int, int], tuple[bool, CodeType]] = {}
         self._aside: set[int] = set()
+        self._forgotten = ForgottenArguments()
         self._visits = _Visits()
         self._thread = threading.get_ident()
         self._is_on = True
@@ -129,7 +131,7 @@ class ApiMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs = self._forgotten.add_to(kwargs or {}, func, args, sys._getframe(1))
         if not self._is_on or local.is_communicating:
             return func(*args, **kwargs)
         calls, recorder = self._calls, self._recorder
