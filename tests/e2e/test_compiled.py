@@ -12,6 +12,7 @@ import torch
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded
 from torch import nn
+from torch_traces import traces_in
 
 pytestmark = [
     pytest.mark.usefixtures("close_debugger"),
@@ -116,7 +117,12 @@ def test_nothing_changes_and_nothing_is_compiled_anew(tmp_path, kind, is_warm, l
     debugger.close()
     assert num_graphs > 0
     assert (probed, num_probed) == (bare, num_graphs)
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    before = traces_in(model)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "again", level=level)
+    debugger.start(model)
+    during = traces_in(model)
+    debugger.close()
+    assert during != before == traces_in(model)
     assert not [entry for entry in Recorded(tmp_path / "run").data if entry.startswith("Aten.")]
 
 

@@ -19,6 +19,7 @@ from recorded import Recorded, leaves
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch_has import needs_fused, needs_owners_of_memory, needs_scaler
+from torch_traces import traces_in
 
 import msprobe_core
 
@@ -223,37 +224,41 @@ def test_start_survives_odd_modules(probe, dump):
         def named_parameters(self, prefix=""):
             return super().named_parameters(prefix)
 
-    model = nn.Sequential(Renamed(2, 2), nn.LazyLinear(3), nn.Linear(3, 1))
-    with torch.no_grad():
-        model[2].weight = nn.Parameter(model[2].weight)
-    del model[2]._parameters["bias"]
-    bias = torch.ones(1, requires_grad=True) * 2  # meta-learners put tensors that have a history in this place
-    model[2]._parameters["bias"] = bias
+    def build():
+        model = nn.Sequential(Renamed(2, 2), nn.LazyLinear(3), nn.Linear(3, 1))
+        with torch.no_grad():
+            model[2].weight = nn.Parameter(model[2].weight)
+        del model[2]._parameters["bias"]
+        bias = torch.ones(1, requires_grad=True) * 2  # meta-learners put tensors that have a history in this place
+        model[2]._parameters["bias"] = bias
+        return model
+
+    bare, model = build(), build()
+    bare(torch.ones(1, 2)).sum().backward()
     with probe("L0").start(model):
         model(torch.ones(1, 2)).sum().backward()
     assert {"Module.0.Renamed.forward.0", "Module.1.LazyLinear.forward.0", "Module.2.Linear.forward.0"} <= dump().keys()
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model)
+    assert traces_in(model) == traces_in(bare)
 
 
 def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch):
-    from msprobe.pytorch._modules import ModuleHooks
+    from msprobe.pytorch._parameters import ParameterGradients
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    hook_parameters, seen = ModuleHooks._hook_parameters, []
+    before = traces_in(model)
+    hook, seen = ParameterGradients.hook, []
 
-    def fail_at_the_third(self, path, module, parameters):
+    def fail_at_the_third(self, module, stem):
         if len(seen) == 2:
             raise RuntimeError("planted")
-        seen.append(path)
-        hook_parameters(self, path, module, parameters)
+        seen.append(stem)
+        hook(self, module, stem)
 
-    monkeypatch.setattr(ModuleHooks, "_hook_parameters", fail_at_the_third)
+    monkeypatch.setattr(ParameterGradients, "hook", fail_at_the_third)
     with pytest.raises(RuntimeError, match="planted"):
         probe("mix").start(model)
     assert len(seen) == 2
-    assert [len(module._forward_hooks) for module in model.modules()] == [0, 0, 0]
-    assert not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters())
-    assert modes() == []
+    assert traces_in(model) == before
 
 
 def test_a_disk_that_fills_up_ends_recording_and_not_training(tmp_path):

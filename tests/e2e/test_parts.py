@@ -6,6 +6,7 @@ from msprobe.pytorch import PrecisionDebugger, module_dump, module_dump_end
 from recorded import Recorded, leaves
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch_traces import traces_in
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from msprobe_core.errors import SessionError
@@ -37,13 +38,6 @@ class Net(nn.Module):
         return self.second(x, shift=x)
 
 
-def traces(model):
-    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    return hooks, [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()], (
-        torch._C._len_torch_function_stack()
-    )  # fmt: skip
-
-
 def train(model, num=1):
     losses = []
     for i in range(num):
@@ -64,7 +58,7 @@ def test_tokens_of_a_generation(tmp_path):
                                          num_attention_heads=2, max_position_embeddings=64)).eval()  # fmt: skip
     prompt = torch.arange(5)[None]
     settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(prompt, **settings)
+    expected, before = model.generate(prompt, **settings), traces_in(model)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
     debugger.start(model, token_range=[2, 3])
     assert torch.equal(model.generate(prompt, **settings), expected)
@@ -76,18 +70,18 @@ def test_tokens_of_a_generation(tmp_path):
     assert len(dump.starting("Module.model.layers.1.mlp.LlamaMLP.forward")) == 2
     parents = dump.json("construct.json")
     assert {name for name, parent in parents.items() if parent is None} == set(dump.starting("Module.LlamaForCausalLM"))
-    assert traces(model) == ([0] * len(list(model.modules())), [0] * len(list(model.parameters())), 0)
+    assert traces_in(model) == before
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_a_range_takes_the_gradients_of_its_forwards_and_changes_nothing(tmp_path, level):
     expected, model = train(Net(), 4), Net()
-    before = traces(model)
+    before = traces_in(model)
     debugger = PrecisionDebugger(dump_path=tmp_path, level=level)
     debugger.start(model, token_range=[1, 2])
     assert train(model, 4) == expected
     debugger.stop()
-    assert traces(model) == before
+    assert traces_in(model) == before
     dump = Recorded(tmp_path)
     if level != "L1":
         stem = "Module.first.fc.Linear"
@@ -102,7 +96,7 @@ def test_a_range_takes_the_gradients_of_its_forwards_and_changes_nothing(tmp_pat
 @pytest.mark.parametrize("level", ["L1", "mix"])
 def test_one_module_alone(tmp_path, level):
     expected, model = train(Net(), 3), Net()
-    before = traces(model)
+    before = traces_in(model)
     debugger = PrecisionDebugger(dump_path=tmp_path, level=level)
     debugger.start(model)
     found = train(model)
@@ -113,7 +107,7 @@ def test_one_module_alone(tmp_path, level):
     loss.backward()
     module_dump_end()
     debugger.stop()
-    assert traces(model) == before
+    assert traces_in(model) == before
     dump = Recorded(tmp_path)
     alone = dump.starting("Module.the.second")
     assert alone == ["Module.the.second.Block.forward.0", "Module.the.second.Block.backward.0"]

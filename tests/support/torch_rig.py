@@ -7,7 +7,7 @@ import torch
 import torch.overrides
 from msprobe.pytorch._framework import PyTorchFramework
 from torch import nn
-from torch.autograd import Variable
+from torch_traces import traces_in
 
 
 class Block(nn.Module):
@@ -84,15 +84,4 @@ class TorchRig:
         return state
 
     def traces_in(self, model: Network) -> object:
-        hooks = [
-            (len(module._forward_pre_hooks), len(module._forward_hooks), len(module._forward_hooks_always_called))
-            for module in model.modules()
-        ]
-        parameters = [len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters()]
-        return (
-            hooks,
-            parameters,
-            torch._C._len_torch_function_stack(),
-            id(Variable._execution_engine),
-            id(torch.overrides.has_torch_function),
-        )
+        return traces_in(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, cast
 
@@ -18,15 +19,33 @@ Node = Any
 
 _ACCUMULATE_GRAD = "AccumulateGrad"
 
-_read_sequence_number: Callable[[], int] | None = getattr(cast("Any", torch._C)._autograd, "_get_sequence_nr", None)
+next_sequence_number: Callable[[], int] = cast("Any", torch._C)._autograd._get_sequence_nr
+"""Returns the number that the next autograd node of this thread will get."""
 
 
-def next_sequence_number() -> int:
-    """Return the number that the next autograd node of this thread will get."""
-    if _read_sequence_number is not None:
-        return _read_sequence_number()
-    with torch.enable_grad():  # releases that do not tell: make a node and look
-        return torch.empty(0, requires_grad=True).view(0).grad_fn._sequence_nr() + 1  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+def run_apart(work: Callable[[], None], on_failure: Callable[[str, Exception], None]) -> None:
+    """Do what makes autograd nodes on a thread of its own, and wait for it.
+
+    Each thread numbers its nodes. Backward goes by the numbers, so a node of ours among those of the user would change
+    the order in which gradients of several threads are added up.
+
+    Args:
+        work: What is done.
+        on_failure: Is told of an exception.
+    """
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  # of PyTorch, or of a tensor class of the user
+            on_failure("gradients of parameters after the window", error)
+
+    thread = threading.Thread(target=run, name="msprobe-graph", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is ending, and there will be no backward
+        return
+    thread.join()
 
 
 def is_in_backward() -> bool:
@@ -86,10 +105,7 @@ class CallGradients(GraphGradients):
         """Return the node's number."""
         return node._sequence_nr()
 
-    @staticmethod
-    def next_sequence_number() -> int:
-        """Return the number that the next node of this thread will get."""
-        return next_sequence_number()
+    next_sequence_number = staticmethod(next_sequence_number)
 
     @staticmethod
     def postponed_version(tensor: Tensor) -> int | None:
