@@ -1,6 +1,7 @@
 """Programs of several threads: the probe changes nothing in them, and records what it can."""
 
-import threading
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch_traces import traces_in
 
 LEVELS = ("L0", "L1", "mix")
 
@@ -64,3 +67,59 @@ def test_nodes_keep_their_numbers_and_gradients_their_order(level, tmp_path, clo
             return two_threads_and_one_backward(model)
 
     assert on_thread(probed) == expected
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_work_on_another_thread_is_recorded(level, tmp_path, close_debugger):
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    before = traces_in(model)
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
+    with debugger.start(model):
+        left = on_thread(lambda: (model(torch.ones(2, 3)), torch._C._len_torch_function_stack())[1])
+    assert left == 0
+    assert traces_in(model) == before
+    expected = set()
+    if level != "L1":
+        expected |= {"Module.0.Linear.forward.0", "Module.1.ReLU.forward.0"}
+    if level != "L0":
+        expected |= {"Functional.linear.0.forward", "Functional.relu.0.forward"}
+    assert expected <= Recorded(tmp_path / "run").data.keys()
+
+
+def test_work_on_another_thread_without_a_model_is_missed_with_a_word(tmp_path):
+    script = """
+import sys, threading, torch
+from msprobe.pytorch import PrecisionDebugger
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="L1")
+for _ in range(2):
+    with debugger.start():
+        thread = threading.Thread(target=lambda: torch.ones(2) + 1)
+        thread.start()
+        thread.join()
+    debugger.step()
+"""
+    run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert run.stderr.count("call start(model)") == 1
+
+
+def test_modes_of_a_thread_stay_above_ours(tmp_path, close_debugger):
+    stacks = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    def work():
+        with Mode():
+            model(torch.ones(2))
+        stacks.append(torch._C._len_torch_function_stack())
+
+    class Inside(nn.Module):
+        def forward(self, x):
+            stacks.append([type(torch._C._get_function_stack_at(i)).__name__ for i in range(2)])
+            return x
+
+    model = Inside()
+    with PrecisionDebugger(dump_path=tmp_path / "run", level="mix").start(model):
+        on_thread(work)
+    assert stacks == [["ApiMode", "Mode"], 0]

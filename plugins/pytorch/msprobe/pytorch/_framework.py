@@ -22,7 +22,7 @@ from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import CHECKS, ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
-from msprobe.pytorch._modules import ModuleHooks, modules_to_watch
+from msprobe.pytorch._modules import ModuleHooks, Visits, modules_to_watch
 from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
@@ -50,6 +50,11 @@ from msprobe_core.store.layout import create_file
 _logger = logging.getLogger(__name__)
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
+
+NO_CALLS = (
+    "no function of PyTorch was called on the thread that called start(), so no API is recorded; on other threads APIs "
+    "are recorded while a module runs there that start() was given: call start(model)"
+)
 
 _MAX_METAS = 1 << 14
 """How many descriptions are kept: a step has some tens of different ones, but lengths of sequences may vary."""
@@ -288,12 +293,22 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             mode = ApiMode(self.recorder, self._apis, self.calls)
             self.place(mode.push, mode.remove)
             self._mode = mode
+            if not level.has_modules:
+                visits = Visits(self._models, mode.visit)
+                self.place(visits.install, visits.remove)
+                aside.append(visits)
             checks = [FastPathCheck(mode, name) for name in CHECKS]
             for stand_in in (BackwardEngine(mode), *checks, foreign_stand_ins(self.calls, self._aliases)):
                 self.place(stand_in.install, stand_in.remove)
             aside.append(mode)
         compiled = CompiledRegions(aside, self._say)
         self.place(compiled.install, compiled.remove)
+
+    def detach(self) -> None:
+        """Take everything out, the last first."""
+        super().detach()
+        if self._mode is not None and not self._mode.has_seen_calls:
+            self._say(NO_CALLS)
 
     def _visit(self) -> Callable[[], None] | None:
         return None if self._mode is None else self._mode.visit()

@@ -51,6 +51,7 @@ class ApiMode(TorchFunctionMode):
         self._visits = _Visits()
         self._thread = threading.get_ident()
         self._is_on = True
+        self._has_seen_calls = False
 
     def push(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # the inherited one is obsolete
         """Begin to see calls of this thread.
@@ -61,6 +62,11 @@ class ApiMode(TorchFunctionMode):
         above = [mode for mode in _take_all_modes() if not _is_left_over(mode)]
         below = [above.pop()] if above and above[-1] is _default_device_mode() else []
         _put_back([*above, self, *below])
+
+    @property
+    def has_seen_calls(self) -> bool:
+        """Whether any function of PyTorch has been called where it is on."""
+        return self._has_seen_calls
 
     def remove(self) -> None:
         """See nothing any more.
@@ -105,7 +111,7 @@ class ApiMode(TorchFunctionMode):
         if threading.get_ident() == self._thread or self.is_aside or self._visits.is_here:
             return None
         self._visits.is_here = True
-        _put_back([self])
+        self.push()
 
         def leave() -> None:
             self._visits.is_here = False
@@ -131,6 +137,7 @@ class ApiMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        self._has_seen_calls = True
         kwargs = self._forgotten.add_to(kwargs or {}, func, args, sys._getframe(1))
         if not self._is_on or local.is_communicating:
             return func(*args, **kwargs)

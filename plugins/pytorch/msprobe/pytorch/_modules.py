@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from msprobe_core.names import module_stem
 
 _PREFIX = "Module"
 
+Visit = Callable[[], Callable[[], None] | None]
+"""Puts something on the thread that calls it, unless it is there, and returns how to take it off again."""
+
 
 class ModuleHooks:
     """All that watches the modules of some models and their parameters; ``remove`` takes it out."""
@@ -29,7 +33,7 @@ class ModuleHooks:
         recorder: CallRecorder,
         unsettled: dict[int, Callable[[], None]],
         say: Callable[[str], None],
-        visit: Callable[[], Callable[[], None] | None],
+        visit: Visit,
     ) -> None:
         """Prepare; ``install`` begins.
 
@@ -101,6 +105,53 @@ def _type_name_of(module: nn.Module) -> str:
     """Return the class of a module; of a compiled or scripted one, of the module that it stands for."""
     original = original_of(module)
     return getattr(module, "original_name", None) or type(original or module).__name__
+
+
+class Visits:
+    """Has something put on each thread where a module of some models runs, for as long as it runs; records nothing."""
+
+    def __init__(self, models: Sequence[NamedModel], visit: Visit) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            models: Their modules.
+            visit: See `ModuleHooks`.
+        """
+        self._models = models
+        self._visit = visit
+        self._left = _Left()
+        self._observations: list[Observation] = []
+
+    def install(self) -> None:
+        """Begin."""
+        for _, _, module in modules_to_watch(self._models):
+            self._observations.append(Observation(module, self._before, self._after))
+            self._observations[-1].begin()
+
+    def remove(self) -> None:
+        """End; what has been put on a thread stays there until the module that runs there has ended."""
+        while self._observations:
+            self._observations.pop().remove()
+
+    def step_aside(self) -> Callable[[], None]:
+        """See `msprobe.pytorch._compiled.StepsAside`."""
+        self.remove()
+        return self.install
+
+    def _before(self, *_: Any) -> None:
+        self._left.leave.append(self._visit())
+
+    def _after(self, *_: Any) -> None:
+        leave = self._left.leave.pop()
+        if leave is not None:
+            leave()
+
+
+class _Left(threading.local):
+    """How to leave a thread, for each module that runs there."""
+
+    def __init__(self) -> None:
+        self.leave: list[Callable[[], None] | None] = []
 
 
 class _Compiled(threading.local):
