@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState
+from msprobe.pytorch._swaps import swap_stand_in
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.capture.standin import AliasSearch
@@ -73,6 +75,7 @@ class PyTorchFramework:
         self._apis: dict[tuple[RiskLevel, tuple[str, ...]], ApiTable] = {}
         self._aliases = AliasSearch()
         self._said: set[str] = set()
+        self._reducers: WeakSet[TorchReducer] = WeakSet()
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``torch.Tensor``."""
@@ -132,11 +135,17 @@ class PyTorchFramework:
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""
-        return TorchReducer()
+        reducer = TorchReducer()
+        self._reducers.add(reducer)
+        return reducer
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_for(options), self._aliases, self._say)
+        return _Attachment(models, options, recorder, self._apis_for(options), self._aliases, self._let_go, self._say)
+
+    def _let_go(self, tensor: Tensor) -> None:
+        for reducer in self._reducers:
+            reducer.let_go(tensor)
 
     def _say(self, sentence: str) -> None:
         # Once a process: there may be a window in every step.
@@ -267,6 +276,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         recorder: CallRecorder,
         apis: ApiTable,
         aliases: AliasSearch,
+        let_go: Callable[[Tensor], None],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(recorder, Quiet, ApiCalls)
@@ -274,6 +284,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         self._options = options
         self._apis = apis
         self._aliases = aliases
+        self._let_go = let_go
         self._say = say
         self._hooks: ModuleHooks | None = None
         self._mode: ApiMode | None = None
@@ -289,6 +300,8 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             hooks = self._hooks = ModuleHooks(self._models, self.recorder, self.unsettled, self._say, self._visit)
             self.place(hooks.install, hooks.remove)
             aside.append(hooks)
+        swaps = swap_stand_in(self.calls, self._let_go, None if self._hooks is None else self._hooks.parameters)
+        self.place(swaps.install, swaps.remove)
         if level.has_apis:
             mode = ApiMode(self.recorder, self._apis, self.calls)
             self.place(mode.push, mode.remove)

@@ -50,8 +50,8 @@ class ModuleHooks:
         self._unsettled = unsettled
         self._say = say
         self._visit = visit
-        self._parameters = ParameterGradients(recorder)
-        self._traits = _Traits(self._parameters)
+        self.parameters = ParameterGradients(recorder)
+        self._traits = _Traits(self.parameters)
         self._observations: list[Observation] = []
         self._compiled = _Compiled()
 
@@ -63,18 +63,18 @@ class ModuleHooks:
                 if id(module) not in seen_modules:
                     seen_modules.add(id(module))
                     self._hook_module(path, module, is_visible=is_visible)
-                    self._parameters.hook(module, module_stem(_PREFIX, path, _type_name_of(module)))
+                    self.parameters.hook(module, module_stem(_PREFIX, path, _type_name_of(module)))
         self._observe_calls()
 
     def remove(self) -> None:
         """Take all hooks out; graphs of recorded calls go on to report gradients of parameters, until ``release``."""
         for observation in self._observations:
             observation.remove()
-        self._parameters.remove()
+        self.parameters.remove()
 
     def release(self) -> None:
         """Report no gradient of a parameter any more."""
-        self._parameters.release()
+        self.parameters.release()
 
     def step_aside(self) -> Callable[[], None]:
         """Observe no calls until what is returned is called: a compiled function runs, and may call modules.

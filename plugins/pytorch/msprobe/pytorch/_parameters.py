@@ -62,8 +62,11 @@ class ParameterGradients:
 
     @contextmanager
     def without(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Have no hooks in some parameters for as long as the block lasts."""
+        """Have no hooks in some parameters, nor a trace of them, for as long as the block lasts."""
         hooked = [parameter for parameter in parameters if self._unhook(id(parameter))]
+        with torch._C.DisableTorchFunction():
+            for parameter in hooked:
+                _remove_empty_tables(parameter)
         try:
             yield
         finally:
@@ -175,6 +178,13 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module, without those of the modules inside it."""
     # Not named_parameters: modules override it.
     return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+
+
+def _remove_empty_tables(parameter: Any) -> None:
+    """Remove the tables of hooks that are empty: swapped, the tensor would no longer call what is added to them."""
+    for table in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(parameter, table) is not None and not getattr(parameter, table):
+            setattr(parameter, table, None)
 
 
 def _come_first(parameter: Tensor, handle: Any) -> None:

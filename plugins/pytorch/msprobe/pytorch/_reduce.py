@@ -28,6 +28,8 @@ _Read = TypeVar("_Read")
 _Elements = tuple[int, int, int | torch.SymInt, int, torch.dtype]
 """What tells the elements of a dense tensor: which part of which memory, in which version."""
 
+_ADDRESS_BITS = 64
+
 _WeakTensorRef: Callable[[Tensor], object] | None = getattr(torch._C, "_WeakTensorRef", None)
 
 _is_wrapped: Callable[[Tensor], bool] = cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor
@@ -94,6 +96,7 @@ class TorchReducer:
         self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._sketchers: dict[torch.device, Sketcher] = {}
         self._alive: dict[int, object] = {}
+        self._let_go: dict[int, int] = {}
         self._memories = _Memories()
         self._exposed: set[int] = set()
         self._known: dict[Callable[[Tensor], Any], dict[_Elements, Any]] = {}
@@ -226,7 +229,15 @@ class TorchReducer:
         if address not in self._alive:
             # A weak reference keeps the address, not the data.
             self._alive[address] = _WeakTensorRef(tensor)
+        if self._let_go:
+            address += self._let_go.get(address, 0) << _ADDRESS_BITS
         return address, tensor._version if place is None else hash((tensor._version, place))
+
+    def let_go(self, tensor: Tensor) -> None:
+        """Refer to a tensor no more, not even weakly; if it is seen again, it has another identity."""
+        address: int = held_by(tensor)._cdata
+        if self._alive.pop(address, None) is not None:
+            self._let_go[address] = self._let_go.get(address, 0) + 1
 
     def shows_writes(self, tensor: Any) -> bool:
         """Whether all writes to the tensor raise its version.
@@ -285,6 +296,7 @@ class TorchReducer:
                 digest.sketch = sketch.tobytes()
         self._sketches.clear()
         self._alive.clear()
+        self._let_go.clear()
         self._memories.clear()
         self._exposed.clear()
         self._known.clear()
