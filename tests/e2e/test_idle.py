@@ -144,7 +144,7 @@ def test_nothing_is_in_place(tmp_path, state, level):
 
 
 @pytest.mark.parametrize(("level", "expected"), [
-    ("L0", {"hooks", "tensors"}), ("L1", {"hooks", "patched", "function modes"}),
+    ("L0", {"hooks", "tensors", "patched"}), ("L1", {"hooks", "patched", "function modes"}),
     ("mix", {"hooks", "tensors", "patched", "function modes"}),
 ])  # fmt: skip
 def test_what_is_in_place_while_recording_is_seen_by_this_test(tmp_path, level, expected):

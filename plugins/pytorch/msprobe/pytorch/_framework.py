@@ -32,6 +32,7 @@ from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState
 from msprobe.pytorch._swaps import swap_stand_in
+from msprobe.pytorch._traced import TracedRegions
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.capture.standin import AliasSearch
@@ -314,8 +315,8 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             for stand_in in (BackwardEngine(mode), *checks, foreign_stand_ins(self.calls, self._aliases)):
                 self.place(stand_in.install, stand_in.remove)
             aside.append(mode)
-        compiled = CompiledRegions(aside, self._say)
-        self.place(compiled.install, compiled.remove)
+        for regions in (CompiledRegions(aside, self._say), TracedRegions(aside, self._say)):
+            self.place(regions.install, regions.remove)
 
     def detach(self) -> None:
         """Take everything out, the last first."""

@@ -23,6 +23,7 @@ from msprobe.pytorch._forgotten import ForgottenArguments
 from msprobe.pytorch._gradients import is_in_backward
 from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._releases import export
 from msprobe_core.capture.standin import StandIn
 from msprobe_core.hookspecs import CallRecorder
 
@@ -139,7 +140,7 @@ class ApiMode(TorchFunctionMode):
     ) -> Any:
         self._has_seen_calls = True
         kwargs = self._forgotten.add_to(kwargs or {}, func, args, sys._getframe(1))
-        if not self._is_on or local.is_communicating:
+        if not self._is_on or local.is_communicating or export._is_compiling_flag:
             return func(*args, **kwargs)
         calls, recorder = self._calls, self._recorder
         api = None if calls.is_inside else self._apis.find(func)

@@ -29,6 +29,16 @@ def is_tried() -> bool:
 _compilation: Callable[[], Any] = getattr(TracingContext, "try_get", None) or TracingContext.get
 
 
+class _NoExport:
+    """A release that exports without running Python has no such state."""
+
+    _is_compiling_flag = False
+
+
+export: Any = _compiler if hasattr(_compiler, "_is_compiling_flag") else _NoExport
+"""Its ``_is_compiling_flag`` says whether a model runs for `torch.export` only; each call of an API reads it."""
+
+
 is_resizable: Callable[[torch.UntypedStorage], bool] = getattr(torch.UntypedStorage, "resizable", lambda _: False)
 """Whether the memory is PyTorch's own; that which NumPy may write to cannot be resized.
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
+from msprobe.pytorch._releases import export
 from msprobe_core.capture.modules import After, Before, Handle, Hook
 
 _SLOT = "_compiled_call_impl"
@@ -41,13 +42,18 @@ class Observation:
         """Prepare; ``begin`` puts it in place."""
         self._module = module
         self._observer = _Observer(before, after)
+        self._slot: _Slot | None = None
 
     def begin(self) -> None:
         """Call the functions from now on."""
         content = self._module.__dict__  # not setattr, which classes override
         slot = content.get(_SLOT)
         if not isinstance(slot, _Slot):
-            slot = content[_SLOT] = _Slot(self._module, slot)
+            # The one that there was, if any: who reads a model may put back what was there before.
+            compiled, slot = slot, self._slot or _Slot(self._module)
+            slot.compiled = compiled
+            content[_SLOT] = slot
+        self._slot = slot
         slot.observers = (*slot.observers, self._observer)
 
     def remove(self) -> None:
@@ -75,9 +81,9 @@ class _Slot:
 
     __slots__ = ("_module", "compiled", "observers")
 
-    def __init__(self, module: nn.Module, compiled: Callable[..., Any] | None) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self.compiled = compiled
+        self.compiled: Callable[..., Any] | None = None
         self.observers: tuple[_Observer, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,6 +91,8 @@ class _Slot:
         caller = sys._getframe(1)
         # A replica of data parallelism has the contents of the module that it was made of, and so that one's slot.
         module: Any = caller.f_locals["self"] if caller.f_code is _CALL else self._module
+        if export._is_compiling_flag:
+            return (self.compiled or module._call_impl)(*args, **kwargs)
         call = _Call(module, self.observers)
         output = None
         try:
