@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -123,3 +124,63 @@ def test_modes_of_a_thread_stay_above_ours(tmp_path, close_debugger):
     with PrecisionDebugger(dump_path=tmp_path / "run", level="mix").start(model):
         on_thread(work)
     assert stacks == [["ApiMode", "Mode"], 0]
+
+
+class AtTheEnd(threading.local):
+    """Notes how many modes a thread has when Python lets go of it."""
+
+    class Note:
+        def __init__(self, seen):
+            self.seen = seen
+
+        def __del__(self):
+            self.seen.append(torch._C._len_torch_function_stack())
+
+
+def test_a_thread_that_starts_and_ends_keeps_no_mode(tmp_path, close_debugger):
+    debugger, seen, local = PrecisionDebugger(dump_path=tmp_path / "run", level="L1"), [], AtTheEnd()
+
+    def work():
+        debugger.start()
+        torch.ones(2) + 1
+        seen.append(torch._C._len_torch_function_stack())
+        local.note = AtTheEnd.Note(seen)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    debugger.stop()
+    # PyTorch would take it off later, and abort the process if that is ending.
+    assert seen == [1, 0]
+
+
+CYCLES = """
+import sys, threading, time, torch
+from torch import nn
+from msprobe.pytorch import PrecisionDebugger
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.LayerNorm(32), nn.Linear(32, 4))
+debugger = PrecisionDebugger(dump_path=sys.argv[1], level="mix")
+is_over = False
+def work():
+    x = torch.randn(8, 16)
+    while not is_over:
+        model(x).square().mean().backward()
+threads = [threading.Thread(target=work) for _ in range(8)]
+debugger.start(model)
+for thread in threads:
+    thread.start()
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    debugger.stop()
+    debugger.step()
+    debugger.start(model)
+is_over = True
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repetition", range(12))
+def test_a_process_of_many_threads_ends_well(repetition, tmp_path):
+    # Before modes were taken off threads that end, 2 of 8 such processes aborted.
+    run = subprocess.run([sys.executable, "-c", CYCLES, str(tmp_path)], capture_output=True, text=True)
+    assert (run.returncode, run.stderr.count("terminate called")) == (0, 0)

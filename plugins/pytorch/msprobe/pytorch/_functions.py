@@ -24,6 +24,7 @@ from msprobe.pytorch._gradients import is_in_backward
 from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import export
+from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe_core.capture.standin import StandIn
 from msprobe_core.hookspecs import CallRecorder
 
@@ -60,6 +61,7 @@ class ApiMode(TorchFunctionMode):
         Below the modes of the user, each of which takes the uppermost out when its block ends, and above that of
         ``set_default_device``, which looks for itself at the very bottom.
         """
+        at_thread_end(_take_off_ours)
         above = [mode for mode in _take_all_modes() if not _is_left_over(mode)]
         below = [above.pop()] if above and above[-1] is _default_device_mode() else []
         _put_back([*above, self, *below])
@@ -231,6 +233,11 @@ def _put_back(modes: Sequence[TorchFunctionMode]) -> None:
     """Put modes onto this thread's stack, the uppermost first in ``modes``."""
     for mode in reversed(modes):
         torch._C._push_on_torch_function_stack(mode)
+
+
+def _take_off_ours() -> None:
+    """Take every mode of this plugin off the stack of this thread."""
+    _put_back([mode for mode in _take_all_modes() if not isinstance(mode, ApiMode)])
 
 
 def _default_device_mode() -> TorchFunctionMode | None:

@@ -16,6 +16,7 @@ from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import is_of_compilers
 from msprobe.pytorch._slots import observe
+from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
 from msprobe_core.hookspecs import NamedModel, Removable
 from msprobe_core.model import Perturbation, PerturbMode
@@ -124,6 +125,7 @@ class NoiseMode(TorchDispatchMode):
 
     def install(self) -> None:
         """Begin: below the modes of the user, each of which takes the uppermost out when its block ends."""
+        at_thread_end(_take_off_ours)
         _put_back([*_take_all(), self])
 
     def detach(self) -> None:
@@ -166,6 +168,11 @@ def _take_all() -> list[Any]:
     """Empty this thread's stack of dispatch modes, but for those of compilers, and return them, the uppermost first."""
     others = [mode for mode in _get_current_dispatch_mode_stack() if not is_of_compilers(mode)]
     return [_pop_mode() for _ in others]
+
+
+def _take_off_ours() -> None:
+    """Take every mode of this plugin off the stack of this thread."""
+    _put_back([mode for mode in _take_all() if not isinstance(mode, NoiseMode)])
 
 
 def _put_back(modes: Sequence[Any]) -> None:
