@@ -19,7 +19,7 @@ from recorded import Recorded, leaves
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch_has import needs_fused, needs_owners_of_memory, needs_scaler
-from torch_traces import traces_in
+from torch_traces import HOOKS, traces_in
 
 import msprobe_core
 
@@ -110,8 +110,24 @@ def test_stale_views_are_left_stale(probe, level, inner):
     assert torch.equal(found, expected)
 
 
+class CopiesItself(nn.Linear):
+    """Hands on all that it has, as classes do that define how they are copied and pickled."""
+
+    def __getstate__(self):
+        return self.__dict__
+
+    def __deepcopy__(self, memo):
+        copied = type(self).__new__(type(self))
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
+
+
 def test_a_probed_model_is_copied_pickled_and_saved_without_us(probe, tmp_path):
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 2), nn.ReLU(), CopiesItself(2, 2), nn.TransformerEncoderLayer(2, 2, 4, 0))
+
+    bare, model = build().eval(), build().eval()
     debugger = probe("mix")
     debugger.start(model)
     model(torch.ones(1, 2)).sum().backward()
@@ -125,11 +141,19 @@ def test_a_probed_model_is_copied_pickled_and_saved_without_us(probe, tmp_path):
     assert b"msprobe" not in buffer.getvalue()
     buffer.seek(0)
     copies.append(torch.load(buffer, weights_only=False))
+    x = torch.randn(3, 2)
     for other in copies:
-        assert torch.equal(other(torch.ones(1, 2)), model(torch.ones(1, 2)))
+        assert torch.equal(other(x), bare(x))
     debugger.stop()
+    for other in copies:
+        assert all(vars(module).get("_compiled_call_impl") is None for module in other.modules())
+        assert all(not vars(module)[name] for module in other.modules() for name in HOOKS)
+        assert torch.equal(other(x), bare(x))
+        with torch.no_grad():  # the layer computes fused
+            assert torch.equal(other(x), bare(x))
+    assert traces_in(model) == traces_in(bare)
     names = [entry for entry in Recorded(tmp_path / "run").data if entry.startswith("Module.0.Linear.forward")]
-    assert len(names) == 1 + len(copies)  # those of the model itself only
+    assert len(names) == 1  # those of the model itself only
 
 
 # --- nothing is raised ------------------------------------------------------------------------------------------
