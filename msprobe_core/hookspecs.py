@@ -18,6 +18,8 @@ from msprobe_core.model import (
     Argument,
     Batch,
     Digest,
+    Ending,
+    EndState,
     ExecutorOptions,
     GradientSlot,
     KernelOptions,
@@ -625,6 +627,22 @@ class Writer(Protocol):
         ...
 
 
+@runtime_checkable
+class EndingWriter(Protocol):
+    """A `Writer` that says in its files how the recording ended, which keeps half a step from looking whole."""
+
+    def end(self, state: EndState, reason: str = "") -> None:
+        """Write the mark behind everything else; ``EARLY`` without a reason takes an earlier mark back.
+
+        Called after each window, at the end of the step, and before a further window begins. A ``write`` that follows
+        takes the mark back, too.
+
+        Raises:
+            StoreError: it cannot be written; the files are then as they were, without a mark.
+        """
+        ...
+
+
 class WriterFactory(Protocol):
     """A format that runs can be stored in."""
 
@@ -719,6 +737,16 @@ class Dump(Protocol):
     @property
     def notes(self) -> Sequence[str]:
         """What the reader had to do to read it, for people: for example how much it recovered."""
+        ...
+
+
+@runtime_checkable
+class MarkedDump(Protocol):
+    """A `Dump` that knows whether it holds all of its step; others are judged as if they did."""
+
+    @property
+    def ending(self) -> Ending:
+        """How the recording ended."""
         ...
 
 

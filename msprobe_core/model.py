@@ -297,6 +297,57 @@ class Batch(msgspec.Struct):
     parents: dict[str, str | None]
 
 
+class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Which process of which job recorded a dump.
+
+    Attributes:
+        job: What all processes of a job have in common and other jobs have not, as far as the launcher says;
+            empty for a process outside of a job.
+        host: Name of the machine.
+        process: Number of the process there.
+        started: When the process began, in seconds since 1970 (UTC).
+    """
+
+    job: str
+    host: str
+    process: int
+    started: float
+
+
+class EndState(str, Enum):
+    """How a recording of one step of one rank ended. All but the last stand in files."""
+
+    COMPLETE = "complete"
+    """The step was ended, or the program ended after its last window."""
+    STOPPED = "stopped"
+    """The process was killed between two windows; whether another window would have followed is unknown."""
+    EARLY = "early"
+    """Recording broke off inside a window: the process was killed, or recording was given up."""
+    DAMAGED = "damaged"
+    """Records were lost after they had been written: the file is cut off, or parts of it cannot be read."""
+    UNKNOWN = "unknown"
+    """The dump is of another tool, or of an earlier version, and has no mark."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "calls"}):
+    """Whether a dump holds all of its step.
+
+    Attributes:
+        state: How the recording ended.
+        num_calls: How many calls the dump holds; in a mark, how many were written before it.
+        reason: Why it ended early or is damaged, in words; empty if that is unknown.
+    """
+
+    state: EndState = EndState.UNKNOWN
+    num_calls: int = 0
+    reason: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing says that a part of the step is missing."""
+        return self.state not in (EndState.EARLY, EndState.DAMAGED)
+
+
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a dump says about itself.
 
@@ -307,6 +358,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
         summary_mode: Name of the processor that made the digests; empty where an older dump does not say it.
         has_extra_info: Whether stacks and the nesting of calls are kept too.
         keeps_tensors: Whether files of whole tensors lie beside the records.
+        run: Which process recorded it; ``None`` in dumps of other tools and of earlier versions.
     """
 
     task: str
@@ -315,6 +367,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     summary_mode: str = "statistics"
     has_extra_info: bool = True
     keeps_tensors: bool = False
+    run: RunIdentity | None = None
 
 
 class KernelOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,9 @@ FORMAT_VERSION = 1
 HEADER_KEY = b"msprobe"
 """Where the metadata of a file's schema has its `FileHeader`, as JSON."""
 
+END_KEY = b"msprobe.end"
+"""Where the metadata of a last batch without rows has an `Ending`, as JSON, once it is known."""
+
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What every whole file ends with. Source: Arrow columnar format 1.4, IPC streaming format."""
 

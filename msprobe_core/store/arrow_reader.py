@@ -16,6 +16,7 @@ from msprobe_core.store.arrow_columns import (
     COLUMNS,
     CONSTRUCT_COLUMNS,
     DUMP_COLUMNS,
+    END_KEY,
     END_OF_STREAM,
     FORMAT_VERSION,
     HEADER_KEY,
@@ -27,6 +28,7 @@ from msprobe_core.store.arrow_columns import (
     types,
 )
 from msprobe_core.store.dumped import StoredDump, read_content
+from msprobe_core.store.ending import ending_in
 
 NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
 """Columns without which there is no frame; the others may be missing."""
@@ -89,7 +91,9 @@ def read_arrow_dump(path: Path) -> ArrowDump:
         rows = _frame_of(stream.table)
     except Exception as error:  # foreign content: there is no list of the ways in which it is no dump
         raise DumpError(f"{path}: is not a sound dump ({error or type(error).__name__})") from error
-    return ArrowDump(path, stream.header, rows, stream.notes)
+    damage = [note.removeprefix(f"{path}: ") for note in stream.notes]
+    ending = ending_in(stream.header, stream.mark, rows["entry"].n_unique(), damage)
+    return ArrowDump(path, stream.header, rows, stream.notes, ending)
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -101,6 +105,7 @@ class _Stream(NamedTuple):
     header: RunHeader
     table: PyArrow
     notes: list[str]
+    mark: Any
 
     def columns(self) -> list[list[Any]]:
         """Return each column as a list."""
@@ -111,8 +116,10 @@ class BatchReader:
     """Gives the whole batches of a file, with the columns of it that are known here, one by one.
 
     Attributes:
+        path: Of the file.
         header: What the file says about itself.
         notes: Afterwards, what was lost at its end.
+        mark: Afterwards, what it says of how the recording ended, decoded; ``None`` if it says nothing.
     """
 
     def __init__(self, path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> None:
@@ -128,7 +135,7 @@ class BatchReader:
             PluginError: pyarrow is not installed.
         """
         pyarrow = import_pyarrow()
-        self._path = path
+        self.path = path
         content = read_content(path)
         try:
             self._stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
@@ -141,6 +148,7 @@ class BatchReader:
             raise DumpError(f"{path}: {reason}") from error
         self.schema: PyArrow = pyarrow.schema([self._stream.schema.field(name) for name in self._known])
         self.notes: list[str] = []
+        self.mark: Any = None
         self._has_end = content.endswith(END_OF_STREAM)
 
     def __iter__(self) -> Iterator[PyArrow]:
@@ -151,14 +159,16 @@ class BatchReader:
         """
         num_batches = num_rows = 0
         problem: str | None = None
-        batches = iter(self._stream)
         while True:
             try:
-                found = next(batches, None)
-                if found is None:
-                    break
+                found, metadata = self._stream.read_next_batch_with_custom_metadata()
+                if metadata is not None and END_KEY in metadata:
+                    self.mark = msgspec.json.decode(metadata[END_KEY])
+                    continue
                 found = found.select(self._known)
                 found.validate(full=True)  # before anything looks into it: indices and lengths may lead anywhere
+            except StopIteration:
+                break
             except Exception as error:  # noqa: BLE001  # likewise
                 problem = _said(error)
                 break
@@ -168,10 +178,10 @@ class BatchReader:
         if problem is None and not self._has_end:
             problem = "its end is missing"
         if problem is not None and not num_batches:
-            raise DumpError(f"{self._path}: is cut off or damaged before its first whole batch ({problem})")
+            raise DumpError(f"{self.path}: is cut off or damaged before its first whole batch ({problem})")
         if problem is not None:
             self.notes.append(
-                f"{self._path}: the file is cut off or damaged after {num_batches} whole batches of together "
+                f"{self.path}: the file is cut off or damaged after {num_batches} whole batches of together "
                 f"{num_rows:,} rows, which were recovered; rows behind them are missing ({problem})"
             )
 
@@ -185,7 +195,7 @@ def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str
     """
     reader = BatchReader(path, columns, needed)
     table = import_pyarrow().Table.from_batches(list(reader), reader.schema)
-    return _Stream(reader.header.run, table.unify_dictionaries(), reader.notes)
+    return _Stream(reader.header.run, table.unify_dictionaries(), reader.notes, reader.mark)
 
 
 def _said(error: Exception) -> str:

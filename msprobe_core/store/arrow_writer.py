@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.errors import StoreError
-from msprobe_core.model import Batch, Entry, RunHeader, Task
+from msprobe_core.model import Batch, Ending, EndState, Entry, Phase, RunHeader, Task
 from msprobe_core.store import layout
 from msprobe_core.store.arrow_columns import (
     CONSTRUCT_COLUMNS,
     DUMP_COLUMNS,
+    END_KEY,
     END_OF_STREAM,
     FORMAT_VERSION,
     HEADER_KEY,
@@ -27,6 +28,7 @@ from msprobe_core.store.arrow_columns import (
     to_small_batch,
     types,
 )
+from msprobe_core.store.ending import says_anything
 from msprobe_core.store.growing import GrowingFile
 from msprobe_core.store.json_writer import clean_text
 
@@ -54,11 +56,13 @@ class ArrowStream:
         pyarrow = import_pyarrow()
         fields = [pyarrow.field(name, types()[cell]) for name, cell in columns.items()]
         schema = pyarrow.schema(fields, {HEADER_KEY: msgspec.json.encode(header)})
+        self._schema = schema
         self._written = io.BytesIO()
         self._stream = _open_stream(pyarrow, self._written, schema)
         with io.BytesIO() as empty:
             _open_stream(pyarrow, empty, schema).close()
             head = empty.getvalue().removesuffix(END_OF_STREAM)
+        self._schema_bytes = head
         self._head: bytes | None = head
         self._file = GrowingFile(path, head, END_OF_STREAM)
         self._failure: StoreError | None = None
@@ -85,6 +89,26 @@ class ArrowStream:
             self._failure = error
             raise
 
+    def end_with(self, ending: Ending) -> None:
+        """Say how the recording ended in a last batch, which the next one replaces; it has no rows for who ignores it.
+
+        Raises:
+            StoreError: it cannot be written; the file then has the usual end.
+        """
+        if not says_anything(ending):
+            self._file.end_with(None)
+            return
+        pyarrow = import_pyarrow()
+        # By a library's stream of its own: this one's would leave out later what the last batch has said already.
+        with io.BytesIO() as written:
+            stream = _open_stream(pyarrow, written, self._schema)
+            stream.write_batch(
+                pyarrow.RecordBatch.from_pylist([], schema=self._schema),
+                custom_metadata={END_KEY: msgspec.json.encode(ending)},
+            )
+            stream.close()
+            self._file.end_with(written.getvalue().removeprefix(self._schema_bytes))
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -95,6 +119,10 @@ def _open_stream(pyarrow: PyArrow, target: io.BytesIO, schema: PyArrow) -> PyArr
     # also codes the zeros behind numbers that were float32.
     options = pyarrow.ipc.IpcWriteOptions(compression=pyarrow.Codec("zstd", 1), use_threads=False)
     return pyarrow.ipc.new_stream(target, schema, options=options)
+
+
+def _has_rows(entry: Entry) -> bool:
+    return entry.phase is not Phase.PARAMETERS_GRAD or bool(entry.parameters)
 
 
 class ArrowWriter:
@@ -117,18 +145,24 @@ class ArrowWriter:
             self._stacks = ArrowStream(directory / layout.ARROW_STACK_FILE, STACK_COLUMNS, head)
             self._construct = ArrowStream(directory / layout.ARROW_CONSTRUCT_FILE, CONSTRUCT_COLUMNS, head)
         self._stack_numbers: dict[tuple[str, ...], int] = {}
+        self._num_calls = 0
         self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
         """Append a batch to all files."""
         if self._keeps_values:
             self._write_values(batch.entries)
+        self._num_calls += sum(map(_has_rows, batch.entries))
         if self._stacks is not None:
             self._write_stacks(self._stacks, batch.entries)
         if self._construct is not None and batch.parents:
             names = [clean_text(name) for name in batch.parents]
             parents = [None if parent is None else clean_text(parent) for parent in batch.parents.values()]
             self._construct.append(to_small_batch(CONSTRUCT_COLUMNS, [names, parents]))
+
+    def end(self, state: EndState, reason: str = "") -> None:
+        """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
+        self._dump.end_with(Ending(state=state, num_calls=self._num_calls, reason=clean_text(reason)))
 
     def close(self) -> None:
         """Close all files."""

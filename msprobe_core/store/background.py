@@ -26,7 +26,7 @@ class BackgroundQueue:
         self._changed = threading.Condition()
         self._num_waiting = 0
         self._bytes_waiting = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -56,8 +56,10 @@ class BackgroundQueue:
         with self._changed:
             self._changed.wait_for(lambda: self._num_waiting == 0)
             error, self._error = self._error, None
-        if error is not None:
+        if isinstance(error, Exception):
             raise error
+        if error is not None:  # such as sys.exit(): it was to end a thread, and this is another one
+            raise RuntimeError(f"what was to be written raised {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """End the thread once all jobs are done."""
@@ -71,7 +73,7 @@ class BackgroundQueue:
             job, size_bytes = item
             try:
                 job()
-            except Exception as error:  # noqa: BLE001  # raised again by wait, on the thread that asked for the work
+            except BaseException as error:  # noqa: BLE001  # raised again by wait, on the thread that asked for the work
                 self._error = self._error or error
             finally:
                 del job, item

@@ -16,7 +16,7 @@ import msgspec
 
 from msprobe_core.errors import DumpError, MsprobeError, StoreError
 from msprobe_core.interrupts import raise_if_interrupted
-from msprobe_core.model import Level, RunHeader
+from msprobe_core.model import Ending, Level, RunHeader
 from msprobe_core.store import layout
 from msprobe_core.store.arrow_columns import (
     CONSTRUCT_COLUMNS,
@@ -31,8 +31,9 @@ from msprobe_core.store.arrow_reader import NEEDED, BatchReader, stacks_in
 from msprobe_core.store.arrow_records import RECORD_COLUMNS, RecordRows, records_of
 from msprobe_core.store.arrow_writer import MAX_BATCH_ROWS, ArrowStream
 from msprobe_core.store.dumped import clip, read_content
+from msprobe_core.store.ending import ending_in, sentence
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
-from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head
+from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]
 """Told how many ranks are done, of how many, and which one is next."""
@@ -75,6 +76,7 @@ class Conversion:
         size_before: Of their records, stacks and nesting, in bytes.
         size_after: The same of what was made of them.
         notes: What there is to say about single files.
+        incomplete: Which dumps do not hold all of their step, in words.
     """
 
     to: Format
@@ -82,6 +84,7 @@ class Conversion:
     size_before: int = 0
     size_after: int = 0
     notes: list[str] = field(default_factory=list[str])
+    incomplete: list[str] = field(default_factory=list[str])
 
 
 def convert(
@@ -260,8 +263,10 @@ class _Unit:
         if not path.exists():
             self._keep_saved_values()
             return
+        num_notes = len(self._done.notes)
         document = read_document(path, self._done.notes)
         mode = document.summary_mode
+        damage = [note.removeprefix(f"{path}: ") for note in self._done.notes[num_notes:]]
         header = document.header(mode) if isinstance(mode, str) and mode else read_json_dump(path).header
         extra = [(self._source / name).exists() for name in (layout.STACK_FILE, layout.CONSTRUCT_FILE)]
         header = msgspec.structs.replace(header, has_extra_info=any(extra))
@@ -273,22 +278,36 @@ class _Unit:
             )
         ) as stream:
             rows = RecordRows()
-            malformed, num_malformed = "", 0
+            malformed, num_malformed, num_calls = "", 0, 0
             for entry, record in document.data.items():
+                before = len(rows)
                 try:
                     rows.add(entry, decode_record(record))
                 except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
                     malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
                     num_malformed += 1
+                num_calls += len(rows) > before
                 if len(rows) >= MAX_BATCH_ROWS:
                     stream.append(rows.to_batch())
                     rows = RecordRows()
             if len(rows):
                 stream.append(rows.to_batch())
-        if malformed:
-            self._note(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
+            if malformed:
+                damage.append(f"{malformed}; malformed records, which are left out: {num_malformed}")
+                self._note(f"{path}: {damage[-1]}")
+            self._end(stream, path, document.ending(header, damage), num_calls)
         self._beside(layout.STACK_FILE, lambda path: self._stacks_to_arrow(path, header))
         self._beside(layout.CONSTRUCT_FILE, lambda path: self._construct_to_arrow(path, header))
+
+    def _end(self, stream: JsonObjectStream | ArrowStream, path: Path, ending: Ending, num_calls: int) -> None:
+        """Let what is made say of its end what its source says, and take note of one that is not whole."""
+        if not ending.is_whole:
+            self._done.incomplete.append(sentence(path, ending))
+        ending = msgspec.structs.replace(ending, num_calls=num_calls)
+        if isinstance(stream, ArrowStream):
+            stream.end_with(ending)
+        else:
+            stream.end_with(dump_tail(ending))
 
     def _keep_saved_values(self) -> None:
         with layout.create_file(self._target / layout.DEBUG_FILE) as file:
@@ -348,8 +367,12 @@ class _Unit:
         with closing(
             JsonObjectStream(self._target / name, dump_head(self._final, header, reader.header.others), DUMP_TAIL)
         ) as stream:
+            num_calls = 0
             for part in _parts(records_of(reader, header.summary_mode), _BATCH_RECORDS):
                 stream.append(part)
+                num_calls += len(part)
+            damage = [note.removeprefix(f"{reader.path}: ") for note in reader.notes]
+            self._end(stream, reader.path, ending_in(header, reader.mark, num_calls, damage), num_calls)
         self._done.notes.extend(reader.notes)
         self._beside(layout.ARROW_STACK_FILE, self._stacks_to_json)
         self._beside(layout.ARROW_CONSTRUCT_FILE, self._construct_to_json)
@@ -418,7 +441,7 @@ def _other_fields(path: Path) -> dict[str, Any]:
     """Return what the header of a dump says beyond what ours says."""
     try:
         fields = msgspec.json.decode(read_content(path), type=dict[str, msgspec.Raw])
-        known = {*RunHeader.__struct_fields__, "dump_data_dir", "data"}
+        known = {*RunHeader.__struct_fields__, "dump_data_dir", "data", "end"}
         return {name: msgspec.json.decode(value) for name, value in fields.items() if name not in known}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}  # a damaged dump, or one with bare NaN, of which more is not known

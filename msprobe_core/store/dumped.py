@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from msprobe_core.errors import DumpError
-from msprobe_core.model import RunHeader
+from msprobe_core.model import Ending, RunHeader
 from msprobe_core.store import layout
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ class StoredDump(ABC):
     stack_file: str
     construct_file: str
 
-    def __init__(self, path: Path, header: RunHeader, frame: pl.DataFrame, notes: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path, header: RunHeader, frame: pl.DataFrame, notes: Sequence[str], ending: Ending
+    ) -> None:
         self.path = path
+        self.ending = ending
         self.header = header
         self.frame = frame
         self.notes = list(notes)

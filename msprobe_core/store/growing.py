@@ -29,6 +29,7 @@ class GrowingFile:
         """
         self._path = path
         self._tail = tail
+        self._last_tail = b""
         self._file = create_file(path)
         self._end = 0
         try:
@@ -43,8 +44,25 @@ class GrowingFile:
         Raises:
             StoreError: it cannot be written; the file is then as it was before.
         """
+        self._write(content, self._tail)
+
+    def end_with(self, tail: bytes | None) -> None:
+        """Put another tail in the place of the usual one, until the next append.
+
+        Args:
+            tail: Ends a whole file, as the usual one does; ``None`` puts that back.
+
+        Raises:
+            StoreError: it cannot be written; the file then has its usual tail.
+        """
+        self._write(b"", self._tail if tail is None else tail)
+
+    def _write(self, content: bytes, tail: bytes) -> None:
         try:
-            write_at(self._file.fileno(), content + self._tail, self._end)
+            if len(self._last_tail) > len(content) + len(tail):
+                os.ftruncate(self._file.fileno(), self._end)
+            write_at(self._file.fileno(), content + tail, self._end)
+            self._last_tail = tail
         except OSError as error:
             self._restore()
             raise StoreError(
@@ -61,6 +79,7 @@ class GrowingFile:
         try:
             os.ftruncate(self._file.fileno(), self._end)
             write_at(self._file.fileno(), self._tail, self._end)
+            self._last_tail = self._tail
         except OSError:
             # Readers recover what is whole from a file without its tail.
             return

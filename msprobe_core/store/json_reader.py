@@ -14,9 +14,10 @@ import msgspec
 
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, Reader, hookimpl
-from msprobe_core.model import RunHeader
+from msprobe_core.model import Ending, RunHeader, RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.dumped import StoredDump, clip, read_content
+from msprobe_core.store.ending import ending_in
 
 if TYPE_CHECKING:
     import polars as pl
@@ -129,6 +130,8 @@ class Document(msgspec.Struct):
     framework: Any = ""
     summary_mode: Any = None
     dump_data_dir: Any = None
+    run: Any = None
+    end: Any = None
 
     def header(self, summary_mode: str) -> RunHeader:
         """Return what the dump says about itself, with what it may not say."""
@@ -138,7 +141,18 @@ class Document(msgspec.Struct):
             framework=clip(self.framework) if isinstance(self.framework, str) else "",
             summary_mode=clip(summary_mode),
             keeps_tensors=isinstance(self.dump_data_dir, str),
+            run=self._identity(),
         )
+
+    def _identity(self) -> RunIdentity | None:
+        try:
+            return msgspec.convert(self.run, RunIdentity)
+        except msgspec.ValidationError:
+            return None
+
+    def ending(self, header: RunHeader, damage: Sequence[str]) -> Ending:
+        """Return how the recording ended; ``damage`` is what is wrong with the file."""
+        return ending_in(header, self.end, len(self.data), damage)
 
 
 class _SoundDocument(Document):
@@ -174,10 +188,12 @@ def read_json_dump(path: Path) -> JsonDump:
         raise DumpError(f"{path}: {malformed}; no other record is sound")
     if malformed:
         notes.append(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
+    damage = [note.removeprefix(f"{path}: ") for note in notes]
     mode = document.summary_mode
     if not isinstance(mode, str) or not mode:
         mode = _summary_mode_in(frame, is_ours=_has_execution(document))
-    return JsonDump(path=path, header=document.header(mode), frame=frame, notes=notes)
+    header = document.header(mode)
+    return JsonDump(path, header, frame, notes, document.ending(header, damage))
 
 
 def _has_execution(document: Document) -> bool:

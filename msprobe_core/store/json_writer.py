@@ -15,6 +15,8 @@ from msprobe_core.model import (
     Argument,
     Batch,
     Distribution,
+    Ending,
+    EndState,
     Entry,
     Failure,
     GradientSlot,
@@ -26,6 +28,7 @@ from msprobe_core.model import (
     Value,
 )
 from msprobe_core.store import layout
+from msprobe_core.store.ending import says_anything
 from msprobe_core.store.growing import GrowingFile
 
 _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>").encode
@@ -60,6 +63,14 @@ class JsonObjectStream:
         self._file.append(lines if self._is_empty else b",\n" + lines)
         self._is_empty = False
 
+    def end_with(self, tail: bytes | None) -> None:
+        """Put another tail in the place of the usual one, until members are added; ``None`` puts that back.
+
+        Raises:
+            StoreError: it cannot be written; the file then has its usual tail.
+        """
+        self._file.end_with(tail)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -78,18 +89,24 @@ class JsonWriter:
             self._stacks = JsonObjectStream(directory / layout.STACK_FILE, b"{\n", b"\n}\n")
             self._construct = JsonObjectStream(directory / layout.CONSTRUCT_FILE, b"{\n", b"\n}\n")
         self._num_stacks = 0
+        self._num_calls = 0
         self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
         """Append a batch to all files."""
         if self._keeps_values:
             self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
+        self._num_calls += len(batch.entries)
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:
             self._construct.append(
                 [(name, _encode(parent and clean_text(parent))) for name, parent in batch.parents.items()]
             )
+
+    def end(self, state: EndState, reason: str = "") -> None:
+        """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
+        self._dump.end_with(dump_tail(Ending(state=state, num_calls=self._num_calls, reason=reason)))
 
     def close(self) -> None:
         """Close all files."""
@@ -119,7 +136,15 @@ def _encoded(entry: Entry) -> bytes:
 
 
 DUMP_TAIL = b"\n}}\n"
-"""What stands behind the last record."""
+"""What stands behind the last record, until it is known how the recording ended."""
+
+
+def dump_tail(ending: Ending) -> bytes:
+    """Return what stands behind the last record once it is known how the recording ended."""
+    if not says_anything(ending):
+        return DUMP_TAIL
+    cleaned = msgspec.structs.replace(ending, reason=clean_text(ending.reason))
+    return b'\n},\n"end":' + _encode(cleaned) + b"}\n"
 
 
 def dump_head(directory: Path, header: RunHeader, others: Mapping[str, Any] | None = None) -> bytes:
@@ -131,13 +156,15 @@ def dump_head(directory: Path, header: RunHeader, others: Mapping[str, Any] | No
         others: What else.
     """
     keeps_tensors = header.keeps_tensors or header.task == Task.TENSOR.value
-    fields = {
+    fields: dict[str, Any] = {
         "task": header.task,
         "level": header.level,
         "framework": header.framework,
         "summary_mode": header.summary_mode,
         "dump_data_dir": str((directory / layout.TENSOR_DIRECTORY).absolute()) if keeps_tensors else None,
     }
+    if header.run is not None:
+        fields["run"] = header.run
     return _encode({**(others or {}), **fields})[:-1] + b',\n"data":{\n'
 
 

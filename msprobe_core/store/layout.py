@@ -48,6 +48,25 @@ def unit_directory(root: Path, step: int, rank: int | None) -> Path:
     return root / f"step{step}" / (f"proc{os.getpid()}" if rank is None else f"rank{rank}")
 
 
+def place_of(path: Path) -> str:
+    """Return in words which step and rank a dump is of, as its directories say; its path if they say nothing."""
+    if whole := _STEP.fullmatch(path.name):
+        return f"step {whole[1]}"
+    unit = path if _is_unit(path.name) else path.parent
+    step = _STEP.fullmatch(unit.parent.name)
+    rank, process = _RANK.fullmatch(unit.name), _PROCESS.fullmatch(unit.name)
+    if step is None or (rank is None and process is None):
+        return str(path)
+    number = rank or process
+    assert number is not None
+    whose = f" of {'rank' if rank else 'process'} {number[1]}" if number[1] else ""
+    return f"step {step[1]}{whose}"
+
+
+def _is_unit(name: str) -> bool:
+    return bool(_RANK.fullmatch(name) or _PROCESS.fullmatch(name))
+
+
 def make_directory(path: Path) -> None:
     """Create ``path`` and what is missing above it, for the owner only.
 
@@ -64,6 +83,42 @@ def make_directory(path: Path) -> None:
     except (OSError, ValueError) as error:  # ValueError: a null character
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(f"{path}: cannot be created ({reason}); choose another directory") from error
+
+
+def check_place(path: Path) -> None:
+    """Raise if a directory cannot be created where nothing is yet, before anybody relies on it; nothing is created.
+
+    Raises:
+        StoreError: something else has that name or one above it, or the permissions are missing.
+    """
+    there = path
+    try:
+        while not there.exists() and there.parent != there:
+            there = there.parent
+        reason = None if there.is_dir() else f"{there} is no directory"
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        reason = str(error)
+    if reason is None and not os.access(there, os.W_OK | os.X_OK):
+        reason = f"{there} cannot be written to"
+    if reason is not None:
+        raise StoreError(f"{path}: cannot be created ({reason}); choose another directory")
+
+
+def make_unit_directory(path: Path) -> None:
+    """Create the directory of a rank of a step, and that of the step, for the owner only.
+
+    Where the run goes is the user's choice, symbolic links in it included. What lies below is ours: a link there leads
+    to files of others, which would be replaced.
+
+    Raises:
+        StoreError: it cannot be created, something else has that name, or there is a symbolic link.
+    """
+    for place in (path.parent, path, path / TENSOR_DIRECTORY):
+        if place.is_symlink():
+            raise StoreError(
+                f"{place}: is a symbolic link, which is not followed; remove it or choose another directory"
+            )
+    make_directory(path)
 
 
 def create_file(path: Path) -> BinaryIO:
