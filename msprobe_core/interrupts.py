@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 if TYPE_CHECKING:
@@ -123,3 +123,24 @@ def raise_if_interrupted() -> None:
         handler = signal.getsignal(getattr(signal, name, signal.SIGINT))
         if isinstance(handler, Interrupts):
             handler.check()
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised an exception, or something that it has called.
+
+    Python runs handlers wherever the main thread happens to be, so that this may pass through any code.
+    """
+    codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a function, a method, or an object that can be called; of a partial, of what it calls."""
+    function: object = getattr(handler, "func", handler)
+    code: CodeType | None = getattr(function, "__code__", None)
+    return code or getattr(vars(type(function)).get("__call__"), "__code__", None)

@@ -70,6 +70,7 @@ class Registry:
 
     manager: pluggy.PluginManager
     _plugins: dict[str, Plugin] = field(default_factory=dict[str, Plugin])
+    _providers: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
 
     @property
     def plugins(self) -> Sequence[Plugin]:
@@ -117,6 +118,10 @@ class Registry:
         """Return the stages of trainers by trainer."""
         return self._offers("msprobe_register_stages")
 
+    def provider_of(self, hook: str, name: str) -> str | None:
+        """Return the plugin that has offered ``name`` when it was asked by ``hook``; ``None`` if none has."""
+        return self._providers.get((hook, name))
+
     def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
         """Load and register a plugin; one that fails is noted with its problem and left out."""
         try:
@@ -145,6 +150,7 @@ class Registry:
             else:
                 offers |= offered
                 providers |= dict.fromkeys(offered, plugin.name)
+        self._providers |= {(hook, name): plugin for name, plugin in providers.items()}
         return offers
 
     def _drop(self, plugin: Plugin, problem: str) -> None:

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.guard import described
 from msprobe_core.capture.kernels import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, ConfigWatch, load_config
-from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
+from msprobe_core.errors import MsprobeError, PluginError, SessionError
 from msprobe_core.hookspecs import Framework, FrameworkOffer, KernelDumper
-from msprobe_core.model import Level
+from msprobe_core.model import EndState, Level
 from msprobe_core.plugins import refuse_shadowing, registry
+from msprobe_core.store.layout import check_place
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,12 +89,15 @@ class PrecisionDebugger:
         Raises:
             ConfigError: the configuration is wrong.
             SessionError: there is a debugger already, with another configuration.
+            StoreError: the directory that the dump is to go to cannot be created.
         """
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step, **others}
         if PrecisionDebugger._instance is not None:
             return cls._existing(config_path, given)
         config = load_config(config_path, **given)
         order = current_order()
+        if order is None and config.dump_enable and not config.rank:  # else nothing may ever be written here
+            check_place(config.directory)
         debugger = object.__new__(cls)
         debugger._config = config
         debugger._measurement = None if order is None else Measurement(order, config_path, given)
@@ -109,7 +114,7 @@ class PrecisionDebugger:
                 "are others (seed %d); it is recorded to %s", config.perturb.seed, config.directory,
             )  # fmt: skip
         PrecisionDebugger._instance = debugger
-        atexit.register(debugger.close)
+        atexit.register(debugger._close_at_exit)
         if cls.framework_name is not None:
             try:
                 debugger._open(debugger._framework(None))
@@ -157,7 +162,6 @@ class PrecisionDebugger:
 
         Raises:
             SessionError: no debugger has been made, ``model`` is missing or is none, or an argument is wrong.
-            StoreError: the dump cannot be created.
         """
         debugger = cls._current()
         models = _listed(model)
@@ -333,7 +337,7 @@ class PrecisionDebugger:
         kept = self._session, self._watch, self._edited, self._is_in_window
         session = kept[0]
         assert isinstance(session, Session)
-        diverted = Session(config, session.framework, registry().processors(), registry().writers(), self._custom_apis)
+        diverted = self._new_session(config, session.framework)
         diverted.continue_from(session, step)
         # A file that is edited meanwhile counts from the next step on.
         self._session, self._watch, self._edited, self._is_in_window = diverted, None, None, False
@@ -345,12 +349,31 @@ class PrecisionDebugger:
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
-        if PrecisionDebugger._instance is self:
-            PrecisionDebugger._instance = None
-            atexit.unregister(self.close)
-        session, self._session = self._session, None
+        session = self._give_away()
         if session is not None:
             session.close()
+
+    def _give_away(self) -> Session | KernelSession | None:
+        if PrecisionDebugger._instance is self:
+            PrecisionDebugger._instance = None
+            atexit.unregister(self._close_at_exit)
+        session, self._session = self._session, None
+        return session
+
+    def _close_at_exit(self) -> None:
+        """Stop, and let the dump say how the program has ended: a step that it has broken off is not a whole one."""
+        session = self._give_away()
+        if not isinstance(session, Session):
+            if session is not None:
+                session.close()
+            return
+        is_inside = session.running_window is not None
+        error = getattr(sys, "last_value", None)  # what the interpreter has just printed the traceback of
+        if is_inside and error is not None:
+            session.break_off(f"the program ended with {type(error).__name__}")
+        if is_inside:
+            session.discard_if_empty()
+        session.close(EndState.STOPPED if is_inside or error is not None else EndState.COMPLETE)
 
     def __enter__(self) -> Self:
         if not self._is_in_window:  # which may be one that is not recorded
@@ -360,6 +383,8 @@ class PrecisionDebugger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and isinstance(self._session, Session):
+            self._session.break_off(f"{kind.__name__} has left the window")
         self.stop()
 
     @classmethod
@@ -374,14 +399,27 @@ class PrecisionDebugger:
         return existing
 
     def _open(self, framework: Framework) -> None:
-        config, writers = self._config, registry().writers()
-        if self._measurement is not None:
-            config, writers = self._measurement.config, self._measurement.open(framework, writers)
+        config = self._config if self._measurement is None else self._measurement.config
         if config.level is Level.L2 and isinstance(framework, KernelDumper):
             self._session = KernelSession(config, framework, framework)
         else:
-            self._session = Session(config, framework, registry().processors(), writers, self._custom_apis)
+            self._session = self._new_session(config, framework)
         _let_forked_children_be(self)
+
+    def _new_session(self, config: Config, framework: Framework) -> Session:
+        writers = registry().writers()
+        if self._measurement is not None:
+            writers = self._measurement.open(framework, writers)
+        return Session(
+            config, framework, registry().processors(), writers, self._custom_apis, on_failure=self._take_failure
+        )
+
+    def _take_failure(self, session: Session, error: Exception) -> None:
+        # A file that has been edited can be edited again, and recording then goes on.
+        if self._has_switched and isinstance(error, MsprobeError):
+            self._switch_off(str(error))
+        else:
+            session.log_failure(error)
 
     # --- a configuration file that is edited while the training runs ------------------------------------------
 
@@ -401,8 +439,8 @@ class PrecisionDebugger:
             return
         try:
             edited = self._watch.poll()
-        except ConfigError as error:
-            self._switch_off(str(error))
+        except Exception as error:  # noqa: BLE001  # an edited file may hold anything
+            self._switch_off(str(error) if isinstance(error, MsprobeError) else described(error))
         else:
             self._edited = edited or self._edited
 
@@ -417,9 +455,9 @@ class PrecisionDebugger:
             return
         self._edited = None
         try:
-            new = Session(edited, old.framework, registry().processors(), registry().writers(), self._custom_apis)
-        except MsprobeError as error:
-            self._switch_off(str(error))
+            new = self._new_session(edited, old.framework)
+        except Exception as error:  # noqa: BLE001  # an edited file may hold anything
+            self._switch_off(str(error) if isinstance(error, MsprobeError) else described(error))
             self._take_over()
             return
         new.continue_from(old)

@@ -22,6 +22,7 @@ import numpy as np
 
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.standin import Function, FunctionStandIn, Outermost, StandIns, never
+from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 from msprobe_core.store.layout import create_file, make_directory
 
@@ -374,4 +375,4 @@ def checked_directory(path: object) -> Path:
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):  # pyright: ignore[reportUnknownArgumentType]
         raise ConfigError(f"random_save: 'output_path' is {path!r}, but must be the path of a directory")
-    return Path(path).expanduser().absolute()  # pyright: ignore[reportUnknownArgumentType]
+    return given_path(str(path), "random_save: 'output_path'")  # pyright: ignore[reportUnknownArgumentType]

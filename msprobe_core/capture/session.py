@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.guard import described, is_of_the_program, offered_by, plugin_call
+from msprobe_core.capture.identity import own_identity
 from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.parts import ForwardRange, SoleModule, Unwrapped
@@ -22,9 +23,10 @@ from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
-from msprobe_core.capture.tensors import TensorStore, open_tensor_store
+from msprobe_core.capture.tensors import open_tensor_store
+from msprobe_core.capture.unit import UnitRecording
 from msprobe_core.config import Config, RiskLevel
-from msprobe_core.errors import ConfigError, PluginError, SessionError, StoreError
+from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.hookspecs import (
     CallRecorder,
     CompilingFramework,
@@ -33,14 +35,17 @@ from msprobe_core.hookspecs import (
     Processor,
     Removable,
     WatchingFramework,
-    Writer,
     WriterFactory,
 )
-from msprobe_core.model import Batch, Level, RunHeader, Task, TensorValue
+from msprobe_core.model import Batch, EndState, Level, RunHeader, Task, TensorValue
+from msprobe_core.plugins import registry
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
+from msprobe_core.store.dumped import clip
 
 _logger = logging.getLogger(__name__)
+
+_Placed = TypeVar("_Placed", bound=Removable)
 
 _TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE, Task.OVERFLOW_CHECK)
 _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
@@ -90,6 +95,7 @@ class Session:
         custom_apis: CustomApis | None = None,
         *,
         unwraps: bool = False,
+        on_failure: Callable[[Session, Exception], None] | None = None,
     ) -> None:
         """Prepare; nothing is attached and nothing is created on disk before ``start``.
 
@@ -100,6 +106,7 @@ class Session:
             writers: Offers for ``writer``.
             custom_apis: APIs that the user registers; ``None`` takes those of the configuration.
             unwraps: Whether modules are called as they are without wrappers of FSDP and the like; see `Unwrapped`.
+            on_failure: Is told why recording has been given up, in the place of `log_failure`; may raise.
 
         Raises:
             ConfigError: the configuration asks for what this version, or what is installed, does not offer.
@@ -108,9 +115,16 @@ class Session:
         self._config = config
         self._framework = framework
         self._unwraps = unwraps
+        self._on_failure = on_failure or Session.log_failure
         self._processor = _choose("summary_mode", str(config.options.summary_mode), processors)
         self._writer_factory: WriterFactory = _choose("writer", config.writer, writers)
         self._writer_factory.check()
+        self._writer_name = offered_by(
+            "writer", config.writer, registry().provider_of("msprobe_register_writers", config.writer)
+        )
+        self._framework_name = offered_by(
+            "framework", framework.name, registry().provider_of("msprobe_register_frameworks", framework.name)
+        )
         _check_supported(config)
         self._selection = Selection(config.options)
         self._slices = Slices(config.options)
@@ -134,8 +148,8 @@ class Session:
         self._window = Window()
         self._is_started = False
         self._detached: list[Removable] = []
-        self._writer: Writer | None = None
-        self._tensors: TensorStore | None = None
+        self._unit: UnitRecording | None = None
+        self._break: str | None = None
         self._directory: Path | None = None
         self._step = 0
         self._has_recorded = False
@@ -172,6 +186,7 @@ class Session:
 
     def _end_recording(self) -> None:
         """Take nothing any more; what has been recorded is written when the window ends."""
+        self.break_off("the check against 'bench_path' ended it")
         self._is_finished = True
         self._recorder.shut()
 
@@ -204,7 +219,7 @@ class Session:
     @property
     def is_between_steps(self) -> bool:
         """Whether nothing of the current step has been recorded yet."""
-        return self._writer is None and not self.is_running
+        return self._unit is None and not self.is_running
 
     @property
     def step_number(self) -> int:
@@ -264,8 +279,11 @@ class Session:
 
         Raises:
             SessionError: an argument is wrong, the level needs a model and none is given, or something is not a model.
-            StoreError: the dump cannot be created.
         """
+        with self._guarded():
+            self._start(models, token_range, rank_id, scheduled_tokens)
+
+    def _start(self, models: Sequence[Any], token_range: Any, rank_id: Any, scheduled_tokens: object) -> None:
         if self.is_running:
             self.stop()
         self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
@@ -278,7 +296,7 @@ class Session:
         if records or loads:
             self._release()  # or the gradients of parameters would be seen twice
         if records:
-            self._prepare_writer()
+            self._prepare_unit()
         if loads or records or self._perturbs():
             self._attach(named, records=records, loads=loads)
 
@@ -287,12 +305,15 @@ class Session:
         framework, config = self._framework, self._config
         may_record = not self._is_finished and self._may_act() and config.selects_rank(self._rank() or 0)
         if may_record and models and config.level is not Level.DEBUG and isinstance(framework, CompilingFramework):
-            framework.prepare(models, self._interception())
+            with self._plugin_call("preparing models"):
+                framework.prepare(models, self._interception())
 
-    def _prepare_writer(self) -> None:
-        if self._writer is None:
-            self._open_writer()
-        elif self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
+    def _prepare_unit(self) -> None:
+        if self._unit is None:
+            self._open_unit()
+        else:
+            self._unit.mark(EndState.EARLY)  # until this window has ended, too
+        if self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
             _logger.warning("this step is being recorded to %s and goes on there, whatever rank_id is", self._directory)
 
     def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
@@ -303,14 +324,13 @@ class Session:
             if loads:
                 assert self._loader is not None
                 self._loader.forwards = forwards
-                self._attachments.append(_watching("load", self._framework).watch(models, self._loader))
+                self._put_in_place(_watching("load", self._framework).watch, models, self._loader)
             if not records:
                 return
             self._records = True
             self._recorder.forwards = forwards
             seen = cast("CallRecorder", Unwrapped(self._recorder)) if self._unwraps else self._recorder
-            attachment = self._framework.attach(models, self._interception(), seen)
-            self._attachments.append(attachment)
+            attachment = self._put_in_place(self._framework.attach, models, self._interception(), seen)
             if self._config.level.has_apis:
                 self.custom_apis.attach(attachment)
             if self._sole is not None:
@@ -318,6 +338,18 @@ class Session:
         except BaseException:
             self._detach()
             raise
+
+    def _plugin_call(self, doing: str) -> AbstractContextManager[None]:
+        return plugin_call(self._framework_name, doing)
+
+    def _put_in_place(self, place: Callable[..., _Placed], *arguments: Any) -> _Placed:
+        """Return what a framework has put in place, to be taken out when the window ends."""
+        with self._plugin_call("attaching"):
+            placed = place(*arguments)
+        if not all(hasattr(placed, name) for name in ("detach", "settle", "release")):
+            raise PluginError(f"{self._framework_name} returned {placed!r} from attaching, which cannot be detached")
+        self._attachments.append(placed)
+        return placed
 
     def _perturbs(self) -> bool:
         # Also on ranks that are not recorded: what they compute reaches those that are.
@@ -328,7 +360,7 @@ class Session:
         assert perturbation is not None
         seed = seed_of(perturbation, self._step, self._num_windows)
         self._num_windows += 1
-        self._attachments.append(self._perturbing().perturb(models, perturbation, seed))
+        self._put_in_place(self._perturbing().perturb, models, perturbation, seed)
 
     def _perturbing(self) -> PerturbingFramework:
         if not isinstance(self._framework, PerturbingFramework):
@@ -346,25 +378,28 @@ class Session:
         if self._window.token_range is None:
             return None
         forwards = ForwardRange(*self._window.token_range, [model.name for model in models])
-        self._attachments.append(_watching("token_range", self._framework).watch(models, forwards))
+        self._put_in_place(_watching("token_range", self._framework).watch, models, forwards)
         return forwards
 
     def _attach_sole(self, module: Model) -> None:
         recorder = cast("CallRecorder", SoleModule(self._recorder, module.name))
         options = replace(self._interception(), level=Level.L0)
-        self._attachments.append(self._framework.attach([module], options, recorder))
+        self._put_in_place(self._framework.attach, [module], options, recorder)
         self._has_attached_sole = True
 
     def _detach(self) -> None:
-        self.custom_apis.detach()
-        while self._attachments:
-            self._detach_last()
+        """Take out everything, also what comes behind something that fails."""
         self._records = self._has_attached_sole = False
+        with ExitStack() as stack:
+            for _ in self._attachments:
+                stack.callback(self._detach_last)
+            stack.callback(self.custom_apis.detach)
 
     def _detach_last(self) -> None:
         attachment = self._attachments.pop()
-        attachment.detach()
         self._detached.append(attachment)
+        with self._plugin_call("detaching"):
+            attachment.detach()
 
     def dump_module(self, module: Any, name: str) -> None:
         """Record calls of ``module`` under ``name``, and nothing else, until ``end_module_dump``.
@@ -379,31 +414,38 @@ class Session:
         self._sole = Model(name, sole.model)
         self._recorder.has_sole = True
         if self._records:
-            self._attach_sole(self._sole)
+            with self._guarded():
+                self._attach_sole(self._sole)
 
     def end_module_dump(self) -> None:
         """Record again what was recorded before ``dump_module``."""
         if self._has_attached_sole:
-            self._detach_last()  # it is on top of all others
             self._has_attached_sole = False
+            with self._guarded():
+                self._detach_last()  # it is on top of all others
         self._sole = None
         self._recorder.has_sole = False
 
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
         """Record one value at level debug, if this step and this rank are selected; see `SavedRecorder.save`."""
         recorder = self._recorder
-        if not isinstance(recorder, SavedRecorder) or not self._is_selected():
-            return
-        if self._writer is None:
-            try:
-                self._open_writer()
-            except StoreError as error:
-                self._give_up(error)
+        with self._guarded():
+            if not isinstance(recorder, SavedRecorder) or not self._is_selected():
                 return
-        recorder.save(variable, name, save_backward=save_backward)
+            if self._unit is None:
+                self._open_unit()
+            recorder.save(variable, name, save_backward=save_backward)
+
+    def break_off(self, reason: str) -> None:
+        """Take note that something keeps the current step from being done to its end; its dump then says so."""
+        self._break = self._break or reason
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
+        with self._guarded():
+            self._stop()
+
+    def _stop(self) -> None:
         was_running = self.is_running
         self._is_started = False
         self._detach()
@@ -416,30 +458,39 @@ class Session:
 
     def set_aside(self) -> None:
         """Stop, and hear no more of calls that were recorded, so that they can be repeated for another session."""
-        self.stop()
-        self._release()
+        with self._guarded():
+            self._stop()
+            self._release()
 
     def discard_if_empty(self) -> None:
         """Remove the dump of the current step if no call was recorded into it: its window was opened for none."""
-        self.stop()
-        if self._writer is not None and not self._has_recorded and self._directory is not None:
-            self._close_writer()
-            layout.remove_dump(self._directory)
-            for directory in (self._directory / layout.TENSOR_DIRECTORY, self._directory, self._directory.parent):
-                with suppress(OSError):  # not there, or something else lies in it
-                    directory.rmdir()
+        with self._guarded():
+            self._stop()
+            unit = self._unit
+            if unit is not None and not self._has_recorded:
+                self._close_unit()
+                unit.remove()
 
     def step(self) -> None:
         """End the step: write, close its files, count on, and go on recording if it was."""
         window = self.running_window
-        self._end_saving()
-        self.stop()
-        if self._writer is not None and (complaint := self._selection.complaint()):
+        with self._guarded():
+            self._end_saving()
+            self._stop()
+            self._end_step()
+        self._count_on()
+        if window is not None:
+            self.start(window.models, token_range=window.token_range, rank_id=window.rank_id)
+
+    def _end_step(self) -> None:
+        if self._unit is not None and (complaint := self._selection.complaint()):
             _logger.warning("step %d: %s", self._step, complaint)
-        if self._writer is not None and self._check is not None:
+        if self._unit is not None and self._check is not None:
             self._check.end_step()
-        self._close_writer()
+        self._close_unit()
         self._release()
+
+    def _count_on(self) -> None:
         if self._recorder.num_failures:
             number, self._recorder.num_failures = self._recorder.num_failures, 0
             _logger.warning("step %d: %d values or calls were not recorded, or not wholly", self._step, number)
@@ -450,15 +501,18 @@ class Session:
         if last is not None and self._step > last and not self._is_finished:
             self._is_finished = True
             _logger.info("all selected steps are recorded under %s", self._config.directory)
-        if window is not None:
-            self.start(window.models, token_range=window.token_range, rank_id=window.rank_id)
 
-    def close(self) -> None:
-        """Stop for good."""
-        self._end_saving()
-        self.stop()
-        self._release()
-        self._close_writer()
+    def close(self, state: EndState = EndState.COMPLETE) -> None:
+        """Stop for good.
+
+        Args:
+            state: What the dump of the current step says of its end.
+        """
+        with self._guarded():
+            self._end_saving()
+            self._stop()
+            self._release()
+            self._close_unit(state)
         self.custom_apis.complain()
         self._recorder.shut()
         self._queue.close()
@@ -474,7 +528,7 @@ class Session:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
         self._recorder.shut()
         self._is_finished = True
-        self._writer = self._tensors = None
+        self._unit = None
         self._queue = BackgroundQueue()
 
     # --- what is selected, and where it goes ------------------------------------------------------------------
@@ -490,8 +544,11 @@ class Session:
             raise SessionError(f"level {self._config.level.value} records modules: call start(model)")
         if not models and self._loader is not None:
             raise SessionError("'load' replaces inputs of modules: call start(model)")
-        if not models and self._window.token_range is not None:
-            raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
+        if self._window.token_range is not None:
+            if not models:
+                raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
+            if not isinstance(self._framework, WatchingFramework):
+                raise SessionError(_not_watched("token_range", self._framework))
         return [Model(str(i) if len(models) > 1 else "", model) for i, model in enumerate(models)]
 
     def _is_selected(self) -> bool:
@@ -507,16 +564,9 @@ class Session:
     def _rank(self) -> int | None:
         return self._framework.rank() if self._window.rank_id is None else self._window.rank_id
 
-    def _open_writer(self) -> None:
+    def _open_unit(self) -> None:
         config = self._config
         directory = layout.unit_directory(config.directory, self._step, self._rank())
-        layout.make_directory(directory)
-        tensors = directory / layout.TENSOR_DIRECTORY
-        if tensors.is_dir() and not tensors.is_symlink():
-            shutil.rmtree(tensors, ignore_errors=True)  # of an earlier run in the same place
-        if self._keeps_tensors:
-            layout.make_directory(tensors)
-            self._tensors = open_tensor_store(config.tensor_format, self._framework, tensors)
         header = RunHeader(
             task=config.task.value,
             level=config.level.value,
@@ -524,9 +574,14 @@ class Session:
             summary_mode=self._processor.name,
             has_extra_info=config.extra_info and config.level is not Level.DEBUG,
             keeps_tensors=self._keeps_tensors,
+            run=own_identity(),
         )
-        self._writer = self._writer_factory.open(directory, header)
-        self._directory = directory
+        unit = UnitRecording(directory, header, self._writer_factory, self._writer_name, self._queue)
+        self._unit, self._directory, self._break = unit, directory, None
+        if self._keeps_tensors:
+            tensors = directory / layout.TENSOR_DIRECTORY
+            layout.make_directory(tensors)
+            unit.tensors = open_tensor_store(config.tensor_format, self._framework, tensors)
         if self._check is not None:
             self._check.begin(self._step, self._rank())
         _logger.info("recording step %d to %s", self._step, directory)
@@ -537,67 +592,88 @@ class Session:
             self._save(snapshot, stem, value)
 
     def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
-        tensors = self._tensors
-        assert tensors is not None
-
-        def save() -> None:
-            try:
-                value.file_name = tensors.save(snapshot, stem)  # the record is written later, by the same thread
-            except StoreError:
-                raise
-            except Exception as error:  # noqa: BLE001  # of a framework
-                self._recorder.note_failure(stem, error)
-
-        self._queue.submit(save, size_bytes=getattr(snapshot, "nbytes", 0))
+        assert self._unit is not None
+        self._unit.keep(snapshot, stem, value, self._recorder.note_failure)
 
     def _flush(self) -> None:
-        writer = self._writer
-        if writer is None:
+        """Write what is there, and mark the end of a window; a step that something has broken off stays marked so."""
+        unit = self._unit
+        if unit is None:
             return
-        try:
-            for attachment in self._detached:
+        for attachment in self._detached:
+            with self._plugin_call("settling"):
                 attachment.settle()
-            batch = self._sifted(self._recorder.drain())
-            self._has_recorded |= bool(batch.entries)
-            self._queue.submit(lambda: writer.write(batch))
-            self._queue.wait()
-        except Exception as error:  # noqa: BLE001  # of a framework, a disk or a third party's writer
-            self._give_up(error)
+        batch = self._sifted(self._recorder.drain())
+        self._has_recorded |= bool(batch.entries)
+        unit.write(batch)
+        unit.mark(*self._end_of(EndState.STOPPED))
+        unit.wait()
+
+    def _end_of(self, state: EndState) -> tuple[EndState, str]:
+        return (state, "") if self._break is None else (EndState.EARLY, self._break)
 
     def _sifted(self, batch: Batch) -> Batch:
         return batch if self._overflow is None else self._overflow.sift(batch, self._step)
 
     def _write_backlog(self) -> None:
         """Hand over what is complete, without waiting: a process that is killed in a window loses a second of it."""
-        writer = self._writer
-        if writer is None:
+        unit = self._unit
+        if unit is None:
             return
         batch = self._sifted(self._recorder.drain_complete())
         if batch.entries or batch.parents:
             self._has_recorded = True
-            self._queue.submit(lambda: writer.write(batch))
+            unit.write(batch)
+
+    @contextmanager
+    def _guarded(self) -> Generator[None, None, None]:
+        """Give up if the block raises: nothing of ours ends a training. Only wrong arguments are said to the caller."""
+        try:
+            yield
+        except SessionError:
+            raise
+        except BaseException as error:
+            if is_of_the_program(error):
+                raise
+            self._give_up(error if isinstance(error, Exception) else PluginError(described(error)))
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording for good; training goes on."""
-        reason = error if isinstance(error, StoreError) else f"{self._directory}: {type(error).__name__}: {error}"
-        _logger.error("recording ends at step %d: %s", self._step, reason)
         self._is_finished = True
         self._recorder.shut()
-        self._close_writer()
+        self.break_off(f"recording was given up: {clip(str(error) if _is_ours(error) else described(error))}")
+        for end in (self._detach, self._release, self._close_unit):
+            try:
+                end()
+            except Exception as further:  # noqa: BLE001, PERF203  # one reason is enough, and what can be closed is
+                _logger.debug("while recording was given up: %s", described(further))
+        self._on_failure(self, error)
+
+    def log_failure(self, error: Exception) -> None:
+        """Say that recording has been given up, and why."""
+        reason = str(error) if _is_ours(error) else f"{self._directory}: {described(error)}"
+        _logger.error("recording ends at step %d, training goes on: %s", self._step, reason)
 
     def _release(self) -> None:
-        while self._detached:
+        with ExitStack() as stack:
+            for _ in self._detached:
+                stack.callback(self._release_last)
+
+    def _release_last(self) -> None:
+        with self._plugin_call("releasing"):
             self._detached.pop().release()
 
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            if self._overflow is not None:
-                self._overflow.end_step(self._step)
-            self._writer.close()
-            self._writer = None
-        if self._tensors is not None:
-            self._tensors.close()
-            self._tensors = None
+    def _close_unit(self, state: EndState = EndState.COMPLETE) -> None:
+        unit, self._unit = self._unit, None
+        if unit is None:
+            return
+        if self._overflow is not None:
+            self._overflow.end_step(self._step)
+        unit.close(*self._end_of(state))
+
+
+def _is_ours(error: Exception) -> bool:
+    return isinstance(error, MsprobeError)
 
 
 def _is_number(value: Any) -> bool:
@@ -621,8 +697,12 @@ def _checked_range(value: Any) -> tuple[int, int] | None:
 
 def _watching(what: str, framework: Framework) -> WatchingFramework:
     if not isinstance(framework, WatchingFramework):
-        raise PluginError(f"{what!r} is not available for {framework.name}: its plugin does not offer to watch calls")
+        raise PluginError(_not_watched(what, framework))
     return framework
+
+
+def _not_watched(what: str, framework: Framework) -> str:
+    return f"{what!r} is not available for {framework.name}: its plugin does not offer to watch calls"
 
 
 def _choose(setting: str, name: str, offers: dict[str, Any]) -> Any:

@@ -143,6 +143,11 @@ class Stage:
             with self._recorder.guard(self.name):
                 self._step.session.start(list(models), rank_id=self._step.rank)
 
+    def break_off(self, reason: str) -> None:
+        """Take note that the stage is not done to its end; what was recorded of it then says so."""
+        if self._step is not None:
+            self._step.session.break_off(reason)
+
     def name_samples(self, name: Callable[[Row], Row]) -> None:
         """Replace rows whose identity was not known yet when they were recorded."""
         step = self._step
@@ -202,6 +207,9 @@ class StageRecorder:
         stage = self._current = Stage(self, name)
         try:
             yield stage
+        except BaseException as error:
+            stage.break_off(f"{type(error).__name__} has left the stage")
+            raise
         finally:
             self._current = None
             stage.end()
@@ -221,6 +229,11 @@ class StageRecorder:
             if self._config.strict:
                 raise
             self.note_failure(where, error)
+
+    def _take_failure(self, where: str, error: Exception) -> None:
+        if self._config.strict:
+            raise error
+        self.note_failure(where, error)
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Take note of something that could not be recorded; the first of a process is a warning, others are told."""
@@ -250,8 +263,9 @@ class StageRecorder:
             return None
         found = registry()
         session = Session(
-            self._config.configs[name], self._framework, found.processors(), found.writers(), unwraps=True
-        )
+            self._config.configs[name], self._framework, found.processors(), found.writers(), unwraps=True,
+            on_failure=lambda _, error: self._take_failure(f"{name}, step {number}", error),
+        )  # fmt: skip
         session.begin_at(number)
         self._steps[name] = step = _Step(name, number, rank, session)
         return step

@@ -26,7 +26,7 @@ from msprobe_core.config.schema import (
     LoadOptions,
     TaskOptions,
 )
-from msprobe_core.config.text import read_text
+from msprobe_core.config.text import given_path, is_directory, read_text
 from msprobe_core.errors import ConfigError, EntryNameError
 from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
 
@@ -97,13 +97,14 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
     common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", former={})
     options = {task: _check_block(task, block, where) for task, block in blocks.items()}
     if common.get("custom_apis") is not None:
-        path = Path(common["custom_apis"]).expanduser()
+        path = given_path(common["custom_apis"], f"{where}: 'custom_apis'")
         common["listed_apis"] = load_apis(path, f"{where}: 'custom_apis'")
     config = Config(
         **common,
         options=options.get(common.get("task", Task.STATISTICS), TaskOptions()),
         is_live=values.get("dump_enable") is not None and "dump_enable" not in given,
     )
+    given_path(config.dump_path, f"{where}: 'dump_path'")
     config = as_repetition(config)
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
@@ -201,7 +202,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         value = os.fspath(cast("os.PathLike[str]", value))
     if value is None:
         # Published templates write null for "not set": the default stands.
-        return _default(key)
+        return _default(key, where)
     if key == "task" and isinstance(value, str) and value in _FORMER_TASKS:
         raise ConfigError(f"{where}: the task {value!r} is of an older release; {_FORMER_TASKS[value]}")
     try:
@@ -211,7 +212,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
 
 
 def _checked_load(options: LoadOptions, where: str) -> LoadOptions:
-    if not Path(options.path).expanduser().is_dir():
+    if not is_directory(given_path(options.path, f"{where}: 'path'")):
         raise ConfigError(f"{where}: 'path' is {options.path!r}, which is no directory; give that of an earlier run")
     if not options.modules:
         raise ConfigError(f"{where}: 'modules' is empty; name module calls, such as 'Module.layers.0.Block.forward.0'")
@@ -237,9 +238,12 @@ def _checked_perturbation(fields: Mapping[str, Any], where: str) -> Perturbation
     return perturbation
 
 
-def _default(key: str) -> Any:
+def _default(key: str, where: str) -> Any:
     owners = (CommonFields(), TaskOptions(), Perturbation())
-    return next(getattr(owner, key) for owner in owners if hasattr(owner, key))
+    for owner in owners:
+        if hasattr(owner, key):
+            return getattr(owner, key)
+    raise ConfigError(f"{where}: '{key}' is null, and has no default; give a value")
 
 
 def _explain(value: object, expected: Any, error: msgspec.ValidationError) -> str:
@@ -304,7 +308,7 @@ def _check_bench(options: TaskOptions, where: str) -> None:
         raise ConfigError(f'{where}: \'bench_path\' needs checksums: add "summary_mode": "md5"')
     if (DataMode.INPUT in options.data_mode) != (DataMode.OUTPUT in options.data_mode):
         raise ConfigError(f"{where}: 'bench_path' compares inputs and outputs, but 'data_mode' has only one of them")
-    if not Path(str(options.bench_path)).expanduser().is_dir():
+    if not is_directory(given_path(str(options.bench_path), f"{where}: 'bench_path'")):
         raise ConfigError(
             f"{where}: 'bench_path' is {options.bench_path!r}, which is no directory; give that of an earlier run"
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.config.schema import Config
+from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
 
@@ -62,7 +63,7 @@ def as_repetition(config: Config) -> Config:
     if not value or value == "0":
         return config
     order = _read(value)
-    golden = config.directory if order.golden is None else Path(order.golden).expanduser().absolute()
+    golden = config.directory if order.golden is None else given_path(order.golden, ORDER_VARIABLE)
     perturbation = Perturbation(seed=order.number, mode=order.mode, dtype=order.dtype)
     return repetition_of(config, golden, perturbation, order.number)
 

@@ -10,6 +10,7 @@ from typing import Any
 from msprobe_core.config.load import check_config
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.schema import Config, JsonObject
+from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 
 _ELSEWHERE = {"dump_path": "out", "step": "steps", "rank": "ranks", "load": None, "perturb": None}
@@ -70,7 +71,7 @@ def check_stage_config(
     out = own.get("out", "msprobe_run")
     if not isinstance(out, str) or not out.strip():
         raise ConfigError(f"{where}: 'out' is {out!r}, but must be the directory that the run is written to")
-    root = Path(out).expanduser().absolute()
+    root = given_path(out, f"{where}: 'out'")
     return StageConfig(
         out=root,
         steps=parse_ranges(own.get("steps", []), f"{where}: 'steps'"),

@@ -10,6 +10,30 @@ MAX_BYTES = 16 << 20
 """Largest file that is read where nobody says otherwise."""
 
 
+def given_path(text: str, where: str) -> Path:
+    """Return a path that a user has written, absolute, with ``~`` and ``~name`` in their places.
+
+    Args:
+        text: As written.
+        where: Which setting it is, for messages.
+
+    Raises:
+        ConfigError: nobody knows the home directory, or the working directory is gone.
+    """
+    try:
+        return Path(text).expanduser().absolute()
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"{where} is {text!r}, which leads nowhere ({error}); give an absolute path") from error
+
+
+def is_directory(path: Path) -> bool:
+    """Whether there is a directory that can be looked at."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # ValueError: a null character
+        return False
+
+
 def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES, where: str | None = None) -> str:
     """Return the content of a file, without a byte order mark.
 

@@ -129,12 +129,13 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
         PrecisionDebugger(writer="parquet")
 
 
-def test_a_directory_that_cannot_be_written_is_said_at_start(tmp_path):
+@pytest.mark.parametrize("place", ["file", "file/run", "new\0"])
+def test_a_directory_that_cannot_be_written_is_said_when_the_debugger_is_made(tmp_path, place):
     (tmp_path / "file").write_text("")
-    debugger = PrecisionDebugger(dump_path=tmp_path / "file")
     with pytest.raises(StoreError, match="choose another directory"):
-        debugger.start()
-    assert torch._C._len_torch_function_stack() == 0
+        PrecisionDebugger(dump_path=tmp_path / place)
+    PrecisionDebugger(dump_path=tmp_path / "new").close()  # the failed one does not stand in the way
+    assert not (tmp_path / "new").exists()
 
 
 def test_without_extra_info_there_are_no_extra_files(tmp_path):

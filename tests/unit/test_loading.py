@@ -226,6 +226,7 @@ def sharded(request, make, tmp_path):
     model = Network(7)
     with debugger.start(model):
         train_step(model, 0)
+    debugger.close()  # tests change its files
     return tmp_path / "sharded"
 
 

@@ -48,7 +48,8 @@ def test_values_are_named_by_order_and_nested_like_the_variable(open_session):
     save(session, 7, "n", save_backward=False)
     session.close()
     content = json.loads((session.directory / "debug.json").read_text())
-    assert {key: content[key] for key in content if key != "data"} == {
+    assert content["end"]["state"] == "complete"
+    assert {key: content[key] for key in content if key not in {"data", "run", "end"}} == {
         "task": "statistics", "level": "debug", "framework": "numpy", "dump_data_dir": None,
         "summary_mode": "statistics",
     }  # fmt: skip

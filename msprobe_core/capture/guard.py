@@ -1,0 +1,54 @@
+"""One guard around every call into a plugin: what it raises, also ``sys.exit``, is an error that names it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from msprobe_core.errors import MsprobeError, PluginError
+from msprobe_core.interrupts import is_of_a_signal
+
+
+@contextmanager
+def plugin_call(who: str, doing: str) -> Generator[None, None, None]:
+    """Turn whatever a plugin raises in the block into a `PluginError`.
+
+    Errors of ours, Ctrl-C, and what the program's own signal handlers raise pass through.
+
+    Args:
+        who: The plugin's object, in words, for example ``the writer 'csv' of the plugin 'tables'``.
+        doing: What it was to do, for example ``opening a dump``.
+
+    Raises:
+        PluginError: the block has raised.
+    """
+    try:
+        yield
+    except MsprobeError:
+        raise
+    except BaseException as error:
+        if is_of_the_program(error):
+            raise
+        raise PluginError(f"{who} failed at {doing} ({described(error)})") from error
+
+
+def is_of_the_program(error: BaseException) -> bool:
+    """Whether an exception that passes through our code is not ours to keep: Ctrl-C, or of a signal handler."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()  # others get no Ctrl-C
+    return is_of_a_signal(error)
+
+
+def described(error: BaseException) -> str:
+    """Return type and text of an exception in one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001  # of a third party
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def offered_by(kind: str, name: str, plugin: str | None) -> str:
+    """Return what a plugin's object is called in messages, such as ``the writer 'csv' of the plugin 'tables'``."""
+    return f"the {kind} '{name}'" + (f" of the plugin '{plugin}'" if plugin is not None else "")
