@@ -19,7 +19,6 @@ from msprobe_core.model import (
     Batch,
     Digest,
     Ending,
-    EndState,
     ExecutorOptions,
     GradientSlot,
     KernelOptions,
@@ -631,11 +630,14 @@ class Writer(Protocol):
 class EndingWriter(Protocol):
     """A `Writer` that says in its files how the recording ended, which keeps half a step from looking whole."""
 
-    def end(self, state: EndState, reason: str = "") -> None:
+    def end(self, ending: Ending) -> None:
         """Write the mark behind everything else; ``EARLY`` without a reason takes an earlier mark back.
 
         Called after each window, at the end of the step, and before a further window begins. A ``write`` that follows
         takes the mark back, too.
+
+        Args:
+            ending: What is known; how many calls have been written is the writer's to say.
 
         Raises:
             StoreError: it cannot be written; the files are then as they were, without a mark.

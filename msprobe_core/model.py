@@ -329,17 +329,19 @@ class EndState(str, Enum):
     """The dump is of another tool, or of an earlier version, and has no mark."""
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "calls"}):
+class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "calls", "num_windows": "windows"}):
     """Whether a dump holds all of its step.
 
     Attributes:
         state: How the recording ended.
         num_calls: How many calls the dump holds; in a mark, how many were written before it.
+        num_windows: How often recording was started and stopped; 0 if that is unknown.
         reason: Why it ended early or is damaged, in words; empty if that is unknown.
     """
 
     state: EndState = EndState.UNKNOWN
     num_calls: int = 0
+    num_windows: int = 0
     reason: str = ""
 
     @property

@@ -43,6 +43,7 @@ class Calibration:
         repeats: The repetitions.
         dumps: What was measured, by step and rank.
         missing: What was not, in words.
+        incomplete: Which dumps were not all there, in words.
         seconds: How long it took.
     """
 
@@ -50,6 +51,7 @@ class Calibration:
     repeats: Sequence[Path]
     dumps: Sequence[DumpCalibration]
     missing: Sequence[str]
+    incomplete: Sequence[str]
     seconds: float
 
 
@@ -126,7 +128,9 @@ def calibrate(
     finally:
         shutil.rmtree(parts, ignore_errors=True)
     missing += [f"{each.label}: {each.reason}" for each in failed]
-    return Calibration(path, repeats, [done[n] for n in sorted(done)], missing, time.monotonic() - begin)
+    dumps = [done[number] for number in sorted(done)]
+    incomplete = list(dict.fromkeys(line for dump in dumps for line in dump.incomplete))
+    return Calibration(path, repeats, dumps, missing, incomplete, time.monotonic() - begin)
 
 
 def _grouped(

@@ -17,6 +17,7 @@ from msprobe_core.compare.noise.measures import MEASURES, with_measures
 from msprobe_core.compare.noise.profile import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
 from msprobe_core.compare.noise.rounding import with_sizes
 from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import compare_unit
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError
@@ -68,6 +69,7 @@ class DumpCalibration(msgspec.Struct, frozen=True, kw_only=True):
         num_varying: Those of these that are not the same in all.
         num_flips: Rows that broke a rule that knows no size, such as that integers are equal, in a repetition.
         floors: Floors of the distance that were measured of rows that vary, by dtype: the median, and how many.
+        incomplete: Which dumps ended early or are damaged, in words.
     """
 
     label: str
@@ -78,6 +80,7 @@ class DumpCalibration(msgspec.Struct, frozen=True, kw_only=True):
     num_varying: int
     num_flips: int
     floors: dict[str, tuple[float, int]]
+    incomplete: tuple[str, ...] = ()
 
 
 def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
@@ -88,8 +91,12 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
         DumpError: one of them cannot be read.
         StoreError: the result cannot be written.
     """
-    compared = [_errors(task, repeat) for repeat in task.repeats]
-    rows, errors = compared[0].select(_ROW), [_like(compared[0], frame) for frame in compared]
+    units = [compare_unit(UnitPair(task.label, None, None, repeat, task.golden)) for repeat in task.repeats]
+    compared = [_errors(unit) for unit in units]
+    rows = compared[0].select(_ROW)
+    errors = [
+        _like(compared[0], frame, is_whole=not unit.incomplete) for frame, unit in zip(compared, units, strict=True)
+    ]
     is_float = rows["precision"].is_not_null()
     if not any(frame[DISTANCE].count() for frame in errors):
         raise CompareError(
@@ -122,7 +129,8 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
     has_floor = pl.any_horizontal(pl.col(measure.value).is_not_null() for measure in MEASURES)
     with create_file(task.part) as file:
         table.filter(has_floor | (pl.col("flips") > 0)).write_parquet(file)
-    return _told(task, rows, errors, flips, is_float)
+    incomplete = tuple(dict.fromkeys(line for unit in units for line in unit.incomplete))
+    return msgspec.structs.replace(_told(task, rows, errors, flips, is_float), incomplete=incomplete)
 
 
 def _parameters_vary(rows: pl.DataFrame, errors: list[pl.DataFrame]) -> bool:
@@ -161,9 +169,8 @@ def _told(
     )
 
 
-def _errors(task: CalibrationTask, repeat: Path) -> pl.DataFrame:
+def _errors(unit: UnitResult) -> pl.DataFrame:
     """Return the measures of one repetition, one row per row of the golden dump."""
-    unit = compare_unit(UnitPair(task.label, None, None, repeat, task.golden))
     rows = unit.rows
     is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden")
     # An update is as large where the gradient is all rounding: it varies as the parameter does that it makes.
@@ -186,12 +193,12 @@ def _errors(task: CalibrationTask, repeat: Path) -> pl.DataFrame:
     ).unique("name_golden", keep="first", maintain_order=True)
 
 
-def _like(first: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of ``other`` in the order of ``first``."""
+def _like(first: pl.DataFrame, other: pl.DataFrame, *, is_whole: bool) -> pl.DataFrame:
+    """Return the rows of ``other`` in the order of ``first``; what a recording lacks that ended early is no flip."""
     if first["name_golden"].equals(other["name_golden"]):
         return other
     return (
         first.select("name_golden")
         .join(other, on="name_golden", how="left", maintain_order="left")
-        .with_columns(pl.col("flips").fill_null(value=True))
+        .with_columns(pl.col("flips").fill_null(value=is_whole))
     )

@@ -149,7 +149,6 @@ class Session:
         self._is_started = False
         self._detached: list[Removable] = []
         self._unit: UnitRecording | None = None
-        self._break: str | None = None
         self._directory: Path | None = None
         self._step = 0
         self._has_recorded = False
@@ -312,7 +311,7 @@ class Session:
         if self._unit is None:
             self._open_unit()
         else:
-            self._unit.mark(EndState.EARLY)  # until this window has ended, too
+            self._unit.begin_window()
         if self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
             _logger.warning("this step is being recorded to %s and goes on there, whatever rank_id is", self._directory)
 
@@ -438,7 +437,8 @@ class Session:
 
     def break_off(self, reason: str) -> None:
         """Take note that something keeps the current step from being done to its end; its dump then says so."""
-        self._break = self._break or reason
+        if self._unit is not None:
+            self._unit.break_off(reason)
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
@@ -449,7 +449,7 @@ class Session:
         was_running = self.is_running
         self._is_started = False
         self._detach()
-        self._flush()
+        self._flush(is_first_end=was_running)
         if was_running and self._loader is not None:
             self._loader.report()
         if self._overflow is not None:
@@ -461,6 +461,13 @@ class Session:
         with self._guarded():
             self._stop()
             self._release()
+
+    def conclude(self) -> None:
+        """Stop, and let the dump say that it is all of its step, although that may have further windows."""
+        with self._guarded():
+            self._stop()
+            if self._unit is not None:
+                self._unit.conclude()
 
     def discard_if_empty(self) -> None:
         """Remove the dump of the current step if no call was recorded into it: its window was opened for none."""
@@ -577,7 +584,7 @@ class Session:
             run=own_identity(),
         )
         unit = UnitRecording(directory, header, self._writer_factory, self._writer_name, self._queue)
-        self._unit, self._directory, self._break = unit, directory, None
+        self._unit, self._directory = unit, directory
         if self._keeps_tensors:
             tensors = directory / layout.TENSOR_DIRECTORY
             layout.make_directory(tensors)
@@ -595,8 +602,8 @@ class Session:
         assert self._unit is not None
         self._unit.keep(snapshot, stem, value, self._recorder.note_failure)
 
-    def _flush(self) -> None:
-        """Write what is there, and mark the end of a window; a step that something has broken off stays marked so."""
+    def _flush(self, *, is_first_end: bool) -> None:
+        """Write what is there; see `UnitRecording.end_window`."""
         unit = self._unit
         if unit is None:
             return
@@ -606,11 +613,8 @@ class Session:
         batch = self._sifted(self._recorder.drain())
         self._has_recorded |= bool(batch.entries)
         unit.write(batch)
-        unit.mark(*self._end_of(EndState.STOPPED))
+        unit.end_window(is_first_end=is_first_end)
         unit.wait()
-
-    def _end_of(self, state: EndState) -> tuple[EndState, str]:
-        return (state, "") if self._break is None else (EndState.EARLY, self._break)
 
     def _sifted(self, batch: Batch) -> Batch:
         return batch if self._overflow is None else self._overflow.sift(batch, self._step)
@@ -669,7 +673,7 @@ class Session:
             return
         if self._overflow is not None:
             self._overflow.end_step(self._step)
-        unit.close(*self._end_of(state))
+        unit.close(state)
 
 
 def _is_ours(error: Exception) -> bool:

@@ -273,6 +273,7 @@ class StageRecorder:
     def write(self, step: _Step) -> None:
         """Write what a pass through a stage has recorded."""
         step.session.set_aside()
+        step.session.conclude()  # processes of trainers are often killed when their work is done
         directory = step.session.directory or layout.unit_directory(
             Path(self._config.out / step.stage), step.number, step.rank
         )

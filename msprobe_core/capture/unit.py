@@ -13,7 +13,7 @@ from msprobe_core.capture.guard import described, plugin_call
 from msprobe_core.capture.tensors import TensorStore
 from msprobe_core.errors import PluginError, StoreError
 from msprobe_core.hookspecs import EndingWriter, Writer, WriterFactory
-from msprobe_core.model import Batch, EndState, RunHeader, TensorValue
+from msprobe_core.model import Batch, Ending, EndState, RunHeader, TensorValue
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
 
@@ -48,6 +48,8 @@ class UnitRecording:
         """Where whole tensors go, if they are kept."""
         self._who = who
         self._queue = queue
+        self._num_windows = 0
+        self._break = ""
         layout.make_unit_directory(directory)
         shutil.rmtree(directory / layout.TENSOR_DIRECTORY, ignore_errors=True)  # of an earlier run in the same place
         with plugin_call(who, "opening a dump"):
@@ -62,13 +64,37 @@ class UnitRecording:
 
         self._queue.submit(write)
 
-    def mark(self, state: EndState, reason: str = "") -> None:
-        """Have the files say how the recording ended, if it is over then; see `EndingWriter`."""
+    def begin_window(self) -> None:
+        """Have the mark of an earlier window taken back."""
+        self._mark(EndState.EARLY)
+
+    def end_window(self, *, is_first_end: bool) -> None:
+        """Have what is written say that it is all of the windows so far.
+
+        Args:
+            is_first_end: Whether a window has ended that was open; others only had something come in late.
+        """
+        self._num_windows += is_first_end
+        self._mark(EndState.STOPPED)
+
+    def conclude(self) -> None:
+        """Have what is written say that it is all of the step, unless a further window begins."""
+        self._mark(EndState.COMPLETE)
+        self.wait()
+
+    def break_off(self, reason: str) -> None:
+        """Take note of what keeps the step from being done to its end; every mark says so from now on."""
+        self._break = self._break or reason
+
+    def _mark(self, state: EndState) -> None:
+        if self._break and state is not EndState.EARLY:
+            state = EndState.EARLY
+        ending = Ending(state=state, num_windows=self._num_windows, reason=self._break)
 
         def mark() -> None:
             if isinstance(self._writer, EndingWriter):
                 with plugin_call(self._who, "marking the end"):
-                    self._writer.end(state, reason)
+                    self._writer.end(ending)
 
         self._queue.submit(mark)
 
@@ -106,13 +132,13 @@ class UnitRecording:
         """
         self._queue.wait()
 
-    def close(self, state: EndState, reason: str = "") -> None:
+    def close(self, state: EndState) -> None:
         """Mark the end and close all files.
 
         Raises:
             Exception: the first error; what can be closed is closed all the same.
         """
-        self.mark(state, reason)
+        self._mark(state)
         try:
             self.wait()
         finally:

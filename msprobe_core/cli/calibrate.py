@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.model import PerturbMode, RoundingUnit
@@ -50,6 +51,7 @@ _MAX_MISSING = 10
 @click.option(
     "--workers", type=click.IntRange(1), help="How many ranks are compared at a time; one per core by default."
 )
+@allow_incomplete_option
 def calibrate(
     *,
     golden: Path,
@@ -62,6 +64,7 @@ def calibrate(
     perturbation: str,
     executor: str | None,
     workers: int | None,
+    allows_incomplete: bool,
 ) -> int:
     """Measure the noise of a golden run from repetitions of it.
 
@@ -72,12 +75,12 @@ def calibrate(
 
     What was measured is written beside the golden run, where `msprobe compare --noise auto` finds it.
 
-    Exit status: 0 if every step and rank was measured, 1 if some were not, 2 if none could be.
+    Exit status: 0 if every step and rank was measured, 1 if some were not, 2 if none could be, or if a dump ended early
+    or is damaged: what it lacks is not measured.
     """
     # Not needed to say --help.
     from msprobe_core.calibrate import calibrate as measure
     from msprobe_core.calibrate.running import run_repetitions
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.errors import CompareError
     from msprobe_core.model import ExecutorOptions
     from msprobe_core.report.run import RunOptions
@@ -92,7 +95,8 @@ def calibrate(
     with progress_bar("measuring") as progress:
         result = measure(golden, repeats, output=output, perturbation=perturbation, run=run, progress=progress)
     show(lambda console: _print(result, console), f"the profile is in {result.path}")
-    return EXIT_DIFFERENT if result.missing else EXIT_AGREES
+    say_incomplete(result.incomplete)
+    return exit_status(is_wrong=bool(result.missing), incomplete=result.incomplete, allows_incomplete=allows_incomplete)
 
 
 def _print(result: Calibration, console: Console) -> None:

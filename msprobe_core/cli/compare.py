@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
@@ -63,17 +64,18 @@ if TYPE_CHECKING:
 )
 @click.option("--backend", metavar="NAME", help="With --consistent_check: fsdp or megatron, or what plugins offer.")
 @click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
+@allow_incomplete_option
 def compare(**given: Any) -> int:
     """Compare the dump of a run under test with that of a trusted run.
 
     Both paths name a dump.json or dump.arrow, a rank's directory, a step's directory, whose ranks are then paired by
     number, or a run's directory, whose steps are.
 
-    Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps could not be compared.
+    Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps, or not all of them, could be
+    compared.
     """
     asked = _Asked(**given)
     # polars and numpy are not needed to say --help.
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
 
@@ -101,8 +103,11 @@ def compare(**given: Any) -> int:
         # One that comes twice has ended the progress bar's block too.
         _say_how_to_resume(asked.output_path)
         raise
-    show(lambda console: print_summary(result, files, console), f"it is in {files.summary}")
-    return EXIT_AGREES if result.agrees else EXIT_DIFFERENT
+    show(
+        lambda console: print_summary(result, files, console, allows_incomplete=asked.allows_incomplete),
+        f"it is in {files.summary}",
+    )
+    return exit_status(is_wrong=result.differs, incomplete=result.incomplete, allows_incomplete=asked.allows_incomplete)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,7 @@ class _Asked(Pairing):
     consistent_check: bool
     backend: str | None
     resume: bool
+    allows_incomplete: bool
 
 
 def _tables(asked: _Asked) -> TableOptions:

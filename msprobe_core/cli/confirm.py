@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
@@ -21,37 +22,43 @@ from msprobe_core.errors import CompareError
     help="Your function that returns the model, to replay modules with; it is run. Or package.module:function.",
 )
 @click.option("-o", "--output_path", type=click.Path(path_type=Path), help="Directory for confirm.json.")
+@allow_incomplete_option
 def confirm(
-    *, target: Path, golden: Path, entry: str, golden_entry: str | None, model: str | None, output_path: Path | None
+    *,
+    target: Path,
+    golden: Path,
+    entry: str,
+    golden_entry: str | None,
+    model: str | None,
+    output_path: Path | None,
+    allows_incomplete: bool,
 ) -> int:
     """Say who is wrong at the call ENTRY: TARGET, GOLDEN, or neither.
 
     Both are dumps of one rank of one step with whole tensors. Each side's call is made again with the inputs that this
     side recorded, in its own precision and in float64, and its recorded results are held against that.
 
-    Exit status: 0 if both are right, 1 if somebody is wrong, 2 if that cannot be told.
+    Exit status: 0 if both are right, 1 if somebody is wrong, 2 if that cannot be told, or if a dump ended early or is
+    damaged.
     """
     # numpy and polars are not needed to say --help.
+    from msprobe_core.cli.main import EXIT_FAILED
+    from msprobe_core.compare.incomplete import ends_of
     from msprobe_core.compare.reading import read_dump
     from msprobe_core.confirm import Verdict, load_model
     from msprobe_core.confirm import confirm as confirm_call
     from msprobe_core.report.confirm import print_confirmation, write_confirmation
 
-    found = confirm_call(
-        read_dump(_one_rank(target)),
-        read_dump(_one_rank(golden)),
-        entry,
-        golden_entry=golden_entry,
-        model=None if model is None else load_model(model),
-    )
+    dumps = read_dump(_one_rank(target)), read_dump(_one_rank(golden))
+    incomplete = ends_of(*dumps).lines
+    say_incomplete(incomplete)
+    found = confirm_call(*dumps, entry, golden_entry=golden_entry, model=None if model is None else load_model(model))
     path = None if output_path is None else write_confirmation(found, output_path)
     show(lambda console: print_confirmation(found, path, console), "give -o to write it to a file")
-    return {
-        Verdict.NEITHER: _RIGHT, Verdict.ILL_CONDITIONED: _RIGHT, Verdict.CANNOT_TELL: _UNKNOWN,
-    }.get(found.verdict, _WRONG)  # fmt: skip
-
-
-_RIGHT, _WRONG, _UNKNOWN = 0, 1, 2
+    if found.verdict is Verdict.CANNOT_TELL:
+        return EXIT_FAILED
+    is_wrong = found.verdict not in {Verdict.NEITHER, Verdict.ILL_CONDITIONED}
+    return exit_status(is_wrong=is_wrong, incomplete=incomplete, allows_incomplete=allows_incomplete)
 
 
 def _one_rank(path: Path) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable
 
@@ -22,11 +23,17 @@ from msprobe_core.errors import printable
     show_default=True,
     help="Copy the files of whole tensors, or link to them without needing room.",
 )
-def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool, tensors: str) -> None:
+@allow_incomplete_option
+def convert(
+    *, source: Path, destination: Path, to: str | None, overwrite: bool, tensors: str, allows_incomplete: bool
+) -> int:
     """Convert the dumps in SOURCE from json to arrow, or back, into DESTINATION.
 
     SOURCE is the directory of a rank, of a step, or of a run with its steps; DESTINATION is made alike. It appears when
     all of it is there, and SOURCE stays as it is.
+
+    Exit status: 0 if all of it is converted, 2 if not, or if a dump ended early or is damaged: what is there of it is
+    converted all the same, and DESTINATION says that it is not whole.
     """
     from msprobe_core.store import convert as conversion  # brings polars, which --help does without
 
@@ -47,3 +54,5 @@ def convert(*, source: Path, destination: Path, to: str | None, overwrite: bool,
         f"converted {dumps} from {before} to {after}: {done.size_before:,} bytes became "
         f"{done.size_after:,}; they are in {destination}"
     )
+    say_incomplete(done.incomplete)
+    return exit_status(is_wrong=False, incomplete=done.incomplete, allows_incomplete=allows_incomplete)

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import pairing_options
-from msprobe_core.cli.view import Asked, built, subject_options
+from msprobe_core.cli.view import Asked, built, status_of_page, subject_options
 from msprobe_core.errors import CompareError
 
 
@@ -23,11 +24,13 @@ from msprobe_core.errors import CompareError
 @click.option("--perfetto", "has_trace", is_flag=True, help="A trace of the order of calls, with communication.")
 @click.option("--tensorboard", "has_events", is_flag=True, help="Statistics over steps as event files.")
 @click.option("--tb-database", "has_database", is_flag=True, help="SQLite with tb_nodes, tb_stack and tb_config.")
-def export(**given: Any) -> None:
+@allow_incomplete_option
+def export(**given: Any) -> int:
     """Write what `msprobe view` shows of SUBJECT, or of SUBJECT against GOLDEN, as files for other viewers.
 
-    Exit status: 0 if all files are written, 2 if not.
+    Exit status: 0 if all files are written, 2 if not, or if a dump ended early, is damaged or missing.
     """
+    allows_incomplete = given.pop("allows_incomplete")
     wanted = {name: given.pop(name) for name in ("has_graphs", "has_trace", "has_events", "has_database")}
     if not any(wanted.values()):
         raise click.UsageError("say for what: --model-explorer, --perfetto, --tensorboard or --tb-database")
@@ -64,3 +67,4 @@ def export(**given: Any) -> None:
             written.append(write_database(data, spool, place / f"{stem}_{time.strftime('%Y%m%d%H%M%S')}.vis.db"))
     for path in written:
         click.echo(path)
+    return status_of_page(data, allows_incomplete=allows_incomplete)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.output import output_option
-from msprobe_core.cli.view import Asked, built, write
+from msprobe_core.cli.view import Asked, built, status_of_page, write
 
 if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
@@ -67,10 +68,10 @@ _OPTIONS = (
 
 
 def _command(name: str, short_help: str, *, hidden: bool) -> click.Command:
-    def run(**given: Any) -> None:
-        _run(**given)
+    def run(**given: Any) -> int:
+        return _run(**given)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed((*_OPTIONS, allow_incomplete_option)):
         run = option(run)
     return click.command(name, cls=_ListCommand, help=_run.__doc__, short_help=short_help, hidden=hidden)(run)
 
@@ -89,8 +90,9 @@ def _run(
     vpp: str | None,
     order: str | None,
     file_type: str | None,
+    allows_incomplete: bool,
     **accepted: bool,
-) -> None:
+) -> int:
     """Show the graph of a run, or of two side by side, on one page: `msprobe view` as established scripts call it."""
     del accepted  # what they ask for is always there
     from msprobe_core.view.spool import Spool
@@ -120,6 +122,7 @@ def _run(
             from msprobe_core.view.exports.database import write_database
 
             click.echo(f"Database: {write_database(data, spool, output_path / f'{stem}.vis.db')}")
+    return status_of_page(data, allows_incomplete=allows_incomplete)
 
 
 def _given(path: Path | None) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
 )
 @pairing_options
+@allow_incomplete_option
 @click.option("--confirm", "confirms", is_flag=True, help="Make the first suspects' calls again: who is wrong?")
 @click.option(
     "--model",
@@ -41,7 +43,8 @@ def locate(**given: Any) -> int:
     Both name a dump, a rank's directory, a step's directory, whose ranks are then paired by number, or a run's
     directory, whose steps are looked at in turn until one has a fault.
 
-    Exit status: 0 if rounding explains every difference, 1 if there is a fault, 2 if that cannot be said.
+    Exit status: 0 if rounding explains every difference, 1 if there is a fault, 2 if that cannot be said, also because
+    a dump ended early, is damaged or missing.
     """
     asked = _Asked(**given)
     # polars and numpy are not needed to say --help.
@@ -72,6 +75,7 @@ class _Asked(Pairing):
     noise: str
     confirms: bool
     model: str | None
+    allows_incomplete: bool
 
 
 def _options(asked: _Asked) -> LocateOptions:
@@ -89,6 +93,7 @@ def _options(asked: _Asked) -> LocateOptions:
         chosen=asked.chosen,
         confirms=asked.confirms or asked.model is not None,
         model=None if asked.model is None else load_model(asked.model),
+        allows_incomplete=asked.allows_incomplete,
         executor=asked.executor_name,
         workers=asked.executor_options,
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
+
 
 @click.command("merge_result")
 @click.option(
@@ -25,10 +27,14 @@ import click
     required=True,
     help="YAML with api: [parts of names] and, if wanted, compare_index: [columns].",
 )
-def merge_result(*, input_dir: Path, output_dir: Path, config: Path) -> None:
+@allow_incomplete_option
+def merge_result(*, input_dir: Path, output_dir: Path, config: Path, allows_incomplete: bool) -> int:
     """Lay the tables of several ranks side by side in one spreadsheet.
 
     It has one sheet for each index, a row for each value of the APIs named in the YAML, and a column for each rank.
+
+    Exit status: 0 if all of it is there, 2 if not, or if summary.json beside the tables says that a dump ended early,
+    is damaged or missing.
     """
     # polars is not needed to say --help.
     from msprobe_core.report.merge import merge_results, read_request
@@ -39,3 +45,5 @@ def merge_result(*, input_dir: Path, output_dir: Path, config: Path) -> None:
     click.echo(
         f"Merged {merged.num_rows:,} rows of {len(merged.ranks):,} ranks, {len(merged.indices)} sheets: {merged.path}"
     )
+    say_incomplete(merged.incomplete)
+    return exit_status(is_wrong=False, incomplete=merged.incomplete, allows_incomplete=allows_incomplete)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.show import show
 
@@ -14,27 +15,35 @@ from msprobe_core.cli.show import show
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("-i", "--input_path", type=click.Path(path_type=Path), help="The same as DIRECTORY.")
 @output_option()
-def overflow_check(*, directory: Path | None, input_path: Path | None, output_path: Path) -> int:
+@allow_incomplete_option
+def overflow_check(
+    *, directory: Path | None, input_path: Path | None, output_path: Path, allows_incomplete: bool
+) -> int:
     """Find the first calls, on all ranks, that turn finite values into NaN or Inf, and say what is to blame.
 
     DIRECTORY is that of a run, of a step with its ranks, or of a rank.
 
-    Exit status: 0 if there is no harmful NaN or Inf, 1 if there is, 2 if nobody can tell.
+    Exit status: 0 if there is no harmful NaN or Inf, 1 if there is, 2 if that cannot be told, also because a dump ended
+    early, is damaged or missing.
     """
     if (directory is None) == (input_path is None):
         raise click.UsageError("give one directory: msprobe overflow_check DIRECTORY (or -i DIRECTORY)")
     path = directory or input_path
     assert path is not None
     # polars is not needed to say --help.
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.overflow import search
     from msprobe_core.overflow.files import write_result
     from msprobe_core.overflow.terminal import print_result
 
     result = search(path)
     files = write_result(result, output_path)
-    show(lambda console: print_result(result, files, console), f"it is in {files[-1]}")
-    return EXIT_AGREES if result.first is None else EXIT_DIFFERENT
+    show(
+        lambda console: print_result(result, files, console, allows_incomplete=allows_incomplete),
+        f"it is in {files[-1]}",
+    )
+    return exit_status(
+        is_wrong=result.first is not None, incomplete=result.incomplete, allows_incomplete=allows_incomplete
+    )
 
 
 nan_analyze = click.Command(

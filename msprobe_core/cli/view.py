@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
@@ -61,15 +62,17 @@ def subject_options(command: _Command) -> _Command:
 @click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
 @click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --serve: where; any that is free.")
-def view(**given: Any) -> None:
+@allow_incomplete_option
+def view(**given: Any) -> int:
     """Show the run in SUBJECT, or where it parts from the trusted run in GOLDEN, on one page.
 
     SUBJECT is a dump, a rank's, a step's or a run's directory; or the directory of what `msprobe locate` or `compare`
     has found, which says itself which two runs it is of. The page is one file that needs neither network nor server.
 
-    Exit status: 0 if there is a page, 2 if not.
+    Exit status: 0 if there is a page of all that was to be shown, 2 if not: there is none, or there is one, and it says
+    which dump ended early, is damaged or missing.
     """
-    is_served, port = given.pop("is_served"), given.pop("port")
+    is_served, port, allows_incomplete = (given.pop(name) for name in ("is_served", "port", "allows_incomplete"))
     asked = Asked(**given)
     from msprobe_core.view.spool import Spool
     from msprobe_core.view.subject import subject_of
@@ -81,6 +84,13 @@ def view(**given: Any) -> None:
             serve(data, spool, port)
         else:
             write(data, spool, page_path(asked.output_path))
+    return status_of_page(data, allows_incomplete=allows_incomplete)
+
+
+def status_of_page(data: ViewData, *, allows_incomplete: bool) -> int:
+    """Say what the page lacks because dumps did, and return the exit status."""
+    say_incomplete(data.verdict.incomplete)
+    return exit_status(is_wrong=False, incomplete=data.verdict.incomplete, allows_incomplete=allows_incomplete)
 
 
 @dataclass(frozen=True, kw_only=True)

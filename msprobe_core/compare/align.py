@@ -20,6 +20,7 @@ from msprobe_core.compare.sequence import Pair
 from msprobe_core.hookspecs import ApiMap, Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
+from msprobe_core.store.ending import ending_of
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _SHARED = ("role", "phase")
@@ -169,8 +170,8 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         pairs = matcher.across_frameworks(is_fuzzy=matching.is_fuzzy)
     else:
         pairs = matcher.in_sequence(is_fuzzy=matching.is_fuzzy)
-    if naming.is_plain and set(own.leads) == set(other.leads):
-        # Both have all calls: their numbers are right unless the sequence proves the contrary.
+    if naming.is_plain and _have_all_calls(target, golden, set(own.leads), set(other.leads)):
+        # Their numbers are right unless the sequence proves the contrary.
         by_number = matcher.by_number()
         if not matcher.disproves(pairs, by_number):
             pairs = by_number
@@ -190,6 +191,12 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
         (naming.target.wrapper, naming.golden.wrapper),
     )
+
+
+def _have_all_calls(target: Dump, golden: Dump, own: set[str], other: set[str]) -> bool:
+    """Whether each side has all calls of the other, but for what a recording that ended early may lack."""
+    lacks = [not ending_of(dump).is_whole for dump in (target, golden)]
+    return own == other or (lacks[0] and own < other) or (lacks[1] and other < own)
 
 
 def _crowded(side: Names, stems: set[str]) -> frozenset[str]:

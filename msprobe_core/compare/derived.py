@@ -8,7 +8,8 @@ from pathlib import Path
 import polars as pl
 
 from msprobe_core.hookspecs import Dump, TensorSource
-from msprobe_core.model import RunHeader
+from msprobe_core.model import Ending, RunHeader
+from msprobe_core.store.ending import ending_of
 
 
 class DerivedDump:
@@ -27,6 +28,11 @@ class DerivedDump:
     def path(self) -> Path:
         """See `msprobe_core.hookspecs.Dump`."""
         return self._dump.path
+
+    @property
+    def ending(self) -> Ending:
+        """See `msprobe_core.hookspecs.MarkedDump`."""
+        return ending_of(self._dump)
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:

@@ -48,6 +48,7 @@ class UnitSummary:
         replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
         is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
         suggestions: What names without partner may be on the other side.
+        incomplete: In words, which of the two ended early or is damaged, so that a part of it could not be judged.
     """
 
     label: str
@@ -66,6 +67,7 @@ class UnitSummary:
     replicas: Sequence[ReplicaFinding] = ()
     is_foreign: bool = False
     suggestions: Sequence[Suggestion] = ()
+    incomplete: Sequence[str] = ()
 
     @property
     def num_nodes(self) -> int:
@@ -82,11 +84,16 @@ class UnitSummary:
 
     @property
     def agrees(self) -> bool:
-        """Whether every row is matched and within its limit, and ranks have alike what they should.
+        """Whether nothing differs, and all of the two could be judged."""
+        return not self.differs and not self.incomplete
 
-        Warnings do not count.
+    @property
+    def differs(self) -> bool:
+        """Whether a row has no partner or is beyond its limit, or ranks have not alike what they should.
+
+        Warnings do not count, and neither does what only one side has because the other ended early.
         """
-        return not self.replicas and not self.counts[Verdict.ERROR.value] and not self.counts[Verdict.UNMATCHED.value]
+        return bool(self.replicas or self.counts[Verdict.ERROR.value] or self.counts[Verdict.UNMATCHED.value])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +148,18 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def agrees(self) -> bool:
-        """Whether every pair agrees, none was left out, and the target's ranks have alike what they should."""
-        return not self.missing and not self.replicas and all(unit.agrees for unit in self.units)
+        """Whether nothing differs, and all of the two could be judged."""
+        return not self.differs and not self.incomplete
+
+    @property
+    def differs(self) -> bool:
+        """Whether a pair differs, or the target's ranks have not alike what they should."""
+        return bool(self.replicas) or any(unit.differs for unit in self.units)
+
+    @property
+    def incomplete(self) -> Sequence[str]:
+        """What could not be judged, in words: what was not compared, and which dumps ended early or are damaged."""
+        return [*self.missing, *dict.fromkeys(line for unit in self.units for line in unit.incomplete)]
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:

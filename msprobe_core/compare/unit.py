@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +13,7 @@ from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.foreign import excuse_inner_calls, with_excuses
+from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
@@ -86,6 +87,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     """
     options = options or CompareOptions()
     sides = _read_sides(pair, options.layouts)
+    ends = ends_of(*sides)
     if options.modules is not None:
         from msprobe_core.compare.layouts.serving import served_alike  # few need it
 
@@ -94,8 +96,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
-    alignment = _aligned(target, golden, mode, options.matching)
-    rows, notes = alignment.rows, [*notes, *alignment.notes]
+    alignment, left_out = _aligned(target, golden, mode, options.matching, ends)
+    rows, notes = alignment.rows, [*ends.lines, *left_out, *notes, *alignment.notes]
     is_foreign = target.header.framework != golden.header.framework
     if is_foreign:
         rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
@@ -137,6 +139,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         lone_call=lone_call,
         first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
+        incomplete=ends.lines,
         replicas=replicas,
         is_foreign=is_foreign,
         suggestions=suggest_names(rows) if is_foreign or options.matching.renames else [],
@@ -175,9 +178,12 @@ def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump
     return read_sides(pair, layouts)
 
 
-def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching) -> Alignment:
+def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[str]]:
+    """Return the two side by side, without calls that one of them lacks because it ended early, and what these are."""
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
+        if not dump.frame.height and ends.lines:
+            raise CompareError(f"{'; '.join(ends.lines)}: there is nothing to compare")
         if not dump.frame.height:
             raise CompareError(
                 f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
@@ -185,10 +191,10 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching) -> Alig
             )
     alignment = align(*dumps, matching)
     if not (alignment.rows["match"] == Match.BOTH.value).any():
-        raise CompareError(
-            f"{target.path} and {golden.path} have no row in common; they are not dumps of the same program"
-        )
-    return alignment
+        because = f" ({'; '.join(ends.lines)})" if ends.lines else "; they are not dumps of the same program"
+        raise CompareError(f"{target.path} and {golden.path} have no row in common{because}")
+    rows, left_out = without_missing_calls(alignment.rows, *dumps, ends)
+    return replace(alignment, rows=rows), left_out
 
 
 def _is_empty_call() -> pl.Expr:

@@ -57,6 +57,7 @@ class LocateOptions:
         confirms: Whether the first suspects' calls are made again, which tells who is wrong; needs whole tensors and
             the framework.
         model: To replay modules with; ``None`` confirms them by the calls inside of them.
+        allows_incomplete: Whether two runs may agree of which not all could be looked at.
         executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
         workers: Of the executor.
     """
@@ -65,6 +66,7 @@ class LocateOptions:
     chosen: Chosen = field(default_factory=Chosen)
     confirms: bool = False
     model: object | None = None
+    allows_incomplete: bool = False
     executor: str | None = None
     workers: ExecutorOptions = field(default_factory=ExecutorOptions)
 
@@ -98,6 +100,7 @@ class UnitFindings:
         decisions: Discrete decisions that fell otherwise.
         given_wrong: Calls of communication that were given what is beyond rounding.
         notes: What there is to say about the dumps.
+        incomplete: Which of the two ended early or is damaged, in words.
     """
 
     pair: UnitPair
@@ -109,6 +112,7 @@ class UnitFindings:
     decisions: Sequence[Decision]
     given_wrong: frozenset[str]
     notes: Sequence[str]
+    incomplete: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,9 @@ def _result(
     modes = [unit.mode for unit in found]
     verdict = LocateVerdict.FAULT if suspects else LocateVerdict.AGREE
     told = [*left_out, *dict.fromkeys(note for unit in found for note in unit.notes), *notes]
-    if not suspects and (left_out or all(mode is Mode.STRUCTURE for mode in modes)):
+    incomplete = [*left_out, *dict.fromkeys(line for unit in found for line in unit.incomplete)]
+    is_unknown = bool(incomplete) and not options.allows_incomplete
+    if not suspects and (is_unknown or all(mode is Mode.STRUCTURE for mode in modes)):
         verdict = LocateVerdict.INSUFFICIENT
     if not suspects and facts.lone_calls.different:
         told.append(
@@ -220,6 +226,7 @@ def _result(
         num_nodes=sum(unit.num_nodes for unit in found),
         num_flagged=sum(unit.num_flagged for unit in found),
         notes=told,
+        incomplete=incomplete,
     )
 
 
@@ -304,6 +311,7 @@ def _examine(task: UnitTask) -> UnitFindings:
             entry for entry in nodes.filter(pl.col("input_excess") > 1)["entry"] if is_communication(entry)
         ),
         notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
+        incomplete=unit.incomplete,
     )
 
 

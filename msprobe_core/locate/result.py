@@ -194,6 +194,7 @@ class LocateResult:
         num_nodes: Calls that were judged.
         num_flagged: Those of them with an error that rounding does not explain.
         notes: What there is to say about the dumps.
+        incomplete: What could not be looked at, in words: what is missing, and which dumps ended early or are damaged.
     """
 
     target: Path
@@ -208,3 +209,4 @@ class LocateResult:
     num_nodes: int
     num_flagged: int
     notes: Sequence[str] = field(default_factory=list[str])
+    incomplete: Sequence[str] = field(default_factory=list[str])

@@ -61,6 +61,8 @@ class Order:
             exchanges.add(rank, own)
         self._run = _Run(exchanges)
         self._notes = list(exchanges.notes())
+        self.absent: Sequence[int] = exchanges.absent()
+        """Ranks that took part in the communication and have no dump here."""
         if self._run.num_forced:
             self._notes.append(
                 f"calls of communication that wait for each other in a circle: {self._run.num_forced:,}; their order "

@@ -121,9 +121,13 @@ class Exchanges:
             self.num_senders.append(0)
         return channel.exchanges[number]
 
+    def absent(self) -> list[int]:
+        """Return the ranks that took part and have not been added."""
+        return sorted({rank for group in self._groups.values() for rank in group} - set(self.ranks))
+
     def notes(self) -> Iterator[str]:
         """Yield what has no counterpart, for people."""
-        if missing := sorted({rank for group in self._groups.values() for rank in group} - set(self.ranks)):
+        if missing := self.absent():
             yield (
                 f"{_named(missing)} took part in the communication and {'has' if len(missing) == 1 else 'have'} no "
                 "dump here: what came from there cannot be followed"

@@ -13,6 +13,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.reading import read_dump
+from msprobe_core.config.ranges import format_ranges
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.overflow.result import Evidence, Finding, Kind
@@ -25,6 +26,7 @@ MAX_EVIDENCE = 24
 
 _MAX_HEALERS = 2
 _MAX_ARRIVALS = 4
+_MAX_RANGES = 8
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,16 @@ class Step:
 class Describer:
     """Describes the origins of one step."""
 
-    def __init__(self, step: Step, values: Mapping[int, RankValues]) -> None:
+    def __init__(self, step: Step, values: Mapping[int, RankValues], unheard: Sequence[int] = ()) -> None:
         """Prepare.
 
         Args:
             step: Whose.
             values: What is not finite on each rank.
+            unheard: Ranks of which not all that they sent is known.
         """
         self.step = step
+        self._unheard = unheard
         self.notes: list[str] = []
         self._values = values
         self._dump = lru_cache(maxsize=2)(self._read)
@@ -87,7 +91,7 @@ class Describer:
                 "or Inf, and gets it from there."
             )
         else:
-            reason = _reason(origin, kind, place)
+            reason = _reason(origin, kind, place, self._unheard)
         advice, command = self._next(origin, entry, kind)
         stack = dump.stacks.get(entry) or dump.stacks.get(names.forward_of(entry) or "", ())
         return Finding(
@@ -111,6 +115,8 @@ class Describer:
         """Return what is to blame."""
         if origin.kind is OriginKind.OPERATOR:
             return Kind.OPERATOR if origin.phase in {Phase.FORWARD, Phase.DEBUG} else Kind.BACKWARD
+        if origin.kind is OriginKind.COMMUNICATION and self._unheard:
+            return Kind.UNRECORDED
         if origin.kind is not OriginKind.INPUT:
             return Kind(origin.kind.value)
         values = self._values[origin.rank]
@@ -276,9 +282,16 @@ def _is_finite(row: Mapping[str, object]) -> bool | None:
     return True if extremes or None not in counts else None
 
 
-def _reason(origin: Origin, kind: Kind, place: _Place) -> str:
+def _reason(origin: Origin, kind: Kind, place: _Place, unheard: Sequence[int]) -> str:
     bad = next((value for value in origin.values if value.name == origin.value), origin.values[0])
     holds = _holds(bad.num_nan, bad.num_inf, has_nan=bad.has_nan, has_inf=bad.has_inf)
+    if origin.kind is OriginKind.COMMUNICATION and unheard:
+        ranks = ", ".join(format_ranges(unheard)[:_MAX_RANGES])
+        whose = f"rank {ranks}" if len(unheard) == 1 else f"ranks {ranks}"
+        return (
+            f"What came holds {holds}, and all that is known to have been sent is finite. Not all that {whose} sent is "
+            "known: a dump ended early, is missing or cannot be read."
+        )
     if kind in {Kind.OPERATOR, Kind.BACKWARD, Kind.COMMUNICATION}:
         return _reason_of_call(origin, kind, place, holds)
     if kind is Kind.WEIGHT:

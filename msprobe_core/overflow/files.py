@@ -34,7 +34,9 @@ def write_result(result: OverflowResult, directory: Path) -> list[Path]:
         _write(path, dict(_anomalies(result.first)))
         written.append(path)
     path = directory / RESULT_FILE
-    _write(path, {"version": VERSION, "verdict": "clean" if result.first is None else "found"} | _plain(result))
+    verdict = "found" if result.first is not None else "undecided" if result.incomplete else "clean"
+    incomplete = list(result.incomplete)
+    _write(path, {"version": VERSION, "verdict": verdict, "incomplete": incomplete} | _plain(result))
     return [*written, path]
 
 

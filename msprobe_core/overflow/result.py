@@ -122,7 +122,8 @@ class StepResult:
         harmless: NaN and Inf that did no harm.
         num_harmless: How many of them there are altogether.
         near_end: Finite values near the end of their range.
-        notes: What could not be read or matched.
+        notes: What there is to say about the dumps, and what could not be matched.
+        incomplete: What could not be searched, in words: dumps that cannot be read, ended early or are damaged.
         dumps: Where the dump of each rank is; processes outside of a job are counted.
     """
 
@@ -138,11 +139,12 @@ class StepResult:
     num_harmless: int
     near_end: Sequence[RankNote]
     notes: Sequence[str]
+    incomplete: Sequence[str]
     dumps: Mapping[int, Path]
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing harmful was found."""
+        """Whether nothing harmful was found in what could be searched."""
         return not self.first
 
 
@@ -154,10 +156,17 @@ class OverflowResult:
         path: What was searched.
         steps: One result per step that was read, in their order; those behind the first that is not clean only say
             how many values are bad.
+        unread: Steps that could not be searched, and ranks that steps lack, in words.
     """
 
     path: Path
     steps: Sequence[StepResult]
+    unread: Sequence[str] = ()
+
+    @property
+    def incomplete(self) -> Sequence[str]:
+        """What could not be searched, in words."""
+        return [*(line for step in self.steps for line in step.incomplete), *self.unread]
 
     @property
     def first(self) -> StepResult | None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import DumpError, MsprobeError
+from msprobe_core.model import Ending, EndState
 from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.causality import Order
 from msprobe_core.overflow.describe import Describer, Step
 from msprobe_core.overflow.result import Finding, Harmless, OverflowResult, RankNote, StepResult
 from msprobe_core.overflow.spread import Harm, Origin, Spread
 from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
+from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.layout import find_steps, find_units
 
 MAX_FURTHER = 20
@@ -35,11 +37,26 @@ def search(path: Path) -> OverflowResult:
     if is_dump(path):
         return OverflowResult(path=path, steps=[_search_step(_step_of_rank(path))])
     steps = find_steps(path)
+    if not steps:
+        return OverflowResult(path=path, steps=[_search_step(_step_of(None, path, None))])
     found: list[StepResult] = []
-    for number, directory in (steps or {None: path}).items():
-        run = path if steps else None
-        found.append(_search_step(_step_of(number, directory, run)))
-    return OverflowResult(path=path, steps=found)
+    unread: list[str] = []
+    ranks: dict[int, int] = {}
+    for number, directory in steps.items():
+        try:
+            step = _step_of(number, directory, path)
+            unread += [
+                f"step {number} has no rank {rank}, and step {former} has"
+                for rank, former in sorted(ranks.items())
+                if step.is_job and rank not in step.ranks
+            ]
+            ranks |= dict.fromkeys(step.ranks if step.is_job else (), number)
+            found.append(_search_step(step))
+        except DumpError as error:  # noqa: PERF203  # a step costs more than a try
+            unread.append(str(error))
+    if not found:
+        raise DumpError("; ".join(unread))
+    return OverflowResult(path=path, steps=found, unread=unread)
 
 
 def _step_of_rank(path: Path) -> Step:
@@ -67,12 +84,26 @@ class _Read:
     values: dict[int, RankValues] = field(default_factory=dict[int, RankValues])
     calls: dict[int, RankCalls] = field(default_factory=dict[int, RankCalls])
     notes: list[str] = field(default_factory=list[str])
+    endings: dict[int, tuple[Path, Ending]] = field(default_factory=dict[int, tuple[Path, Ending]])
+    unread: list[str] = field(default_factory=list[str])
+
+    def broken(self) -> dict[int, str]:
+        """Return in words which ranks ended early or are damaged; others that have more windows give one away."""
+        most = max((ending.num_windows for _, ending in self.endings.values()), default=0)
+        return {
+            rank: sentence(path, ending)
+            for rank, (path, ending) in self.endings.items()
+            if not ending.is_whole or (ending.state is EndState.STOPPED and 0 < ending.num_windows < most)
+        }
 
 
 def _search_step(step: Step) -> StepResult:
     read = _read(step)
     spread, order = _follow(step, read)
-    describer = Describer(step, read.values)
+    broken = read.broken()
+    silent = {*step.ranks} - {*read.values}
+    unheard = sorted({*broken, *silent, *(order.absent if order is not None else ())})
+    describer = Describer(step, read.values, unheard if step.is_job else ())
     by_harm: dict[Harm, list[Origin]] = {harm: [] for harm in Harm}
     for origin in spread.origins:
         by_harm[origin.harm].append(origin)
@@ -100,6 +131,7 @@ def _search_step(step: Step) -> StepResult:
         num_harmless=len(harmless),
         near_end=near[:_MAX_NEAR],
         notes=[*read.notes, *(order.notes if order is not None else ()), *describer.notes],
+        incomplete=[*broken.values(), *read.unread],
         dumps=step.ranks,
     )
 
@@ -120,6 +152,7 @@ def _read(step: Step) -> _Read:
             errors.append(str(error))
             continue
         read.notes.extend(dump.notes)
+        read.endings[rank] = dump.path, ending_of(dump)
         if not values.num_entries:
             errors.append(f"{dump.path}: holds no values (task {dump.header.task}); record statistics")
             continue
@@ -137,8 +170,9 @@ def _read(step: Step) -> _Read:
                 f"rank {rank}: calls with NaN or Inf: {values.num_bad:,}; the first {MAX_BAD_ENTRIES:,} were followed"
             )
     if not read.values:
-        raise DumpError("; ".join(errors) or f"{step.directory}: holds no dump")
-    read.notes.extend(errors)
+        ended = list(read.broken().values())
+        raise DumpError("; ".join([*ended, *errors]) or f"{step.directory}: holds no dump")
+    read.unread.extend(errors)
     return read
 
 

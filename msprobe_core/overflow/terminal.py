@@ -17,18 +17,26 @@ _MAX_SHOWN = 5
 _MAX_VALUES = 6
 _MAX_FRAMES = 3
 _MAX_RANKS = 12
+_MAX_MISSING = 10
 
 
-def print_result(result: OverflowResult, files: Sequence[object], console: Console) -> None:
+def print_result(
+    result: OverflowResult, files: Sequence[object], console: Console, *, allows_incomplete: bool = False
+) -> None:
     """Print what was found, what it led to, and what to do."""
-    for line in lines_of(result):
+    for line in lines_of(result, allows_incomplete=allows_incomplete):
         console.print(line, soft_wrap=True)
     for file in files:
         console.print(Text(f"Written: {file}"), soft_wrap=True)
 
 
-def lines_of(result: OverflowResult) -> Iterator[Text]:
-    """Yield the report."""
+def lines_of(result: OverflowResult, *, allows_incomplete: bool = False) -> Iterator[Text]:
+    """Yield the report.
+
+    Args:
+        result: What was found.
+        allows_incomplete: Whether a run may be clean of which not all could be searched.
+    """
     num_ranks = max(step.num_ranks for step in result.steps)
     num_entries = sum(step.num_entries for step in result.steps)
     steps = f"{len(result.steps)} steps, " if len(result.steps) > 1 else ""
@@ -38,8 +46,12 @@ def lines_of(result: OverflowResult) -> Iterator[Text]:
     for step in result.steps:
         for note in step.notes:
             yield Text(f"Note: {note}", style="yellow")
+    for line in result.incomplete[:_MAX_MISSING]:
+        yield Text(f"Incomplete: {line}.", style="bold red")
+    if len(result.incomplete) > _MAX_MISSING:
+        yield Text(f"Incomplete: {len(result.incomplete) - _MAX_MISSING:,} more, in overflow.json", style="bold red")
     if first is None:
-        yield from _clean(result)
+        yield from _clean(result, allows_incomplete=allows_incomplete)
         return
     where = "" if first.step is None else f"step {first.step}, "
     yield Text(f"FOUND: {where}{_title(first.first[0])}", style="bold red")
@@ -58,8 +70,14 @@ def lines_of(result: OverflowResult) -> Iterator[Text]:
         yield Text("Also not clean: " + ", ".join(f"step {step.step}" for step in later))
 
 
-def _clean(result: OverflowResult) -> Iterator[Text]:
-    yield Text("CLEAN: no call makes NaN or Inf that does harm.", style="bold green")
+def _clean(result: OverflowResult, *, allows_incomplete: bool) -> Iterator[Text]:
+    if result.incomplete:
+        word, style = ("CLEAN", "bold green") if allows_incomplete else ("UNDECIDED", "bold yellow")
+        more = f"; {len(result.incomplete) - 1:,} more" if len(result.incomplete) > 1 else ""
+        said = f"nothing harmful in what could be searched, which is not all: {result.incomplete[0]}{more}."
+        yield Text(f"{word}: {said}", style=style)
+    else:
+        yield Text("CLEAN: no call makes NaN or Inf that does harm.", style="bold green")
     for step in result.steps[:_MAX_SHOWN]:
         yield from _harmless(step)
 

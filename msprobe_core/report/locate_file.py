@@ -43,6 +43,7 @@ def content_of(result: LocateResult) -> dict[str, Any]:
         "golden": str(result.golden),
         "noise": result.noise,
         "examined": result.examined,
+        "incomplete": list(result.incomplete),
         "calls": {"judged": result.num_nodes, "beyond_rounding": result.num_flagged},
         "checks": [{"name": check.name, "state": check.state.value, "detail": check.detail} for check in result.checks],
         "decisions": {

@@ -116,10 +116,16 @@ def _message(shown: Shown) -> str:
 
 
 def _verdict_line(result: LocateResult) -> Text:
+    first, *others = result.incomplete or [""]
+    because = f": {first}{f'; {len(others):,} more' if others else ''}." if first else "."
+    if result.verdict is LocateVerdict.AGREE and first:
+        said = f"AGREE: rounding explains every difference in what both have, which is not all{because}"
+        return Text(said, style="bold green")
     if result.verdict is LocateVerdict.AGREE:
         return Text("AGREE: rounding explains every difference.", style="bold green")
     if result.verdict is LocateVerdict.INSUFFICIENT:
-        return Text("UNDECIDED: nothing is wrong in what could be compared, and not all could.", style="bold yellow")
+        said = f"UNDECIDED: nothing is wrong in what could be compared, and not all could{because}"
+        return Text(said, style="bold yellow")
     first = result.suspects[0]
     place = place_of(first)
     inside = f" in {first.parents[0]}" if first.parents else ""

@@ -22,6 +22,7 @@ from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.report.files import time_stamp
 from msprobe_core.report.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
 from msprobe_core.report.sheet import MAX_SHEET_ROWS, Sheet, SheetColumn, SheetPart, write_book
+from msprobe_core.report.summary import incomplete_of
 from msprobe_core.report.table import Width
 from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
@@ -81,6 +82,7 @@ class Merged:
         num_rows: Of each sheet.
         indices: What the sheets are of.
         unknown: Parts of names that no row has.
+        incomplete: Which dumps behind the tables ended early, are damaged or missing, as far as ``summary.json`` says.
     """
 
     path: Path
@@ -88,6 +90,7 @@ class Merged:
     num_rows: int
     indices: Sequence[str]
     unknown: Sequence[str]
+    incomplete: Sequence[str]
 
 
 def read_request(path: Path) -> MergeRequest:
@@ -144,7 +147,8 @@ def merge_results(directory: Path, output: Path, request: MergeRequest) -> Merge
     with whole_file(path) as file:
         write_book(file, [_sheet(index, tables, order) for index in indices])
     unknown = [api for api in request.api if not any(f"{api}." in name for name, _ in order)]
-    return Merged(path, [table.file.rank for table in tables], len(order), indices, unknown)
+    ranks = [table.file.rank for table in tables]
+    return Merged(path, ranks, len(order), indices, unknown, incomplete_of(directory, [file.path for file in files]))
 
 
 def _is_of(name: pl.Expr, apis: Sequence[str]) -> pl.Expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,9 @@ def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Pa
         "agrees": result.agrees,
         "target": str(result.target),
         "golden": str(result.golden),
+        "differs": result.differs,
         "missing": list(result.missing),
+        "incomplete": list(result.incomplete),
         "replicas": list(result.replicas),
         "limits": result.limits.summary(),
         "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
@@ -67,6 +69,8 @@ def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
         "golden": str(unit.golden),
         "mode": unit.mode.value,
         "agrees": unit.agrees,
+        "differs": unit.differs,
+        "incomplete": list(unit.incomplete),
         "rows": {"total": unit.num_rows, **unit.counts},
         "nodes": dict(unit.nodes),
         "first_difference": unit.first_difference,
@@ -100,3 +104,27 @@ def _fault_summary(fault: Fault) -> dict[str, Any]:
 
 def _json_number(number: float | None) -> float | str | None:
     return number if number is None or math.isfinite(number) else str(number)
+
+
+class _UnitTables(msgspec.Struct):
+    tables: list[str] = []
+
+
+class _Summary(msgspec.Struct):
+    incomplete: list[str]
+    units: list[_UnitTables]
+
+
+def incomplete_of(directory: Path, tables: Collection[Path]) -> Sequence[str]:
+    """Return what the comparison that has written some tables could not judge, in words; empty if that is unknown.
+
+    Args:
+        directory: Of the tables; a ``summary.json`` in it is read if it is of them.
+        tables: Their paths.
+    """
+    try:
+        summary = msgspec.json.decode((directory / SUMMARY_FILE).read_bytes(), type=_Summary)
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        return []
+    named = {Path(table).name for unit in summary.units for table in unit.tables}
+    return summary.incomplete if named >= {table.name for table in tables} else []

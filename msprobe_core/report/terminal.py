@@ -31,22 +31,27 @@ _MAX_FRAMES = 3
 _MAX_SUGGESTIONS = 4
 
 
-def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, console: Console) -> None:
-    """Print the result; the last line is the verdict."""
+def print_summary(
+    result: ComparisonResult[UnitSummary], files: ReportFiles, console: Console, *, allows_incomplete: bool = False
+) -> None:
+    """Print the result; the last line is the verdict.
+
+    Args:
+        result: What to print.
+        files: Where all of it is.
+        console: Where to.
+        allows_incomplete: Whether two runs may agree of which not all could be compared.
+    """
     paths = [path for unit_paths in files.tables for path in unit_paths]
     if len(result.units) > _MAX_UNITS:
         _print_many(result, console)
     else:
         for unit in result.units:
             _print_unit(unit, console)
-    for line in result.replicas[:_MAX_FINDINGS]:
-        console.print(Text(f"Replicas differ: {line}", style="bold red"), soft_wrap=True)
-    if len(result.replicas) > _MAX_FINDINGS:
-        console.print(Text(f"Replicas differ: {len(result.replicas) - _MAX_FINDINGS:,} more, in the summary"))
-    for line in result.missing[:_MAX_MISSING]:
-        console.print(Text(f"Not compared: {line}.", style="bold red"))
-    if len(result.missing) > _MAX_MISSING:
-        console.print(Text(f"Not compared: {len(result.missing) - _MAX_MISSING:,} more.", style="bold red"))
+    _print_first("Replicas differ", result.replicas, _MAX_FINDINGS, console)
+    _print_first("Not compared", [f"{line}." for line in result.missing], _MAX_MISSING, console)
+    broken = result.incomplete[len(result.missing) :]
+    _print_first("Incomplete", [f"{line}." for line in broken], _MAX_MISSING, console)
     if len(paths) > _MAX_UNITS:
         console.print(Text(f"Tables:  {len(paths):,} files in {files.summary.parent}"), soft_wrap=True)
     else:
@@ -58,7 +63,14 @@ def print_summary(result: ComparisonResult[UnitSummary], files: ReportFiles, con
     for line in _suggestion_lines(result, files):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
-    console.print(_verdict_line(result), soft_wrap=True)
+    console.print(_verdict_line(result, allows_incomplete=allows_incomplete), soft_wrap=True)
+
+
+def _print_first(title: str, lines: Sequence[str], limit: int, console: Console) -> None:
+    for line in lines[:limit]:
+        console.print(Text(f"{title}: {line}", style="bold red"), soft_wrap=True)
+    if len(lines) > limit:
+        console.print(Text(f"{title}: {len(lines) - limit:,} more, in the summary", style="bold red"))
 
 
 def _suggestion_lines(result: ComparisonResult[UnitSummary], files: ReportFiles) -> Iterator[str]:
@@ -85,8 +97,10 @@ def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None
     num_agreeing = sum(unit.agrees for unit in units)
     width = len(f"{len(units):,}")
     console.print(Text(f"  {num_agreeing:{width},}", style="green").append("  agree", style="default"))
-    num_other = len(units) - num_agreeing
+    num_other = sum(unit.differs for unit in units)
     console.print(Text(f"  {num_other:{width},}", style="red" if num_other else "").append("  differ", style="default"))
+    if num_left := len(units) - num_agreeing - num_other:
+        console.print(Text(f"  {num_left:{width},}", style="yellow").append("  agree, not whole", style="default"))
     notes = Counter(note for unit in units for note in unit.notes)
     for note, number in notes.most_common(_MAX_FINDINGS):
         console.print(Text(f"Note: {note}" + (f" ({number:,} pairs)" if number > 1 else ""), style="yellow"))
@@ -192,17 +206,21 @@ def _reason(fault: Fault, *, is_second: bool) -> str:
     return f"Its input tensors agree, its {blamed} do not."
 
 
-def _verdict_line(result: ComparisonResult[UnitSummary]) -> Text:
+def _verdict_line(result: ComparisonResult[UnitSummary], *, allows_incomplete: bool) -> Text:
     if result.agrees:
         num_unrecorded = sum(unit.counts[UNRECORDED] for unit in result.units)
         but = f"; values that were not recorded and could not be judged: {num_unrecorded:,}" if num_unrecorded else ""
         return Text(f"AGREE: every row is matched and within its limit{but}.", style="bold green")
+    if not result.differs:
+        word, style = ("AGREE", "bold green") if allows_incomplete else ("UNDECIDED", "bold yellow")
+        more = f"; {len(result.incomplete) - 1:,} more" if len(result.incomplete) > 1 else ""
+        said = f"nothing differs in what both have, and the whole could not be judged: {result.incomplete[0]}{more}."
+        return Text(f"{word}: {said}", style=style)
     found = result.first_fault
     if found is None and (result.replicas or any(unit.replicas for unit in result.units)):
         return Text("DIFFERENT: ranks that should have the same have not.", style="bold red")
     if found is None:
-        what = "step and rank" if any(unit.step is not None for unit in result.units) else "rank"
-        return Text(f"DIFFERENT: not every {what} could be compared.", style="bold red")
+        return Text("DIFFERENT: values differ.", style="bold red")
     unit, fault = found
     if unit.is_foreign and fault.only_on is not None:
         return Text(

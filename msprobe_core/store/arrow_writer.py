@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.errors import StoreError
-from msprobe_core.model import Batch, Ending, EndState, Entry, Phase, RunHeader, Task
+from msprobe_core.model import Batch, Ending, Entry, Phase, RunHeader, Task
 from msprobe_core.store import layout
 from msprobe_core.store.arrow_columns import (
     CONSTRUCT_COLUMNS,
@@ -160,9 +160,10 @@ class ArrowWriter:
             parents = [None if parent is None else clean_text(parent) for parent in batch.parents.values()]
             self._construct.append(to_small_batch(CONSTRUCT_COLUMNS, [names, parents]))
 
-    def end(self, state: EndState, reason: str = "") -> None:
+    def end(self, ending: Ending) -> None:
         """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
-        self._dump.end_with(Ending(state=state, num_calls=self._num_calls, reason=clean_text(reason)))
+        reason = clean_text(ending.reason)
+        self._dump.end_with(msgspec.structs.replace(ending, num_calls=self._num_calls, reason=reason))
 
     def close(self) -> None:
         """Close all files."""

@@ -58,10 +58,14 @@ def ending_of(dump: Dump) -> Ending:
     return dump.ending if isinstance(dump, MarkedDump) else Ending()
 
 
-def worst_of(endings: Sequence[Ending]) -> Ending:
+def ending_of_all(dumps: Sequence[Dump]) -> Ending:
     """Return what holds for several dumps together: that of the one of which most is missing; all calls count."""
-    first = min(endings, key=lambda ending: _SEVERITY.index(ending.state), default=Ending())
-    return msgspec.structs.replace(first, num_calls=sum(ending.num_calls for ending in endings))
+    endings = [ending_of(dump) for dump in dumps]
+    worst = min(endings, key=lambda ending: _SEVERITY.index(ending.state), default=Ending())
+    broken = [sentence(dump.path, own) for dump, own in zip(dumps, endings, strict=True) if not own.is_whole]
+    return msgspec.structs.replace(
+        worst, num_calls=sum(ending.num_calls for ending in endings), reason="; ".join(broken) or worst.reason
+    )
 
 
 _SEVERITY = (EndState.DAMAGED, EndState.EARLY, EndState.STOPPED, EndState.UNKNOWN, EndState.COMPLETE)

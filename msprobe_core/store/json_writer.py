@@ -16,7 +16,6 @@ from msprobe_core.model import (
     Batch,
     Distribution,
     Ending,
-    EndState,
     Entry,
     Failure,
     GradientSlot,
@@ -104,9 +103,9 @@ class JsonWriter:
                 [(name, _encode(parent and clean_text(parent))) for name, parent in batch.parents.items()]
             )
 
-    def end(self, state: EndState, reason: str = "") -> None:
+    def end(self, ending: Ending) -> None:
         """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
-        self._dump.end_with(dump_tail(Ending(state=state, num_calls=self._num_calls, reason=reason)))
+        self._dump.end_with(dump_tail(msgspec.structs.replace(ending, num_calls=self._num_calls)))
 
     def close(self) -> None:
         """Close all files."""

@@ -26,6 +26,7 @@ from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.locate import FaultKind, LocateOptions, locate
 from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
+from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import find_steps, find_units
 from msprobe_core.view.calls import GOLDEN_MARK, Calls, calls_of_dump, calls_of_pair
@@ -142,6 +143,7 @@ class _Builder:
         self._places: dict[tuple[int | None, int | None], int] = {}
         self._notes: list[str] = []
         self._said: set[str] = set()
+        self._incomplete: list[str] = []
         self._maps: list[TensorMap] = []
         self._counts = Counts()
         self._culprits: list[Culprit] = []
@@ -155,13 +157,16 @@ class _Builder:
         self._add_all(tasks, self._calls_of_run)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
-        verdict = overflow_verdict(found, self._counts, has_values=self._has_values)
+        incomplete = self._incomplete if found is None else found.incomplete
+        verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _calls_of_run(self, task: _Task) -> Calls:
         dump = read_dump(task.target)
         own = calls_of_dump(dump)
         self._note(task, dump.notes)
+        if not (ending := ending_of(dump)).is_whole:
+            self._incomplete.append(sentence(dump.path, ending))
         return own
 
     def _overflow(self, target: Path) -> OverflowResult | None:
@@ -213,6 +218,7 @@ class _Builder:
                     if len(tasks) == 1:
                         raise
                     failed.append(f"{task.label} could not be read: {error}")
+                    self._incomplete.append(failed[-1])
                     calls = None
                 self._add(task, calls, peers)
                 done.append(task)

@@ -90,7 +90,10 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer in one sentence, what it rests on, and against what measure of rounding it was found."""
+    """The answer in one sentence, what it rests on, and against what measure of rounding it was found.
+
+    ``incomplete`` says in words which dumps ended early, are damaged or missing, so that the answer is not of all.
+    """
 
     state: State
     sentence: str
@@ -98,6 +101,7 @@ class Verdict(msgspec.Struct, frozen=True):
     checks: Sequence[Check] = ()
     counts: Counts = msgspec.field(default_factory=Counts)
     noise: str = ""
+    incomplete: Sequence[str] = ()
 
 
 class Evidence(msgspec.Struct, frozen=True):

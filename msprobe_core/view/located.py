@@ -55,6 +55,7 @@ class Location(msgspec.Struct, frozen=True):
     checks: tuple[Check, ...] = ()
     suspects: tuple[_Suspect, ...] = ()
     notes: tuple[str, ...] = ()
+    incomplete: tuple[str, ...] = ()
 
 
 def location_of(result: LocateResult) -> Location:
@@ -78,6 +79,8 @@ def read_location(path: Path) -> Location:
         raise CompareError(f"{path}: is of version {found.version}, and {_VERSION} is known; run msprobe locate again")
     return found
 
+
+_MAX_INCOMPLETE = 6
 
 Places = Mapping[tuple[int | None, int | None], int]
 """Index of the unit by step and rank."""
@@ -104,11 +107,19 @@ def verdict_of(found: Location, counts: Counts) -> Verdict:
     return Verdict(
         state=state,
         sentence=_sentence(state, found),
-        detail=detail,
+        detail=[*detail, *_details_of(found.incomplete)],
         checks=found.checks,
         counts=counts,
         noise=found.noise,
+        incomplete=found.incomplete,
     )
+
+
+def _details_of(incomplete: Sequence[str]) -> list[str]:
+    shown = list(incomplete[:_MAX_INCOMPLETE])
+    if len(incomplete) > _MAX_INCOMPLETE:
+        shown.append(f"{len(incomplete) - _MAX_INCOMPLETE:,} more")
+    return [f"Not all could be looked at: {line}." for line in shown]
 
 
 def _sentence(state: State, found: Location) -> str:
@@ -218,12 +229,15 @@ def _told(finding: Finding, number: int) -> str:
     return f"{each.role} {each.dtype} {each.shape}: {state}"
 
 
-def overflow_verdict(result: OverflowResult | None, counts: Counts, *, has_values: bool) -> Verdict:
+def overflow_verdict(
+    result: OverflowResult | None, counts: Counts, incomplete: Sequence[str] = (), *, has_values: bool
+) -> Verdict:
     """Return what is to say of a single run.
 
     Args:
         result: Of the search for NaN and Inf; ``None`` if there was none to search for.
         counts: Of what is in the page.
+        incomplete: Which dumps ended early, are damaged or missing, in words.
         has_values: Whether the dumps say anything of values.
     """
     first = None if result is None else result.first
@@ -231,7 +245,8 @@ def overflow_verdict(result: OverflowResult | None, counts: Counts, *, has_value
         sentence = f"A single run, with nothing to hold it against: {counts.nodes:,} calls"
         state = "none of which makes NaN or Inf of finite values" if result is None else "no harmful NaN or Inf"
         state = state if has_values else "whose values were not recorded"
-        return Verdict(State.NONE, f"{sentence}, {state}.", counts=counts)
+        details = _details_of(incomplete)
+        return Verdict(State.NONE, f"{sentence}, {state}.", details, counts=counts, incomplete=incomplete)
     finding = first.first[0]
     places = [] if first.step is None else [f"step {first.step}"]
     places += [] if finding.rank is None else [f"rank {finding.rank}"]
@@ -239,6 +254,7 @@ def overflow_verdict(result: OverflowResult | None, counts: Counts, *, has_value
     return Verdict(
         State.FAULT,
         f"Values stop being finite{where} at {finding.entry}: {finding.kind.value}.",
-        detail=[finding.reason, finding.harm, finding.advice],
+        detail=[finding.reason, finding.harm, finding.advice, *_details_of(incomplete)],
         counts=counts,
+        incomplete=incomplete,
     )

@@ -105,16 +105,21 @@ def test_a_spreadsheet_on_request(run, dumps):
     assert [path.suffix for path in sorted((dumps / "out").iterdir())] == [".xlsx", ".json"]
 
 
-def test_a_missing_rank_is_a_difference(run, dumps):
+def test_a_missing_rank_is_no_agreement(run, dumps):
     write_dump(dumps / "good" / "rank1", {ENTRY: api(output=tensor(X))})
     code, out, _ = run("compare", "-tp", dumps / "good" / "rank0", "-gp", dumps / "good" / "rank0", "-o", dumps / "out")
     assert code == 0
     write_dump(dumps / "other" / "rank0", {ENTRY: api(tensor(X), output=tensor(X))})
     write_dump(dumps / "other" / "rank2", {ENTRY: api(output=tensor(X))})
-    code, out, _ = run("compare", "-tp", dumps / "other", "-gp", dumps / "good", "-o", dumps / "out")
-    assert code == 1
+    command = ("compare", "-tp", dumps / "other", "-gp", dumps / "good", "-o", dumps / "out")
+    code, out, _ = run(*command)
+    assert code == 2
     assert f"Not compared: rank2 is in {dumps / 'other'} only." in out
-    assert out.splitlines()[-1] == "DIFFERENT: not every rank could be compared."
+    assert out.splitlines()[-1] == (
+        "UNDECIDED: nothing differs in what both have, and the whole could not be judged: "
+        f"rank1 is in {dumps / 'good'} only; 1 more."
+    )
+    assert run(*command, "--allow-incomplete")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -213,7 +218,7 @@ def test_one_damaged_rank_leaves_the_others(run, dumps):
         write_dump(dumps / side / "rank1", {ENTRY: api(output=tensor(X))})
     (dumps / "bad" / "rank0" / "dump.json").write_text("{")
     code, out, _ = run("compare", "-tp", dumps / "bad", "-gp", dumps / "good", "-o", dumps / "out")
-    assert code == 1
+    assert code == 2
     assert re.search(r"Not compared: rank0 could not be compared: .*dump\.json: is not valid JSON", out)
     assert "(rank1, statistics)" in out
 

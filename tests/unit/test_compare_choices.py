@@ -53,7 +53,7 @@ def test_processes_have_no_ranks_to_choose_from(run, processes, layout):
 
 def test_ranks_that_nobody_has_are_said_with_layouts_too(run, ranks):
     code, out, _ = run("--ranks", "0,5", "--layout", "auto")
-    assert code == 1
+    assert code == 2
     assert "Not compared: rank5 is in neither" in out
     code, _, err = run("--ranks", "5", "--layout", "auto")
     assert code == 2

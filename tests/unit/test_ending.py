@@ -14,7 +14,7 @@ from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import StoreError
 from msprobe_core.model import Ending, EndState
 from msprobe_core.store.convert import convert
-from msprobe_core.store.ending import ending_of, sentence, worst_of
+from msprobe_core.store.ending import ending_of, ending_of_all, sentence
 from msprobe_core.store.growing import GrowingFile
 
 WRITERS = ["json", "arrow"]
@@ -280,10 +280,20 @@ def test_words(tmp_path):
     assert sentence(tmp_path / "step0" / "proc12", early).startswith("step 0 of process 12 ended")
 
 
-def test_together_they_are_as_whole_as_the_least_of_them():
-    complete, early = (Ending(state=state, num_calls=2) for state in (EndState.COMPLETE, EndState.EARLY))
-    assert worst_of([complete, early, complete]) == Ending(state=EndState.EARLY, num_calls=6)
-    assert worst_of([]) == Ending()
+class Part:
+    def __init__(self, path, state):
+        self.path = path
+        self.ending = Ending(state=state, num_calls=2)
+
+
+def test_together_they_are_as_whole_as_the_least_of_them(tmp_path):
+    complete, early = EndState.COMPLETE, EndState.EARLY
+    parts = [Part(tmp_path / "step0" / f"rank{i}", state) for i, state in enumerate([complete, early, complete])]
+    found = ending_of_all(parts)
+    assert (found.state, found.num_calls) == (early, 6)
+    assert found.reason == "step 0 of rank 1 ended early, after 2 calls"
+    assert ending_of_all(parts[:1]) == parts[0].ending
+    assert ending_of_all([]) == Ending()
 
 
 def test_a_child_of_fork_leaves_its_parents_mark_alone(tmp_path):

@@ -30,6 +30,10 @@ _BEHIND = "What is computed behind it differs beyond rounding, and nothing befor
 _DECISIONS = (
     "results of calls that decide: {} of {} differ, first {}; at what rate only whole tensors tell (task 'tensor')"
 )
+_UNHEARD = (
+    "What came holds {}, and all that is known to have been sent is finite. Not all that {} sent is known: a dump "
+    "ended early, is missing or cannot be read."
+)
 PARTS = {
     "view/located.py": {
         " in {}": "The runs part first{} at {} in {}: {}.",
@@ -69,6 +73,8 @@ PARTS = {
         "{} of rank {}": "it becomes NaN at {}",
         "{} NaN": "It returns {}; what it was given was not recorded.",
         "{} Inf": "It returns {}; what it was given was not recorded.",
+        "rank {}": _UNHEARD,
+        "ranks {}": _UNHEARD,
     },
 }  # fmt: skip
 """What is put together with others, and a sentence of the catalogue that has it; titles and numbers need none."""

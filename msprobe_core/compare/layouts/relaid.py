@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from msprobe_core.hookspecs import Dump, TensorSource
-from msprobe_core.model import RunHeader
+from msprobe_core.model import Ending, RunHeader
+from msprobe_core.store.ending import ending_of
 
 Open: TypeAlias = Callable[[], TensorSource]
 Row: TypeAlias = dict[str, Any]
@@ -43,6 +44,11 @@ class RelaidDump:
     def header(self) -> RunHeader:
         """As stored."""
         return self.inner.header
+
+    @property
+    def ending(self) -> Ending:
+        """As stored."""
+        return ending_of(self.inner)
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:

@@ -39,7 +39,8 @@ from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overla
 from msprobe_core.compare.shards.union import Part, part_of, unite
 from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, TensorSource
-from msprobe_core.model import Distribution, RunHeader
+from msprobe_core.model import Distribution, Ending, RunHeader
+from msprobe_core.store.ending import ending_of_all
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
@@ -91,6 +92,11 @@ class MergedDump:
     def header(self) -> RunHeader:
         """That of the first part."""
         return self.parts[0].dump.header
+
+    @property
+    def ending(self) -> Ending:
+        """That of the part of which most is missing."""
+        return ending_of_all([part.dump for part in self.parts])
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:

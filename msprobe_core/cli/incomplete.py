@@ -1,0 +1,47 @@
+"""Dumps that end early or are damaged: no command calls them healthy unless it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from msprobe_core.errors import printable
+
+ALLOW_INCOMPLETE = "--allow-incomplete"
+
+_MAX_SHOWN = 10
+
+
+def allow_incomplete_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option to a command, which gets it as ``allows_incomplete``."""
+    return click.option(
+        ALLOW_INCOMPLETE,
+        "allows_incomplete",
+        is_flag=True,
+        help="Exit with 0 also where a dump ended early, is damaged or missing, if nothing is wrong in what is there.",
+    )(command)
+
+
+def exit_status(*, is_wrong: bool, incomplete: Sequence[str], allows_incomplete: bool) -> int:
+    """Return the exit status of a command that judges.
+
+    Args:
+        is_wrong: Whether something is wrong in what could be judged.
+        incomplete: What could not be, in words.
+        allows_incomplete: Whether that may be.
+    """
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
+
+    if is_wrong:
+        return EXIT_DIFFERENT
+    return EXIT_FAILED if incomplete and not allows_incomplete else EXIT_AGREES
+
+
+def say_incomplete(incomplete: Sequence[str]) -> None:
+    """Say on stderr what was not all there: for commands that have no verdict to put it into."""
+    for line in incomplete[:_MAX_SHOWN]:
+        click.echo(f"incomplete: {printable(line)}", err=True)
+    if len(incomplete) > _MAX_SHOWN:
+        click.echo(f"incomplete: {len(incomplete) - _MAX_SHOWN:,} more", err=True)
