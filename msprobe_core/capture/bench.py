@@ -13,6 +13,7 @@ from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, TensorValue
 from msprobe_core.store import layout
+from msprobe_core.store.ending import ending_of, sentence
 
 _logger = logging.getLogger(__name__)
 
@@ -106,12 +107,15 @@ class BenchCheck:
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
             unit, note = layout.find_unit(self._root / f"step{step}", rank)
-            self._bench = _calls_in(read_earlier(unit.directory))
+            earlier = read_earlier(unit.directory)
+            self._bench = _calls_in(earlier)
         except Exception as error:  # noqa: BLE001  # of a third party's reader, too
             _logger.warning("bench_path: step %d is not checked: %s", step, error)
             return
         if note:
             _logger.warning("bench_path: %s", note)
+        if not (ending := ending_of(earlier)).is_whole:
+            _logger.warning("bench_path: %s; calls that it lacks are not checked", sentence(unit.directory, ending))
         sums = (found for call in self._bench.values() for found in (*call.inputs.values(), *call.outputs.values()))
         self._form = next((found.form for found in sums if found.form is not None), None)
         if self._form is None:

@@ -298,3 +298,15 @@ def test_diff_check_says_what_to_take_instead():
         ConfigError, match="'diff_check' has no run to compare with; take the task 'tensor' with 'bench_"
     ):
         load_config(task="diff_check")
+
+
+def test_an_earlier_run_that_ended_early_is_said_and_checked_as_far_as_it_goes(record, tmp_path, caplog):
+    bench = record("bench", healthy)
+    path = bench.directory / "dump.json"
+    content = json.loads(path.read_text())
+    del content["end"]
+    path.write_text(json.dumps(content))
+    dump = record("run", faulty_relu, bench_path=str(tmp_path / "bench"))
+    assert [text for text in warnings(caplog) if "ended early, after" in text and "calls that it lacks" in text]
+    assert saved(dump)
+    assert dump.header["end"]["reason"] == "the check against 'bench_path' ended it"

@@ -1,4 +1,4 @@
-"""Dumps that end early, are damaged or missing: what is there is judged, the rest is named, and nothing exits with 0."""
+"""Dumps that end early, are damaged or missing: what is there is judged, the rest is named, nothing exits with 0."""
 
 import json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -308,3 +309,30 @@ class TestRuns:
 def test_experts_are_a_set() -> None:
     scores = np.array([[0.1, 0.9, 0.5, 0.2], [0.1, 0.5, 0.9, 0.2], [3.0, 0.5, 0.9, 0.2]])
     assert chosen_experts(scores, 2).tolist() == [[1, 2], [1, 2], [0, 2]]
+
+
+RECORDER = {"job": "", "host": "h", "process": 1, "started": 1.0}
+
+
+class TestEndedEarly:
+    @pytest.fixture
+    def broken(self, runs: Make, tmp_path: Path) -> Path:
+        """A healthy run whose process was killed in the second step of a stage: its dump has no mark of its end."""
+        root = shutil.copytree(runs("healthy packed"), tmp_path / "run")
+        (dump,) = (root / "actor_compute_log_prob" / "step2").glob("rank*/dump.json")
+        dump.write_text(json.dumps(json.loads(dump.read_text()) | {"run": RECORDER}))
+        return root
+
+    def test_it_is_said_and_does_not_agree(self, run: Run, broken: Path, tmp_path: Path) -> None:
+        command = ("verl", "compare", "layers", broken, "-o", tmp_path / "out")
+        code, out, _ = run(*command)
+        assert code == 2
+        assert "Incomplete: actor_compute_log_prob, step 2 of rank 0 ended early, after " in out
+        assert out.splitlines()[-1].startswith("Of what is there, which is not all: AGREE")
+        assert len(summary(tmp_path / "out", "layers")["incomplete"]) == 1
+        assert run(*command, "--allow-incomplete")[0] == 0
+
+    def test_of_two_runs_too(self, run: Run, broken: Path, runs: Make, tmp_path: Path) -> None:
+        code, out, _ = run("verl", "compare", "runs", broken, runs("healthy packed"), "-o", tmp_path / "out")
+        assert code == 2
+        assert "Incomplete: actor_compute_log_prob, target: step 2 of rank 0 ended early, after " in out

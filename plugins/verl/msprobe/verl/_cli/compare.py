@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
 from msprobe_core.cli.output import output_option
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def compare() -> None:
     """Compare stages of a recorded RL run with each other, or two runs.
 
-    Exit status of each: 0 if they agree, 1 if they differ, 2 if they could not be compared.
+    Exit status of each: 0 if they agree, 1 if they differ, 2 if they, or not all of them, could be compared.
     """
 
 
@@ -33,6 +34,7 @@ class _Written:
     output_path: Path
     form: str | None
     xlsx: bool
+    allows_incomplete: bool
 
 
 def _common(command: _Command) -> _Command:
@@ -41,6 +43,7 @@ def _common(command: _Command) -> _Command:
         output_option(),
         click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx."),
         click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are."),
+        allow_incomplete_option,
     ]
     for option in reversed(options):
         command = option(command)
@@ -79,18 +82,20 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _finish(outcome: Outcome, written: _Written) -> int:
+def _finish(outcome: Outcome, written: _Written, *runs: RecordedRun) -> int:
     from msprobe.verl._compare.outcome import print_outcome, write_outcome
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.cli.show import show
     from msprobe_core.report.files import TableForm
 
     if written.xlsx and written.form not in {None, "xlsx"}:
         raise click.UsageError(f"--xlsx and --format {written.form} contradict each other; give one of them")
     form = TableForm(written.form or ("xlsx" if written.xlsx else "csv"))
+    outcome = replace(outcome, incomplete=[line for run in runs for line in run.incomplete])
     files = write_outcome(outcome, written.output_path, form)
     show(lambda console: print_outcome(outcome, files, console), f"it is in {files[-1]}")
-    return EXIT_AGREES if outcome.agrees else EXIT_DIFFERENT
+    return exit_status(
+        is_wrong=not outcome.agrees, incomplete=outcome.incomplete, allows_incomplete=written.allows_incomplete
+    )
 
 
 @compare.command()
@@ -121,9 +126,10 @@ def logprob(
     options = LogProbOptions(
         training=training, rollout=rollout, steps=_numbers(steps), dtype=dtype, baseline=_open(baseline)
     )
+    opened = _opened(run)
     with progress_bar("comparing") as progress:
-        outcome = compare_log_probs(_opened(run), options, progress)
-    return _finish(outcome, _Written(**written))
+        outcome = compare_log_probs(opened, options, progress)
+    return _finish(outcome, _Written(**written), opened)
 
 
 @compare.command()
@@ -137,7 +143,8 @@ def weights(*, run: Path, steps: str | None, **written: Any) -> int:
     """
     from msprobe.verl._compare.weights_outcome import compare_weights
 
-    return _finish(compare_weights(_opened(run), _numbers(steps)), _Written(**written))
+    opened = _opened(run)
+    return _finish(compare_weights(opened, _numbers(steps)), _Written(**written), opened)
 
 
 _experts = click.option(
@@ -164,9 +171,10 @@ def layers(
     from msprobe_core.cli.progress import progress_bar
 
     options = ModulesOptions(steps=_numbers(steps), training=stage, experts=experts, baseline=_open(baseline))
+    opened = _opened(run)
     with progress_bar("comparing") as progress:
-        outcome = compare_layers(_opened(run), options, progress)
-    return _finish(outcome, _Written(**written))
+        outcome = compare_layers(opened, options, progress)
+    return _finish(outcome, _Written(**written), opened)
 
 
 @compare.command("actor-vs-ref")
@@ -182,10 +190,11 @@ def actor_vs_ref(*, run: Path, steps: str | None, experts: int | None, **written
     from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_actor_ref
     from msprobe_core.cli.progress import progress_bar
 
+    opened = _opened(run)
     with progress_bar("comparing") as progress:
         options = ModulesOptions(steps=_numbers(steps), experts=experts)
-        outcome = compare_actor_ref(_opened(run), options, progress)
-    return _finish(outcome, _Written(**written))
+        outcome = compare_actor_ref(opened, options, progress)
+    return _finish(outcome, _Written(**written), opened)
 
 
 @compare.command()
@@ -201,10 +210,11 @@ def onpolicy(*, run: Path, steps: str | None, experts: int | None, **written: An
     from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_on_policy
     from msprobe_core.cli.progress import progress_bar
 
+    opened = _opened(run)
     with progress_bar("comparing") as progress:
         options = ModulesOptions(steps=_numbers(steps), experts=experts)
-        outcome = compare_on_policy(_opened(run), options, progress)
-    return _finish(outcome, _Written(**written))
+        outcome = compare_on_policy(opened, options, progress)
+    return _finish(outcome, _Written(**written), opened)
 
 
 @compare.command()
@@ -222,9 +232,10 @@ def runs(*, target: Path, golden: Path, steps: str | None, exact: bool, **writte
     from msprobe_core.cli.progress import progress_bar
 
     options = RunsOptions(steps=_numbers(steps), is_exact=exact)
+    opened = _opened(target), _opened(golden)
     with progress_bar("comparing") as progress:
-        outcome = compare_runs(_opened(target), _opened(golden), options, progress)
-    return _finish(outcome, _Written(**written))
+        outcome = compare_runs(*opened, options, progress)
+    return _finish(outcome, _Written(**written), *opened)
 
 
 @compare.command()
@@ -244,4 +255,5 @@ def cross(*, aa: Path, ab: Path, ba: Path, bb: Path, steps: str | None, dtype: s
     from msprobe.verl._compare.log_probs_outcome import LogProbOptions
 
     runs = {"aa": _opened(aa), "ab": _opened(ab), "ba": _opened(ba), "bb": _opened(bb)}
-    return _finish(compare_crossed(runs, _numbers(steps), LogProbOptions(dtype=dtype)), _Written(**written))
+    outcome = compare_crossed(runs, _numbers(steps), LogProbOptions(dtype=dtype))
+    return _finish(outcome, _Written(**written), *runs.values())

@@ -75,6 +75,7 @@ class Outcome:
         lines: What the terminal shows before the findings.
         numbers: For programs; plain values by name.
         tables: Rows with a column ``verdict``, by name.
+        incomplete: Which dumps ended early or are damaged, in words, so that not all of them was compared.
     """
 
     command: str
@@ -86,6 +87,7 @@ class Outcome:
     lines: Sequence[str] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tables: Mapping[str, pl.DataFrame] = field(default_factory=dict[str, pl.DataFrame])
+    incomplete: Sequence[str] = ()
 
     @property
     def agreement(self) -> Agreement:
@@ -123,6 +125,7 @@ def write_outcome(outcome: Outcome, directory: Path, form: TableForm = TableForm
             for f in outcome.findings
         ],
         "notes": list(outcome.notes),
+        "incomplete": list(outcome.incomplete),
         "numbers": outcome.numbers,
         "tables": {name: table.name for name, table in written.items()},
     }
@@ -174,6 +177,13 @@ def _lines_of(outcome: Outcome, files: Sequence[Path]) -> Iterator[tuple[str, st
     for path in files[:-1]:
         yield f"Table:   {path}", ""
     yield f"Summary: {files[-1]}", ""
+    for line in outcome.incomplete[:_MAX_SHOWN]:
+        yield f"Incomplete: {line}.", "bold red"
+    if len(outcome.incomplete) > _MAX_SHOWN:
+        yield f"Incomplete: {len(outcome.incomplete) - _MAX_SHOWN:,} more, in {files[-1]}", "bold red"
+    if outcome.agrees and outcome.incomplete:
+        yield f"Of what is there, which is not all: {outcome.headline}", "bold yellow"
+        return
     yield outcome.headline, "bold green" if outcome.agrees else "bold red"
 
 

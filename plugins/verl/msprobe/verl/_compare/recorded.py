@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,8 +27,10 @@ from msprobe.verl._files import (
     steps_of,
     trainer_directory,
 )
-from msprobe_core.compare.reading import check_exists
+from msprobe_core.compare.reading import check_exists, read_dump
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.hookspecs import Dump
+from msprobe_core.store.ending import ending_of, sentence
 
 Array: TypeAlias = NDArray[Any]
 
@@ -41,11 +43,29 @@ class RecordedRun:
         path: The directory.
         info: What its ``run.json`` says.
         stages: Those that it holds, in their order.
+        incomplete: Which of the dumps that were read so far ended early or are damaged, in words.
     """
 
     path: Path
     info: RunInfo
     stages: tuple[str, ...]
+    incomplete: list[str] = field(default_factory=list[str], compare=False)
+
+    def dump(self, directory: Path) -> Dump:
+        """Return the dump of one rank of a stage, and take note of one that is not whole.
+
+        Raises:
+            CompareError: it is no dump that is known.
+            DumpError: it cannot be read.
+        """
+        dump = read_dump(directory)
+        if not (ending := ending_of(dump)).is_whole:
+            self.note_incomplete([f"{directory.parents[1].name}, {sentence(directory, ending)}"])
+        return dump
+
+    def note_incomplete(self, lines: Iterable[str]) -> None:
+        """Take note of dumps that are not whole."""
+        self.incomplete.extend(line for line in lines if line not in self.incomplete)
 
     def steps(self, stage: str) -> list[int]:
         """Return the steps of a stage; empty if it was not recorded."""

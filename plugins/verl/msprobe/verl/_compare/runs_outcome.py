@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -469,8 +468,7 @@ def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *,
     try:
         if are_other or not _are_cut_alike(*samples):
             return [_by_samples(target, golden, stage, step)]
-        directories = [run.path / stage.value / f"step{step}" for run in (target, golden)]
-        return _by_calls(directories[0], directories[1], stage, step)
+        return _by_calls(target, golden, stage, step)
     except (CompareError, DumpError) as error:
         return [
             Checked(step=step, stage=stage.value, name="modules", likeness=Likeness.INCOMPARABLE, reason=str(error))
@@ -509,8 +507,10 @@ def _by_samples(target: RecordedRun, golden: RecordedRun, stage: Stage, step: in
     )  # fmt: skip
 
 
-def _by_calls(target: Path, golden: Path, stage: Stage, step: int) -> list[Checked]:
-    result = compare_dumps(target, golden, options=CompareOptions())
+def _by_calls(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int) -> list[Checked]:
+    directories = [run.path / stage.value / f"step{step}" for run in (target, golden)]
+    result = compare_dumps(directories[0], directories[1], options=CompareOptions())
+    target.note_incomplete(f"{stage.value}, {line}" for unit in result.units for line in unit.incomplete)
     found = [_unit(unit, stage, step) for unit in result.units]
     found += [
         Checked(step=step, stage=stage.value, name="ranks", likeness=Likeness.ONE_SIDED, reason=missing)
@@ -522,7 +522,7 @@ def _by_calls(target: Path, golden: Path, stage: Stage, step: int) -> list[Check
 def _unit(unit: UnitResult, stage: Stage, step: int) -> Checked:
     name = f"modules of {unit.label}" if unit.label else "modules"
     fault = unit.first_fault
-    if fault is not None and not unit.agrees:
+    if fault is not None and unit.differs:
         reason = "; ".join(f"{row}: {message}" for row, message in fault.findings[:2])
         return Checked(
             step=step, stage=stage.value, name=fault.entry, likeness=Likeness.DIFFERENT, num_values=unit.num_rows,

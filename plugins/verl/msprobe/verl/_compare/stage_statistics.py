@@ -14,7 +14,6 @@ from msprobe.verl._compare.outcome import VERDICT
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._compare.stage_tensors import module_of
 from msprobe_core.compare.limits import Precision
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
@@ -163,7 +162,7 @@ _Key: TypeAlias = tuple[str, str, str, Call]
 def _outputs(run: RecordedRun, stage: str, step: int, calls: Collection[Call]) -> dict[_Key, Mapping[str, Any]]:
     found: dict[_Key, Mapping[str, Any]] = {}
     for rank, directory in sorted(run.ranks(stage, step).items()):
-        rows = read_dump(directory).frame.filter(
+        rows = run.dump(directory).frame.filter(
             (pl.col("kind") == RowKind.TENSOR.value)
             & (pl.col("phase") == Phase.FORWARD.value)
             & (pl.col("role") == Role.OUTPUT.value)

@@ -15,7 +15,6 @@ from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import BatchLayout, CallPhase, Row
 from msprobe.verl._module_maps import FSDP, MEGATRON
 from msprobe_core.compare.layouts.serving import served_path
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, DumpError, EntryNameError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, SiteKind
@@ -157,7 +156,7 @@ class StageTensors:
                     place = Place(rank, call.call, call.layout, call.phase, len(call.rows), row)
                     self.places.setdefault(row.id, []).append(place)
         ranks = run.ranks(stage, step)
-        self._dumps: dict[int, Dump] = {rank: read_dump(ranks[rank]) for rank in sorted(samples)}
+        self._dumps: dict[int, Dump] = {rank: run.dump(ranks[rank]) for rank in sorted(samples)}
         self._stored: dict[ModuleValue, dict[tuple[int, int], _Stored]] = {}
         self.has_statistics = False
         for rank, dump in self._dumps.items():
