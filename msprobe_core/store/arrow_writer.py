@@ -149,16 +149,16 @@ class ArrowWriter:
         self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
-        """Append a batch to all files."""
-        if self._keeps_values:
-            self._write_values(batch.entries)
-        self._num_calls += sum(map(_has_rows, batch.entries))
+        """Append a batch to all files, to that of the values last: what is in it has its stack and its place."""
         if self._stacks is not None:
             self._write_stacks(self._stacks, batch.entries)
         if self._construct is not None and batch.parents:
             names = [clean_text(name) for name in batch.parents]
             parents = [None if parent is None else clean_text(parent) for parent in batch.parents.values()]
             self._construct.append(to_small_batch(CONSTRUCT_COLUMNS, [names, parents]))
+        if self._keeps_values:
+            self._write_values(batch.entries)
+        self._num_calls += sum(map(_has_rows, batch.entries))
 
     def end(self, ending: Ending) -> None:
         """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""

@@ -92,16 +92,16 @@ class JsonWriter:
         self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
-        """Append a batch to all files."""
-        if self._keeps_values:
-            self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
-        self._num_calls += len(batch.entries)
+        """Append a batch to all files, to that of the records last: what is in it has its stack and its place."""
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:
             self._construct.append(
                 [(name, _encode(parent and clean_text(parent))) for name, parent in batch.parents.items()]
             )
+        if self._keeps_values:
+            self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
+        self._num_calls += len(batch.entries)
 
     def end(self, ending: Ending) -> None:
         """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
