@@ -337,12 +337,14 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "ca
         num_calls: How many calls the dump holds; in a mark, how many were written before it.
         num_windows: How often recording was started and stopped; 0 if that is unknown.
         reason: Why it ended early or is damaged, in words; empty if that is unknown.
+        ended: When this was so, in seconds since 1970 (UTC); 0 if that is unknown.
     """
 
     state: EndState = EndState.UNKNOWN
     num_calls: int = 0
     num_windows: int = 0
     reason: str = ""
+    ended: float = 0.0
 
     @property
     def is_whole(self) -> bool:

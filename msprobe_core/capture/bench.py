@@ -12,8 +12,8 @@ from msprobe_core import names
 from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, TensorValue
-from msprobe_core.store import layout
 from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.store.runs import find_unit
 
 _logger = logging.getLogger(__name__)
 
@@ -106,13 +106,13 @@ class BenchCheck:
         """Read the dump of this step of the earlier run; without one the step is recorded and not checked."""
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
-            unit, note = layout.find_unit(self._root / f"step{step}", rank)
+            unit, notes = find_unit(self._root / f"step{step}", rank)
             earlier = read_earlier(unit.directory)
             self._bench = _calls_in(earlier)
         except Exception as error:  # noqa: BLE001  # of a third party's reader, too
             _logger.warning("bench_path: step %d is not checked: %s", step, error)
             return
-        if note:
+        for note in notes:
             _logger.warning("bench_path: %s", note)
         if not (ending := ending_of(earlier)).is_whole:
             _logger.warning("bench_path: %s; calls that it lacks are not checked", sentence(unit.directory, ending))

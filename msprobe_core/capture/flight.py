@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,13 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from msprobe_core import names
+from msprobe_core.capture.identity import own_identity
 from msprobe_core.errors import ConfigError, MsprobeError
 from msprobe_core.model import (
     Batch,
     Digest,
+    Ending,
+    EndState,
     Entry,
     Level,
     Phase,
@@ -196,11 +200,14 @@ class FlightRing:
         if extremes is None or not step.seen:
             return False
         directory = layout.unit_directory(self._directory, step.number, self._rank())
-        layout.make_directory(directory)
-        header = RunHeader(task="statistics", level=Level.L0.value, framework=self._framework)
+        layout.make_unit_directory(directory)
+        header = RunHeader(task="statistics", level=Level.L0.value, framework=self._framework, run=own_identity())
         writer = JsonWriter(directory, header)
         try:
             writer.write(_batch_of(step, extremes))
+            is_over = step is not self.step
+            state, reason = (EndState.COMPLETE, "") if is_over else (EndState.EARLY, "the step was still running")
+            writer.end(Ending(state=state, reason=reason, ended=time.time()))
         finally:
             writer.close()
         return True

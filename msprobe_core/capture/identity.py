@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from msprobe_core.model import RunIdentity
-
-RUN_VARIABLE = "MSPROBE_RUN_ID"
-"""Set by a user who starts the processes of a job by hand: what it holds is the job's name."""
+from msprobe_core.store.runs import RUN_VARIABLE
 
 _LAUNCHERS: tuple[tuple[str, ...], ...] = (
     (RUN_VARIABLE,),

@@ -18,6 +18,7 @@ from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, Framework, WatchingFramework
 from msprobe_core.model import Phase, Role, Site, SiteKind
 from msprobe_core.store import layout
+from msprobe_core.store.runs import find_unit
 
 _logger = logging.getLogger(__name__)
 
@@ -68,11 +69,11 @@ class InputLoader:
 
     def _find(self, step: int, rank: int | None) -> Path | None:
         try:
-            unit, note = layout.find_unit(Path(self._options.path).expanduser() / f"step{step}", rank)
+            unit, notes = find_unit(Path(self._options.path).expanduser() / f"step{step}", rank)
         except DumpError as error:
             _logger.warning("load: %s; nothing is replaced in step %d", error, step)
             return None
-        if note:
+        for note in notes:
             _logger.warning("load: %s", note)
         if not self._has_warned:
             self._has_warned = True

@@ -18,6 +18,7 @@ from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.parts import ForwardRange, SoleModule, Unwrapped
 from msprobe_core.capture.perturbation import seed_of
+from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
@@ -149,6 +150,8 @@ class Session:
         self._is_started = False
         self._detached: list[Removable] = []
         self._unit: UnitRecording | None = None
+        self._unit_rank: int | None = None
+        self._place = RunPlace(config.directory)
         self._directory: Path | None = None
         self._step = 0
         self._has_recorded = False
@@ -310,9 +313,9 @@ class Session:
     def _prepare_unit(self) -> None:
         if self._unit is None:
             self._open_unit()
-        else:
-            self._unit.begin_window()
-        if self._directory != layout.unit_directory(self._config.directory, self._step, self._rank()):
+            return
+        self._unit.begin_window()
+        if self._unit_rank != self._rank():
             _logger.warning("this step is being recorded to %s and goes on there, whatever rank_id is", self._directory)
 
     def _attach(self, models: Sequence[Model], *, records: bool, loads: bool) -> None:
@@ -523,6 +526,7 @@ class Session:
         self.custom_apis.complain()
         self._recorder.shut()
         self._queue.close()
+        self._place.close()
         if self._overflow is not None:
             self._overflow.end()
         self._is_finished = True
@@ -536,6 +540,7 @@ class Session:
         self._recorder.shut()
         self._is_finished = True
         self._unit = None
+        self._place.abandon()
         self._queue = BackgroundQueue()
 
     # --- what is selected, and where it goes ------------------------------------------------------------------
@@ -573,7 +578,8 @@ class Session:
 
     def _open_unit(self) -> None:
         config = self._config
-        directory = layout.unit_directory(config.directory, self._step, self._rank())
+        self._unit_rank = self._rank()
+        directory = layout.unit_directory(self._place.directory(self._unit_rank), self._step, self._unit_rank)
         header = RunHeader(
             task=config.task.value,
             level=config.level.value,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -89,7 +90,7 @@ class UnitRecording:
     def _mark(self, state: EndState) -> None:
         if self._break and state is not EndState.EARLY:
             state = EndState.EARLY
-        ending = Ending(state=state, num_windows=self._num_windows, reason=self._break)
+        ending = Ending(state=state, num_windows=self._num_windows, reason=self._break, ended=time.time())
 
         def mark() -> None:
             if isinstance(self._writer, EndingWriter):

@@ -68,16 +68,18 @@ def _one_rank(path: Path) -> Path:
         CompareError: it has several.
     """
     from msprobe_core.compare.reading import check_exists, is_dump
-    from msprobe_core.store.layout import find_steps, find_units
+    from msprobe_core.store.runs import steps_of_run, units_of_step
 
     check_exists(path)
     if is_dump(path):
         return path
-    steps = find_steps(path)
+    steps, _ = steps_of_run(path)
     if len(steps) > 1:
         raise CompareError(f"{path}: has {len(steps)} steps; give the directory of one rank of one of them")
     step = next(iter(steps.values()), path)
-    units = find_units(step)
+    units, notes = units_of_step(step)
+    for note in notes:
+        click.echo(f"note: {note}", err=True)
     if len(units) > 1:
         raise CompareError(f"{step}: has {len(units)} ranks; give the directory of one of them")
     return units[0].directory

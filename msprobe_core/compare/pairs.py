@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
-from msprobe_core.store.layout import Unit, find_steps, find_units
+from msprobe_core.store.layout import Unit, find_units
+from msprobe_core.store.runs import steps_of_run, units_of_step
 
 if TYPE_CHECKING:
     from msprobe_core.compare.layouts.parallel import Group
@@ -93,7 +94,8 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts
     kernels = find_kernel_units(target), find_kernel_units(golden)
     if any(kernels):
         return _pair_kernels(target, golden, kernels, chosen)
-    steps = find_steps(target), find_steps(golden)
+    (own, own_notes), (other, other_notes) = steps_of_run(target), steps_of_run(golden)
+    steps = dict(own), dict(other)
     if bool(steps[0]) != bool(steps[1]):
         run, step = (target, golden) if steps[0] else (golden, target)
         find_units(step)  # says what it is if it is no step either
@@ -105,7 +107,15 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts
     if not steps[0]:
         _refuse_choice(Chosen(steps=chosen.steps), f"{target} is a single step")
         return _pair_ranks(target, golden, None, chosen.ranks, layouts)
-    return _pair_steps(target, golden, steps, chosen, layouts)
+    return _noted(_pair_steps(target, golden, steps, chosen, layouts), [*own_notes, *other_notes])
+
+
+def _noted(pairing: Pairing, notes: Sequence[str]) -> Pairing:
+    """Return a pairing whose first pair has further notes: what is said of all of them is said once."""
+    if not notes or not pairing.pairs:
+        return pairing
+    first, *others = pairing.pairs
+    return replace(pairing, pairs=[replace(first, notes=(*notes, *first.notes)), *others])
 
 
 def _refuse_choice(chosen: Chosen, reason: str) -> None:
@@ -167,7 +177,20 @@ def _listed(what: str, numbers: Collection[int]) -> str:
 def _pair_ranks(
     target: Path, golden: Path, step: int | None, wanted: Collection[int], layouts: LayoutRules | None
 ) -> Pairing:
-    targets, goldens = find_units(target), find_units(golden)
+    own, other = units_of_step(target), units_of_step(golden)
+    pairing = _pair_units(target, golden, (own.units, other.units), step, wanted, layouts)
+    return _noted(pairing, [*own.notes, *other.notes])
+
+
+def _pair_units(
+    target: Path,
+    golden: Path,
+    found: tuple[Sequence[Unit], Sequence[Unit]],
+    step: int | None,
+    wanted: Collection[int],
+    layouts: LayoutRules | None,
+) -> Pairing:
+    targets, goldens = found
     prefix = "" if step is None else f"step{step}/"
     have_ranks = [units[0].rank is not None for units in (targets, goldens)]
     if not all(have_ranks):

@@ -46,6 +46,7 @@ class Step:
     ranks: Mapping[int, Path]
     is_job: bool
     run: Path | None
+    notes: Sequence[str] = ()
 
     def shown(self, rank: int) -> int | None:
         """Return the number of a rank for reports."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
@@ -16,7 +16,8 @@ from msprobe_core.overflow.result import Finding, Harmless, OverflowResult, Rank
 from msprobe_core.overflow.spread import Harm, Origin, Spread
 from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
 from msprobe_core.store.ending import ending_of, sentence
-from msprobe_core.store.layout import find_steps, find_units
+from msprobe_core.store.layout import find_units
+from msprobe_core.store.runs import steps_of_run, units_of_step
 
 MAX_FURTHER = 20
 MAX_HARMLESS = 10
@@ -36,7 +37,7 @@ def search(path: Path) -> OverflowResult:
     check_exists(path)
     if is_dump(path):
         return OverflowResult(path=path, steps=[_search_step(_step_of_rank(path))])
-    steps = find_steps(path)
+    steps, notes = steps_of_run(path)
     if not steps:
         return OverflowResult(path=path, steps=[_search_step(_step_of(None, path, None))])
     found: list[StepResult] = []
@@ -45,6 +46,8 @@ def search(path: Path) -> OverflowResult:
     for number, directory in steps.items():
         try:
             step = _step_of(number, directory, path)
+            step = replace(step, notes=[*notes, *step.notes])
+            notes = []
             unread += [
                 f"step {number} has no rank {rank}, and step {former} has"
                 for rank, former in sorted(ranks.items())
@@ -71,10 +74,10 @@ def _step_of_rank(path: Path) -> Step:
 
 
 def _step_of(number: int | None, directory: Path, run: Path | None) -> Step:
-    units = find_units(directory)
+    units, notes = units_of_step(directory)
     is_job = units[0].rank is not None
     ranks = {unit.rank if unit.rank is not None else i: unit.directory for i, unit in enumerate(units)}
-    return Step(number, directory, ranks, is_job=is_job, run=run)
+    return Step(number, directory, ranks, is_job=is_job, run=run, notes=notes)
 
 
 @dataclass
@@ -142,7 +145,7 @@ def _read(step: Step) -> _Read:
     Raises:
         DumpError: none could be read, or none says whether its values are finite.
     """
-    read = _Read()
+    read = _Read(notes=list(step.notes))
     errors: list[str] = []
     for rank, directory in step.ranks.items():
         try:

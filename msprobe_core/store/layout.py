@@ -31,6 +31,9 @@ ARROW_CONSTRUCT_FILE = "construct.arrow"
 TENSOR_DIRECTORY = "dump_tensor_data"
 SHARD_SUFFIX = ".safetensors"
 
+RECORD_FILES = (DUMP_FILE, ARROW_DUMP_FILE, DEBUG_FILE)
+"""Those of a rank's directory that hold its records; one of them is there."""
+
 _DUMP_FILES = (
     DUMP_FILE, DEBUG_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
 )  # fmt: skip
@@ -209,40 +212,6 @@ class Unit:
     def label(self) -> str:
         """What the unit is called in reports: the directory's name."""
         return self.directory.name
-
-
-def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, str | None]:
-    """Return the unit of an earlier run that is this process's, and what there is to say about the choice.
-
-    A process outside of a job is rank 0, here as there; of several such processes, the one that wrote last is taken.
-
-    Args:
-        step_directory: Of the earlier run.
-        rank: Of this process.
-
-    Raises:
-        DumpError: there is none.
-    """
-    units = find_units(step_directory)
-    ranks = {unit.rank: unit for unit in units if unit.rank is not None}
-    if ranks:
-        if (rank or 0) not in ranks:
-            raise DumpError(f"{step_directory}: holds no rank{rank or 0}, but {', '.join(u.label for u in units)}")
-        return ranks[rank or 0], None
-    if rank:
-        raise DumpError(f"{step_directory}: holds no rank{rank}, but processes outside of a job")
-    units.sort(key=lambda unit: _time_of(unit.directory))
-    if len(units) == 1:
-        return units[0], None
-    others = ", ".join(unit.label for unit in units[:-1])
-    return units[
-        -1
-    ], f"{step_directory}: several processes wrote here; the last is taken, {units[-1].label}: not {others}"
-
-
-def _time_of(directory: Path) -> float:
-    dump = directory / DUMP_FILE
-    return (dump if dump.exists() else directory).stat().st_mtime
 
 
 def find_steps(run_directory: Path) -> dict[int, Path]:

@@ -28,7 +28,7 @@ from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.kernel_files import find_kernel_units
-from msprobe_core.store.layout import find_steps, find_units
+from msprobe_core.store.runs import steps_of_run, units_of_step
 from msprobe_core.view.calls import GOLDEN_MARK, Calls, calls_of_dump, calls_of_pair
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.data import (
@@ -153,7 +153,8 @@ class _Builder:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def of_run(self, target: Path) -> ViewData:
-        tasks = _tasks_of_run(target, self._options.locate.chosen)
+        tasks, notes = _tasks_of_run(target, self._options.locate.chosen)
+        self._notes += notes
         self._add_all(tasks, self._calls_of_run)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
@@ -354,8 +355,8 @@ class _Builder:
         )
 
 
-def _tasks_of_run(target: Path, chosen: Chosen) -> list[_Task]:
-    """Return the units of a run.
+def _tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[_Task], Sequence[str]]:
+    """Return the units of a run, and what there is to say of others that lie there.
 
     Raises:
         CompareError: there is nothing there, or none of the steps and ranks that were chosen.
@@ -363,19 +364,26 @@ def _tasks_of_run(target: Path, chosen: Chosen) -> list[_Task]:
     """
     check_exists(target)
     if is_dump(target):
-        return [_Task("", None, None, target)]
+        return [_Task("", None, None, target)], []
+    notes: list[str] = []
     if kernels := find_kernel_units(target):
         tasks = [
             _Task(f"step{unit.iteration}/rank{unit.rank}", unit.iteration, unit.rank, unit.directory)
             for unit in kernels
         ]
     else:
-        steps: dict[int | None, Path] = {**find_steps(target)} or {None: target}
-        tasks = [
-            _Task(unit.label if step is None else f"step{step}/{unit.label}", step, unit.rank, unit.directory)
+        found, said = steps_of_run(target)
+        steps: dict[int | None, Path] = {**found} or {None: target}
+        looked_at = {
+            step: units_of_step(directory)
             for step, directory in steps.items()
             if step is None or not chosen.steps or step in chosen.steps
-            for unit in find_units(directory)
+        }
+        notes = [*said, *(note for step in looked_at.values() for note in step.notes)]
+        tasks = [
+            _Task(unit.label if step is None else f"step{step}/{unit.label}", step, unit.rank, unit.directory)
+            for step, own in looked_at.items()
+            for unit in own.units
         ]
     wanted = [
         task
@@ -385,7 +393,7 @@ def _tasks_of_run(target: Path, chosen: Chosen) -> list[_Task]:
     ]
     if not wanted:
         raise CompareError(f"{target}: has none of the steps and ranks that were asked for")
-    return wanted
+    return wanted, notes
 
 
 def _placed(culprit: Culprit, graph: Graph) -> Culprit:

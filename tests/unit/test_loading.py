@@ -12,7 +12,7 @@ from recorded import Recorded
 
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, DumpError, PluginError, SessionError
-from msprobe_core.store.layout import find_unit
+from msprobe_core.store.runs import find_unit
 
 LAST = "Module.last.Dense.forward.0"
 
@@ -204,7 +204,7 @@ def test_ranks_are_paired_by_number_and_of_processes_the_last_is_taken(tmp_path)
     for name, time in (("proc30", 100), ("proc4", 300), ("proc9", 200)):
         os.utime(tmp_path / name / "dump.json", (time, time))
     for rank in (None, 0):
-        unit, note = find_unit(tmp_path, rank)
+        unit, (note,) = find_unit(tmp_path, rank)
         assert unit.label == "proc4"
         assert "several processes wrote here; the last is taken, proc4: not proc30, proc9" in note
     with pytest.raises(DumpError, match="holds no rank1, but processes"):

@@ -22,7 +22,6 @@ from msprobe.verl._files import (
     load_run,
     load_samples,
     load_weights,
-    ranks_of,
     stages_of,
     steps_of,
     trainer_directory,
@@ -31,6 +30,7 @@ from msprobe_core.compare.reading import check_exists, read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.hookspecs import Dump
 from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.store.runs import units_of_step
 
 Array: TypeAlias = NDArray[Any]
 
@@ -72,8 +72,13 @@ class RecordedRun:
         return sorted(steps_of(self.path, stage))
 
     def ranks(self, stage: str, step: int) -> Mapping[int, Path]:
-        """Return the directories of a stage's ranks in a step; empty if there is none."""
-        return ranks_of(self.path, stage, step)
+        """Return the directories of a stage's ranks in a step, of the latest run there; empty if there is none."""
+        directory = self.path / stage / f"step{step}"
+        if not directory.is_dir():
+            return {}
+        found = units_of_step(directory)
+        self.note_incomplete(found.notes)
+        return {unit.rank: unit.directory for unit in found.units if unit.rank is not None}
 
     def batch(self, step: int) -> tuple[BatchFile, dict[str, Array]]:
         """Return the trainer's batch of a step.

@@ -1,0 +1,232 @@
+"""Which dumps in a directory are of one run: leftovers of an earlier one are found, named and not taken for its ranks.
+
+Each dump says which process of which job recorded it, and when it ended. Two are of different runs if their jobs have
+other names, or if one had ended before the process of the other began: ranks of a job are there at the same time, and
+names of jobs come back when a training is started again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from msprobe_core.config.ranges import format_ranges
+from msprobe_core.errors import DumpError
+from msprobe_core.model import RunIdentity
+from msprobe_core.store import layout
+from msprobe_core.store.layout import Unit
+
+RUN_VARIABLE = "MSPROBE_RUN_ID"
+"""Environment variable by which users name a job themselves; such names are taken as they are."""
+
+_HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 14
+_IDENTITY = re.compile(r'"run"\s*:\s*(?=\{\s*"job"\s*:)')
+_ENDED = re.compile(rb'"ended"\s*:\s*([0-9.eE+-]+)')
+_SLACK_S, _SLACK_OF_HOSTS_S = 1.0, 30.0
+"""How far apart the clocks of two processes may be, on one machine and on two."""
+
+
+class Recorder(NamedTuple):
+    """Who recorded a dump.
+
+    Attributes:
+        identity: ``None`` of a dump that does not say it.
+        ended: When the dump was written last, in seconds since 1970.
+    """
+
+    identity: RunIdentity | None
+    ended: float
+
+    @property
+    def began(self) -> float:
+        """When its process began; of a dump that does not say it, when that was written."""
+        return self.ended if self.identity is None else self.identity.started
+
+
+def recorder_of(directory: Path) -> Recorder:
+    """Return who recorded the dump in a rank's directory, without reading the dump."""
+    for name in layout.RECORD_FILES:
+        path = directory / name
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        return _recorder_in(path, status.st_mtime_ns, status.st_size)
+    return Recorder(None, 0.0)
+
+
+@lru_cache(maxsize=1 << 14)
+def _recorder_in(path: Path, modified_ns: int, size: int) -> Recorder:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            file.seek(max(size - _TAIL_BYTES, 0))
+            tail = file.read(_TAIL_BYTES)
+    except OSError:
+        return Recorder(None, modified_ns * 1e-9)
+    found = _ENDED.findall(tail)
+    try:
+        ended = float(found[-1])
+    except (IndexError, ValueError):
+        ended = 0.0
+    return Recorder(_identity_in(head.decode("utf-8", "replace")), ended or modified_ns * 1e-9)
+
+
+def _identity_in(head: str) -> RunIdentity | None:
+    # In every format of ours the header is JSON text near the beginning, and no other tool's has this member.
+    found = _IDENTITY.search(head)
+    if found is None:
+        return None
+    try:
+        fields, _ = json.JSONDecoder().raw_decode(head, found.end())
+        return msgspec.convert(fields, RunIdentity)
+    except (ValueError, RecursionError):
+        return None
+
+
+def are_of_one_run(one: Recorder, other: Recorder) -> bool:
+    """Whether two dumps can be of one run."""
+    a, b = one.identity, other.identity
+    if a is None or b is None:
+        return a is b
+    if a.job != b.job:
+        return False
+    if a.job.startswith(f"{RUN_VARIABLE}=") or (a.host, a.process, a.started) == (b.host, b.process, b.started):
+        return True
+    slack_s = _SLACK_S if a.host == b.host else _SLACK_OF_HOSTS_S
+    return one.ended + slack_s >= b.started and other.ended + slack_s >= a.started
+
+
+def described(recorder: Recorder) -> str:
+    """Return in words which run a dump is of."""
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began))
+    if recorder.identity is None:
+        return f"written at {at} by who does not say it"
+    return f"begun at {at} as process {recorder.identity.process} on {recorder.identity.host}"
+
+
+class Found(NamedTuple):
+    """What there is of the latest run.
+
+    Attributes:
+        units: Of the step.
+        notes: What was left out, in words.
+    """
+
+    units: Sequence[Unit]
+    notes: Sequence[str]
+
+
+def units_of_step(step_directory: Path) -> Found:
+    """Return the ranks, or else the processes, of a step's latest run, and say what an earlier one has left there.
+
+    Raises:
+        DumpError: ``step_directory`` is no directory or holds neither.
+    """
+    units = layout.find_units(step_directory)
+    if len(units) < 2:
+        return Found(units, [])
+    recorders = {unit: recorder_of(unit.directory) for unit in units}
+    latest = max(units, key=lambda unit: recorders[unit].began)
+    own = [unit for unit in units if are_of_one_run(recorders[unit], recorders[latest])]
+    others = [unit for unit in units if unit not in own]
+    if not others:
+        return Found(units, [])
+    note = (
+        f"{step_directory}: {_names(others)} left out, as of an earlier run ({described(recorders[others[0]])}) than "
+        f"{latest.label} ({described(recorders[latest])}); where they are of one job that was started by hand, give "
+        f"all of its processes the same {RUN_VARIABLE}"
+    )
+    return Found(own, [note])
+
+
+def _names(units: Sequence[Unit]) -> str:
+    ranks = [unit.rank for unit in units if unit.rank is not None]
+    if len(ranks) == len(units):
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(format_ranges(ranks))}"
+    return ", ".join(unit.label for unit in units)
+
+
+def steps_of_run(run_directory: Path) -> tuple[Mapping[int, Path], list[str]]:
+    """Return the steps of a run by number, without those that an earlier run has left behind the last of the latest.
+
+    Steps of an earlier run that come before those of the latest stay: a training may have gone on from a checkpoint.
+
+    Raises:
+        DumpError: ``run_directory`` is no directory, or cannot be read.
+    """
+    steps = layout.find_steps(run_directory)
+    recorders = {number: _latest_in(directory) for number, directory in steps.items()}
+    known = {number: recorder for number, recorder in recorders.items() if recorder is not None}
+    if len(known) < 2:
+        return steps, []
+    newest = max(known, key=lambda number: known[number].began)
+    own = {number for number, recorder in known.items() if are_of_one_run(recorder, known[newest])}
+    former = {number for number in known if number not in own}
+    left_over = {number for number in former if number > min(own)}
+    notes: list[str] = []
+    if left_over:
+        notes.append(
+            f"{run_directory}: {_steps(left_over)} left out, as of an earlier run ({described(known[max(left_over)])}) "
+            f"than {_steps([newest])} ({described(known[newest])})"
+        )
+    if before := former - left_over:
+        notes.append(f"{run_directory}: {_steps(before)} of an earlier run than {_steps(own)}")
+    return {number: path for number, path in steps.items() if number not in left_over}, notes
+
+
+def _steps(numbers: Collection[int]) -> str:
+    return f"step{'s' * (len(numbers) > 1)} {', '.join(format_ranges(numbers))}"
+
+
+def _latest_in(step_directory: Path) -> Recorder | None:
+    """Return who recorded a step last; ``None`` if it holds no dump that says it."""
+    try:
+        units = layout.find_units(step_directory)
+    except DumpError:
+        return None
+    recorders = [recorder_of(unit.directory) for unit in units]
+    known = [recorder for recorder in recorders if recorder.identity is not None]
+    return max(known, key=lambda recorder: recorder.began, default=None)
+
+
+def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, Sequence[str]]:
+    """Return the unit of an earlier run that is this process's, and what there is to say about the choice.
+
+    A process outside of a job is rank 0, here as there; of several such processes, the one that wrote last is taken.
+
+    Args:
+        step_directory: Of the earlier run.
+        rank: Of this process.
+
+    Raises:
+        DumpError: there is none.
+    """
+    found = units_of_step(step_directory)
+    units, notes = list(found.units), list(found.notes)
+    ranks = {unit.rank: unit for unit in units if unit.rank is not None}
+    if ranks:
+        if (rank or 0) not in ranks:
+            raise DumpError(f"{step_directory}: holds no rank{rank or 0}, but {', '.join(u.label for u in units)}")
+        return ranks[rank or 0], notes
+    if rank:
+        raise DumpError(f"{step_directory}: holds no rank{rank}, but processes outside of a job")
+    units.sort(key=lambda unit: _time_of(unit.directory))
+    if len(units) > 1:
+        others = ", ".join(unit.label for unit in units[:-1])
+        notes.append(
+            f"{step_directory}: several processes wrote here; the last is taken, {units[-1].label}: not {others}"
+        )
+    return units[-1], notes
+
+
+def _time_of(directory: Path) -> float:
+    dump = directory / layout.DUMP_FILE
+    return (dump if dump.exists() else directory).stat().st_mtime
