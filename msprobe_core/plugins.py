@@ -119,8 +119,19 @@ class Registry:
         return self._offers("msprobe_register_stages")
 
     def provider_of(self, hook: str, name: str) -> str | None:
-        """Return the plugin that has offered ``name`` when it was asked by ``hook``; ``None`` if none has."""
-        return self._providers.get((hook, name))
+        """Return the plugin that has offered ``name`` when it was asked by ``hook``; ``None`` if that is the core."""
+        plugin = self._providers.get((hook, name))
+        return None if plugin is None or plugin.startswith(f"{CORE}:") else plugin
+
+    def described(self, kind: str, name: str) -> str:
+        """Return what an offer is called in messages, for example ``the writer 'csv' of the plugin 'tables'``.
+
+        Args:
+            kind: What it is: ``writer``, ``reader``, ``processor`` or ``framework``.
+            name: Its name.
+        """
+        plugin = self.provider_of(f"msprobe_register_{kind}s", name)
+        return f"the {kind} '{name}'" + (f" of the plugin '{plugin}'" if plugin is not None else "")
 
     def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
         """Load and register a plugin; one that fails is noted with its problem and left out."""

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import msgspec
 
 from msprobe_core.capture.custom import CustomApis
-from msprobe_core.capture.guard import described
 from msprobe_core.capture.kernels import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.errors import MsprobeError, PluginError, SessionError
+from msprobe_core.guard import described
 from msprobe_core.hookspecs import Framework, FrameworkOffer, KernelDumper
 from msprobe_core.model import EndState, Level
 from msprobe_core.plugins import refuse_shadowing, registry

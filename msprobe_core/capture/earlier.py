@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msprobe_core.errors import DumpError
+from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import Dump
 from msprobe_core.plugins import registry
 
@@ -14,9 +15,10 @@ def read_earlier(directory: Path) -> Dump:
 
     Raises:
         DumpError: there is none, or it cannot be read.
-        Exception: of any kind, of a third party's reader.
+        PluginError: a plugin's reader fails.
     """
     for reader in registry().readers():
-        if reader.recognises(directory):
-            return reader.read(directory)
+        with plugin_call(registry().described("reader", reader.name), f"reading {directory}"):
+            if reader.recognises(directory):
+                return reader.read(directory)
     raise DumpError(f"{directory}: is no dump that is known here")

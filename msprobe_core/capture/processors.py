@@ -5,8 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import Processor, Reducer, hookimpl
 from msprobe_core.model import Digest
+
+
+class GuardedProcessor:
+    """A plugin's processor, whose failures name it."""
+
+    def __init__(self, processor: Processor, who: str) -> None:
+        """Guard a processor.
+
+        Args:
+            processor: The plugin's.
+            who: What it is called in messages.
+        """
+        self.name = processor.name
+        self._reduce = processor.reduce
+        self._who = who
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Have the plugin fill in the digest."""
+        with plugin_call(self._who, "reducing a tensor"):
+            self._reduce(tensor, digest, reducer)
 
 
 class StatisticsProcessor:

@@ -18,6 +18,7 @@ from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.values import ValueBuilder, reason_of
+from msprobe_core.guard import kept
 from msprobe_core.hookspecs import Framework, Processor
 from msprobe_core.model import (
     Batch,
@@ -596,7 +597,8 @@ class Recorder:
     def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | Failure:
         try:
             value = TensorValue(self._describe(tensor), _NOTHING)
-        except Exception as error:  # noqa: BLE001  # a plugin's failure must not reach the training
+        except BaseException as caught:  # noqa: BLE001  # a plugin's failure must not reach the training
+            error = kept(caught)
             self.note_failure(f"{entry} {category} {path}", error)
             return Failure(reason_of(error))
         try:
@@ -608,7 +610,8 @@ class Recorder:
                 self.check.hold(part, entry, category, path, value)
             elif self._keep_tensor is not None and self._keeps(entry, value):
                 self._keep_tensor(part, names.tensor_file_stem(entry, category, path), value)
-        except Exception as error:  # noqa: BLE001  # likewise; what is known of the tensor is kept
+        except BaseException as caught:  # noqa: BLE001  # likewise; what is known of the tensor is kept
+            error = kept(caught)
             self.note_failure(f"{entry} {category} {path}", error)
             value.failure = reason_of(error)
         return value
@@ -632,8 +635,8 @@ class Recorder:
             return
         try:
             self.check.judge(entry)
-        except Exception as error:  # noqa: BLE001  # of a framework or a disk
-            self.note_failure(entry, error)
+        except BaseException as caught:  # noqa: BLE001  # of a framework or a disk
+            self.note_failure(entry, kept(caught))
 
     def _digest(self, tensor: Any, part: Any) -> Digest:
         key = self._identity(tensor)

@@ -12,13 +12,13 @@ from typing import Any, TypeVar, cast
 
 from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.custom import CustomApis
-from msprobe_core.capture.guard import described, is_of_the_program, offered_by, plugin_call
 from msprobe_core.capture.identity import own_identity
 from msprobe_core.capture.loading import InputLoader
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.parts import ForwardRange, SoleModule, Unwrapped
 from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
+from msprobe_core.capture.processors import GuardedProcessor
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
@@ -28,6 +28,7 @@ from msprobe_core.capture.tensors import open_tensor_store
 from msprobe_core.capture.unit import UnitRecording
 from msprobe_core.config import Config, RiskLevel
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
+from msprobe_core.guard import described, kept, plugin_call
 from msprobe_core.hookspecs import (
     CallRecorder,
     CompilingFramework,
@@ -117,15 +118,11 @@ class Session:
         self._framework = framework
         self._unwraps = unwraps
         self._on_failure = on_failure or Session.log_failure
-        self._processor = _choose("summary_mode", str(config.options.summary_mode), processors)
+        self._processor = _guarded_processor(_choose("summary_mode", str(config.options.summary_mode), processors))
         self._writer_factory: WriterFactory = _choose("writer", config.writer, writers)
         self._writer_factory.check()
-        self._writer_name = offered_by(
-            "writer", config.writer, registry().provider_of("msprobe_register_writers", config.writer)
-        )
-        self._framework_name = offered_by(
-            "framework", framework.name, registry().provider_of("msprobe_register_frameworks", framework.name)
-        )
+        self._writer_name = registry().described("writer", config.writer)
+        self._framework_name = registry().described("framework", framework.name)
         _check_supported(config)
         self._selection = Selection(config.options)
         self._slices = Slices(config.options)
@@ -156,6 +153,7 @@ class Session:
         self._step = 0
         self._has_recorded = False
         self._is_finished = False
+        self._has_given_up = False
         self._process = os.getpid()
         self._recorder = self._new_recorder()
         self._check = self._recorder.check = self._new_check()
@@ -286,6 +284,8 @@ class Session:
             self._start(models, token_range, rank_id, scheduled_tokens)
 
     def _start(self, models: Sequence[Any], token_range: Any, rank_id: Any, scheduled_tokens: object) -> None:
+        if self._has_given_up:
+            return
         if self.is_running:
             self.stop()
         self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
@@ -642,14 +642,12 @@ class Session:
             yield
         except SessionError:
             raise
-        except BaseException as error:
-            if is_of_the_program(error):
-                raise
-            self._give_up(error if isinstance(error, Exception) else PluginError(described(error)))
+        except BaseException as error:  # noqa: BLE001  # of plugins, frameworks and disks
+            self._give_up(kept(error))
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording for good; training goes on."""
-        self._is_finished = True
+        self._is_finished = self._has_given_up = True
         self._recorder.shut()
         self.break_off(f"recording was given up: {clip(str(error) if _is_ours(error) else described(error))}")
         for end in (self._detach, self._release, self._close_unit):
@@ -680,6 +678,13 @@ class Session:
         if self._overflow is not None:
             self._overflow.end_step(self._step)
         unit.close(state)
+
+
+def _guarded_processor(processor: Processor) -> Processor:
+    """Return a processor whose failures name the plugin that offers it; the core's own has none to name."""
+    if registry().provider_of("msprobe_register_processors", processor.name) is None:
+        return processor
+    return GuardedProcessor(processor, registry().described("processor", processor.name))
 
 
 def _is_ours(error: Exception) -> bool:

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.capture.guard import described, plugin_call
 from msprobe_core.capture.tensors import TensorStore
 from msprobe_core.errors import PluginError, StoreError
+from msprobe_core.guard import kept, plugin_call
 from msprobe_core.hookspecs import EndingWriter, Writer, WriterFactory
 from msprobe_core.model import Batch, Ending, EndState, RunHeader, TensorValue
 from msprobe_core.store import layout
@@ -118,10 +118,8 @@ class UnitRecording:
                 value.file_name = tensors.save(snapshot, stem)
             except StoreError:
                 raise
-            except Exception as error:  # noqa: BLE001  # of a framework
-                note_failure(stem, error)
-            except BaseException as error:  # noqa: BLE001  # likewise: this thread is not its to end
-                note_failure(stem, PluginError(described(error)))
+            except BaseException as error:  # noqa: BLE001  # of a framework
+                note_failure(stem, kept(error))
 
         self._queue.submit(save, size_bytes=getattr(snapshot, "nbytes", 0))
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from msprobe_core.guard import kept
 from msprobe_core.hookspecs import Framework
 from msprobe_core.model import Argument, Failure, Value
 
@@ -59,7 +60,8 @@ class ValueBuilder:
     def _build_guarded(self, value: Any, path: str, leaf: Leaf) -> Value:
         try:
             return leaf(value, path) if self._is_tensor(value) else self._build(value, path, leaf, ())
-        except Exception as error:  # noqa: BLE001  # see ``on_failure``
+        except BaseException as caught:  # noqa: BLE001  # see ``on_failure``
+            error = kept(caught)
             self._on_failure(f"argument {path}, a {type(value).__qualname__}", error)
             return Failure(reason_of(error))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from msprobe_core.errors import CompareError, DumpError, MsprobeError
+from msprobe_core.errors import CompareError, DumpError, MsprobeError, PluginError
+from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
@@ -27,14 +28,17 @@ def read_dump(path: Path) -> Dump:
     if reader is None:
         raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
     try:
-        dump = reader.read(path)
+        with plugin_call(registry().described("reader", reader.name), f"reading {path}"):
+            dump = reader.read(path)
+    except PluginError as error:
+        raise_if_interrupted()
+        raise DumpError(f"{path}: {error}") from error
     except MsprobeError:
         raise_if_interrupted()
         raise
-    except Exception as error:
-        raise_if_interrupted()
-        raise DumpError(f"{path}: the reader '{reader.name}' failed ({type(error).__name__}: {error})") from error
     raise_if_interrupted()
+    if not all(hasattr(dump, name) for name in ("path", "header", "notes")):
+        raise DumpError(f"{path}: {registry().described('reader', reader.name)} returned {dump!r}, which is no dump")
     return dump
 
 
@@ -60,8 +64,9 @@ def check_exists(path: Path) -> None:
 def _reader_of(path: Path) -> Reader | None:
     for reader in registry().readers():
         try:
-            if reader.recognises(path):
-                return reader
-        except Exception as error:  # noqa: BLE001, PERF203  # a reader of others must not keep ours from their files
-            _logger.warning("the reader '%s' failed at %s (%s: %s)", reader.name, path, type(error).__name__, error)
+            with plugin_call(registry().described("reader", reader.name), f"looking at {path}"):
+                if reader.recognises(path):
+                    return reader
+        except MsprobeError as error:  # noqa: PERF203  # a reader of others must not keep ours from their files
+            _logger.warning("%s", error)
     return None

@@ -180,7 +180,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 
 LAYERS = [
     {"errors", "interrupts", "model"},
-    {"names", "native"},
+    {"guard", "names", "native"},
     {"fingerprint"},
     {"hookspecs"},
     {"config", "plugins", "extras"},

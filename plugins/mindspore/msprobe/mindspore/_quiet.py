@@ -12,6 +12,7 @@ except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
 
 from msprobe.mindspore._inside import inside
+from msprobe_core.guard import is_of_the_program, kept
 
 executor: Any = _pynative_executor
 """What runs the dynamic graph."""
@@ -61,7 +62,7 @@ class Quiet:
             executor.set_enable_grad(True)
         if isinstance(error, ErrorOfTraining):
             raise error.error from None
-        if self._on_failure is None or not isinstance(error, Exception):
+        if self._on_failure is None or error is None or is_of_the_program(error):
             return False
-        self._on_failure("a call", error)
+        self._on_failure("a call", kept(error))
         return True

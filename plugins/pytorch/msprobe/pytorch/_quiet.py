@@ -8,6 +8,8 @@ from types import TracebackType
 import torch
 from torch._C import _DisableAutocast, _get_tracing_state, _len_torch_dispatch_stack, _set_tracing_state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
+from msprobe_core.guard import is_of_the_program, kept
+
 _is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -62,7 +64,7 @@ class Quiet:
         if self._grad is not torch.is_grad_enabled():
             torch._C._set_grad_enabled(self._grad)
         self._functions.__exit__(kind, error, trace)
-        if self._on_failure is None or not isinstance(error, Exception):
+        if self._on_failure is None or error is None or is_of_the_program(error):
             return False
-        self._on_failure("a call", error)
+        self._on_failure("a call", kept(error))
         return True

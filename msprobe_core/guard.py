@@ -40,6 +40,17 @@ def is_of_the_program(error: BaseException) -> bool:
     return is_of_a_signal(error)
 
 
+def kept(error: BaseException) -> Exception:
+    """Return an exception that has to stay with us as one that is no order to end anything.
+
+    Raises:
+        BaseException: it is the program's; see `is_of_the_program`.
+    """
+    if is_of_the_program(error):
+        raise error
+    return error if isinstance(error, Exception) else PluginError(described(error))
+
+
 def described(error: BaseException) -> str:
     """Return type and text of an exception in one line."""
     try:
@@ -47,8 +58,3 @@ def described(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  # of a third party
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def offered_by(kind: str, name: str, plugin: str | None) -> str:
-    """Return what a plugin's object is called in messages, such as ``the writer 'csv' of the plugin 'tables'``."""
-    return f"the {kind} '{name}'" + (f" of the plugin '{plugin}'" if plugin is not None else "")
