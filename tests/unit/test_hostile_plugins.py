@@ -395,12 +395,10 @@ def test_a_reader(tmp_path, said, method, way):
             assert len(said()) == (way != "returns nothing")
             assert all("the reader 'hostile' of the plugin 'files' failed at looking at" in text for text in said())
             return
-        with pytest.raises(
-            DumpError, match="the reader 'hostile' of the plugin 'files' (failed at reading|returned None)"
-        ):
+        with pytest.raises(DumpError, match=r"the reader 'hostile' of the plugin 'files' (failed at|returned None)"):
             read_dump(path)
-        with pytest.raises((PluginError, AssertionError)) if way != "returns nothing" else nullcontext():
-            assert read_earlier(tmp_path) is None
+        with pytest.raises(PluginError) if way != "returns nothing" else nullcontext():
+            read_earlier(tmp_path)
     finally:
         registry().manager.unregister(name="files")
         del registry()._plugins["files"]
