@@ -659,7 +659,8 @@ class Session:
 
     def log_failure(self, error: Exception) -> None:
         """Say that recording has been given up, and why."""
-        reason = str(error) if _is_ours(error) else f"{self._directory}: {described(error)}"
+        where = self._directory or self._config.directory
+        reason = str(error) if _is_ours(error) else f"{where}: {described(error)}"
         _logger.error("recording ends at step %d, training goes on: %s", self._step, reason)
 
     def _release(self) -> None:

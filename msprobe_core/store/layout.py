@@ -117,11 +117,18 @@ def make_unit_directory(path: Path) -> None:
         StoreError: it cannot be created, something else has that name, or there is a symbolic link.
     """
     for place in (path.parent, path, path / TENSOR_DIRECTORY):
-        if place.is_symlink():
+        if _is_symlink(place):
             raise StoreError(
                 f"{place}: is a symbolic link, which is not followed; remove it or choose another directory"
             )
     make_directory(path)
+
+
+def _is_symlink(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except ValueError:  # a null character, of which `make_directory` says what to do
+        return False
 
 
 def create_file(path: Path) -> BinaryIO:
@@ -222,8 +229,9 @@ def find_steps(run_directory: Path) -> dict[int, Path]:
     """
     try:
         children = list(run_directory.iterdir())
-    except OSError as error:
-        raise DumpError(f"{run_directory}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DumpError(f"{run_directory}: cannot be read ({reason})") from error
     found = {int(m.group(1)): path for path in children if (m := _STEP.fullmatch(path.name)) and path.is_dir()}
     return dict(sorted(found.items()))
 

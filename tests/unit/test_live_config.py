@@ -244,7 +244,9 @@ def test_a_broken_file_switches_off_with_a_warning_until_it_is_corrected(make, p
 
 @pytest.mark.parametrize("edited", [
     {"level": "L2"}, {"task": "nan_check"}, {"statistics": {"summary_mode": "other"}}, {"dump_path": "/proc/none/of"},
-], ids=["level", "task", "summary_mode", "dump_path"])  # fmt: skip
+    {"dump_path": "~nobody-of-that-name/x"}, {"load": {"path": None, "modules": ["Module.x.Y.forward.0"]}},
+    {"dump_path": "new\0"},
+], ids=["level", "task", "summary_mode", "dump_path", "home", "null", "null character"])  # fmt: skip
 def test_what_cannot_be_recorded_never_reaches_the_training(make, path, tmp_path, caplog, edited):
     model = Network()
     debugger = make()
