@@ -16,6 +16,7 @@ from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 from msprobe_core.interrupts import raise_if_interrupted
+from msprobe_core.untrusted.files import read_plain
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
@@ -216,7 +217,7 @@ def _request(target: Path | None, golden: Path | None, request: Path | None) -> 
 
 def _read_request(path: Path) -> CompareRequest:
     try:
-        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
+        content = read_plain(path).removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
         return msgspec.json.decode(content, type=CompareRequest)
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error

@@ -20,6 +20,7 @@ import polars as pl
 
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.untrusted.malformed import MalformedError
 
 
 class Precision(IntEnum):
@@ -164,13 +165,13 @@ def load_limits(path: Path | str) -> LimitTable:
 
 def _read(path: Path) -> dict[str, Any]:
     # Imported here: whoever does not compare needs no yaml.
-    import yaml
+    from msprobe_core.untrusted.yaml_text import load_yaml
 
     content = read_text(path, kind="a file of limits", advice="give a yaml file of limits", max_bytes=_MAX_FILE_BYTES)
     try:
-        loaded: Any = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # both are safe
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: is no yaml ({' '.join(str(error).split())})") from error
+        loaded = load_yaml(content)
+    except MalformedError as error:
+        raise ConfigError(f"{path}: is no yaml ({error})") from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", loaded)):
         raise ConfigError(f"{path}: must hold fields such as 'relative' and 'overrides', each with a value")
     return cast("dict[str, Any]", loaded)

@@ -18,6 +18,7 @@ import msgspec
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 from msprobe_core.hookspecs import ApiMap
+from msprobe_core.untrusted.malformed import MalformedError
 
 SPREAD = "*"
 """Key of an API's arguments under which the position stands from which on a list is as good as its elements."""
@@ -128,16 +129,15 @@ def _as(path: Path, value: Any, kind: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml  # the maps are needed only where two frameworks meet
+    from msprobe_core.untrusted.yaml_text import load_yaml  # the maps are needed only where two frameworks meet
 
     if not path.is_file():
         return {}
     content = read_text(path, kind="a map of names", advice="install the plugin again", max_bytes=_MAX_FILE_BYTES)
     try:
-        # BaseLoader: every scalar is text, also one such as `on`, `no` or `1`.
-        loaded: Any = yaml.load(content, getattr(yaml, "CBaseLoader", yaml.BaseLoader))  # noqa: S506  # makes texts only
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: is no yaml ({' '.join(str(error).split())})") from error
+        loaded = load_yaml(content, has_types=False)
+    except MalformedError as error:
+        raise ConfigError(f"{path}: is no yaml ({error})") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: must hold names, each with what it is canonically")
     return cast("dict[str, Any]", loaded)

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
 
 import yaml
 
@@ -18,6 +17,8 @@ from msprobe_core import names
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.yaml_text import compose
 
 OptionalFile = str | os.PathLike[str] | bool | None
 """A file; ``True`` or empty text for an option that was given without one; ``None`` or ``False`` for one not given."""
@@ -183,12 +184,10 @@ def _read(path: Path, look: str) -> yaml.Node:
     """Return the content of a file as YAML's nodes, which know their lines."""
     text = read_text(path, kind="a file of names", advice="give the path of a YAML file")
     try:
-        node = cast("yaml.Node | None", cast("Any", yaml).compose(text, Loader=yaml.SafeLoader))
-    except yaml.MarkedYAMLError as error:
-        place = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{place}: is not YAML ({error.problem}); expected are {look}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not YAML ({error}); expected are {look}") from error
+        node = compose(text)
+    except MalformedError as error:
+        place = "" if error.line is None else f", line {error.line}"
+        raise ConfigError(f"{path}{place}: is not YAML ({error.reason}); expected are {look}") from error
     if node is None:
         raise ConfigError(f"{path}: is empty; expected are {look}")
     return node

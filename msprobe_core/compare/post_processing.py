@@ -28,6 +28,7 @@ from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.hookspecs import TensorSource
 from msprobe_core.store.tensors import open_tensor
+from msprobe_core.untrusted.malformed import MalformedError
 
 Array: TypeAlias = NDArray[Any]
 
@@ -108,14 +109,14 @@ _RUNS = ("target", "golden")
 
 
 def _read_fields(path: Path) -> dict[object, object]:
-    import yaml  # few comparisons need it
+    from msprobe_core.untrusted.yaml_text import load_yaml  # few comparisons need it
 
     advice = "give a YAML file with 'mode' and maps"
     text = read_text(path, kind="a list of matrices", advice=advice, max_bytes=_MAX_FILE_BYTES)
     try:
-        content: Any = yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
+        content = load_yaml(text)
+    except MalformedError as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); {advice}") from error
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: holds {type(content).__name__}, but must hold the fields 'mode' and maps of tensors"

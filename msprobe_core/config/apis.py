@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
-import yaml
 
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.yaml_text import load_yaml
 
 _MODULE = re.compile(r"[a-zA-Z_]\w*(\.[a-zA-Z_]\w*)*", re.ASCII)
 _MAX_MODULE, _MAX_API, _MAX_FILE_BYTES = 4096, 255, 1024 * 1024
@@ -37,9 +38,9 @@ def load_apis(path: Path, where: str) -> tuple[ListedApi, ...]:
     advice = "give a YAML file such as 'my.module: [api]'"
     text = read_text(path, kind="a list of APIs", advice=advice, max_bytes=_MAX_FILE_BYTES, where=where)
     try:
-        content: Any = yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{where}: cannot be read ({' '.join(str(error).split())}); {advice}") from error
+        content = load_yaml(text)
+    except MalformedError as error:
+        raise ConfigError(f"{where}: cannot be read ({error}); {advice}") from error
     if content is None:
         return ()
     if not isinstance(content, dict):

@@ -16,6 +16,7 @@ import yaml
 from msprobe_core.config.load import check_config, read_fields
 from msprobe_core.config.schema import Config
 from msprobe_core.errors import ConfigError, StoreError
+from msprobe_core.untrusted.yaml_text import load_yaml
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ def _replaced(text: str, name: str, value: Any, path: Path) -> str | None:
 
 def _decoded(text: str, path: Path) -> Any:
     try:
-        return yaml.safe_load(text) if _is_yaml(path) else json.loads(text)
-    except (yaml.YAMLError, ValueError):
+        return load_yaml(text) if _is_yaml(path) else json.loads(text)
+    except (ValueError, RecursionError):  # MalformedError is a ValueError
         return None
 
 

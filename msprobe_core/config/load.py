@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
-import yaml
 
 from msprobe_core import names
 from msprobe_core.config.apis import load_apis
@@ -29,6 +28,8 @@ from msprobe_core.config.schema import (
 from msprobe_core.config.text import given_path, is_directory, read_text
 from msprobe_core.errors import ConfigError, EntryNameError
 from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.yaml_text import load_yaml
 
 _logger = logging.getLogger(__name__)
 
@@ -132,10 +133,10 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _decode(path: Path, text: str) -> object:
-    kind, decode = ("YAML", yaml.safe_load) if path.suffix.lower() in {".yaml", ".yml"} else ("JSON", _decode_json)
+    kind, decode = ("YAML", load_yaml) if path.suffix.lower() in {".yaml", ".yml"} else ("JSON", _decode_json)
     try:
         return decode(text)
-    except (yaml.YAMLError, msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: no such date
+    except (MalformedError, msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid {kind} ({' '.join(str(error).split())})") from error
 
 

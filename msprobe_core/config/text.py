@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msprobe_core.errors import ConfigError
+from msprobe_core.untrusted.files import TooLargeError, read_plain
 
 MAX_BYTES = 16 << 20
 """Largest file that is read where nobody says otherwise."""
@@ -49,13 +50,11 @@ def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES,
     """
     where = where or str(path)
     try:
-        is_small = path.stat().st_size <= max_bytes
-        text = path.read_text(encoding="utf-8-sig") if is_small else ""
+        return read_plain(path, max_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: cannot be read: it is not UTF-8 text; save it as UTF-8") from error
+    except TooLargeError as error:
+        raise ConfigError(f"{where}: larger than {max_bytes >> 20} MiB; this is not {kind}") from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{where}: cannot be read ({reason}); {advice}") from error
-    if not is_small:
-        raise ConfigError(f"{where}: larger than {max_bytes >> 20} MiB; this is not {kind}")
-    return text

@@ -20,6 +20,7 @@ import polars as pl
 
 from msprobe_core.errors import DumpError
 from msprobe_core.monitoring.history import SCHEMA, Monitored
+from msprobe_core.untrusted.files import read_plain
 
 _DIRECTORY = re.compile(r"(?P<time>[\w-]{0,20})-rank(?P<rank>\d{1,5})-")
 _DIRECTORY_V2 = re.compile(r"rank_(?P<rank>\d{1,5})$")
@@ -162,7 +163,7 @@ def _read_file(path: Path, quantity: str, notes: list[str]) -> _Content | None:
         DumpError: it cannot be read, or is not what a monitor writes.
     """
     try:
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf").decode()
+        text = read_plain(path).removeprefix(b"\xef\xbb\xbf").decode()
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import polars as pl
-import yaml
 
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode
@@ -26,6 +24,8 @@ from msprobe_core.report.summary import incomplete_of
 from msprobe_core.report.table import Width
 from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.yaml_text import load_yaml
 
 _INDICES: Mapping[Mode, Mapping[str, str]] = {
     Mode.STATISTICS: {
@@ -102,9 +102,9 @@ def read_request(path: Path) -> MergeRequest:
     example = "it needs a list 'api', for example api: [Functional.gelu.1.forward]"
     text = read_text(path, kind="a list of rows and indices", advice="give a YAML file")
     try:
-        content: Any = yaml.safe_load(text)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: is not valid YAML ({' '.join(str(error).split())})") from error
+        content = load_yaml(text)
+    except MalformedError as error:
+        raise ConfigError(f"{path}: is not valid YAML ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds {type(content).__name__}; {example}")
     try:

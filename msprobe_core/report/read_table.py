@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,19 @@ import polars as pl
 
 from msprobe_core.compare.result import Mode
 from msprobe_core.errors import CompareError
+from msprobe_core.untrusted.files import most_unfolded, open_plain, read_plain
+from msprobe_core.untrusted.malformed import MalformedError
 
 MAX_BYTES = 1 << 30
 """Largest table that is read, in bytes."""
 
-_MAX_UNPACKED_BYTES = 16 << 30
-"""Of a spreadsheet, which is a zip file."""
+_MOST_PER_PACKED_BYTE = 64
+"""A spreadsheet is a zip file; equal cells are packed to a twenty-fifth."""
+
+_MAX_DESCRIBING_BYTES = 1 << 20
+"""Styles and the like, of which objects are made that are a hundred times as large."""
+
+_BYTES_PER_CELL = 16
 
 _RANK_TABLE = re.compile(r"compare_result_rank(\d+)_(\d{14})(?:_\d+)?\.(csv|xlsx)", re.ASCII)
 
@@ -140,30 +149,59 @@ def _read(path: Path) -> pl.DataFrame:
         raise CompareError(f"{path}: is no table that can be read ({type(error).__name__}: {error})") from error
 
 
-def _check_size(path: Path, size: int, most: int) -> None:
-    if size > most:
-        raise CompareError(f"{path}: is larger than {most >> 30} GiB")
-
-
 def _read_csv(path: Path) -> pl.DataFrame:
-    _check_size(path, path.stat().st_size, MAX_BYTES)
-    return pl.read_csv(path, infer_schema=False)
+    return pl.read_csv(read_plain(path, MAX_BYTES), infer_schema=False)
 
 
 def _read_xlsx(path: Path) -> pl.DataFrame:
     # Imported here: openpyxl takes longer to import than most commands take.
     from openpyxl import load_workbook
 
-    _check_size(path, path.stat().st_size, MAX_BYTES)
-    with zipfile.ZipFile(path) as archive:
-        _check_size(path, sum(member.file_size for member in archive.infolist()), _MAX_UNPACKED_BYTES)
-    book: Any = load_workbook(path, read_only=True, data_only=True)
-    try:
-        lines: Iterator[tuple[Any, ...]] = book.worksheets[0].iter_rows(values_only=True)
-        headers = [str(header) for header in next(lines, ())]
-        if len({*headers}) < len(headers):
-            raise CompareError(f"{path}: has several columns of one name")
-        texts = [tuple(None if value is None else str(value) for value in line) for line in lines]
-        return pl.DataFrame(texts, schema=dict.fromkeys(headers, pl.String), orient="row")
-    finally:
-        book.close()
+    with open_plain(path) as file:
+        size = _checked_size(path, file)
+        book: Any = load_workbook(file, read_only=True, data_only=True)
+        try:
+            sheet = book.worksheets[0]
+            headers = [str(header) for header in next(sheet.iter_rows(max_row=1, values_only=True), ())]
+            if len({*headers}) < len(headers):
+                raise CompareError(f"{path}: has several columns of one name")
+            lines = sheet.iter_rows(min_row=2, max_col=len(headers), values_only=True)
+            texts = list(_bounded(lines, len(headers), most_unfolded(size)))
+        finally:
+            book.close()
+    return pl.DataFrame(texts, schema=dict.fromkeys(headers, pl.String), orient="row")
+
+
+def _checked_size(path: Path, file: FileIO) -> int:
+    """Return how long a spreadsheet is.
+
+    Raises:
+        CompareError: it, or what it unpacks to, is larger than it should be.
+    """
+    size = file.seek(0, io.SEEK_END)
+    if size > MAX_BYTES:
+        raise CompareError(f"{path}: is larger than {MAX_BYTES >> 30} GiB")
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    is_content = re.compile(r"xl/(worksheets/.*|sharedStrings\.xml)")
+    others = sum(member.file_size for member in members if not is_content.fullmatch(member.filename))
+    if others > _MAX_DESCRIBING_BYTES or sum(member.file_size for member in members) > (
+        _MAX_DESCRIBING_BYTES + _MOST_PER_PACKED_BYTE * size
+    ):
+        raise CompareError(f"{path}: unpacks to more than a spreadsheet of {size:,} bytes should")
+    return size
+
+
+def _bounded(lines: Iterable[tuple[Any, ...]], num_columns: int, most: int) -> Iterator[tuple[str | None, ...]]:
+    """Yield lines as texts; rows may be far apart, and many cells may refer to one text.
+
+    Raises:
+        MalformedError: together they are larger than ``most`` bytes.
+    """
+    num_bytes = 0
+    for line in lines:
+        texts = tuple(None if value is None else str(value) for value in line)
+        num_bytes += _BYTES_PER_CELL * num_columns + sum(map(len, filter(None, texts)))
+        if num_bytes > most:
+            raise MalformedError("its rows are more than a spreadsheet of its length should have")
+        yield texts

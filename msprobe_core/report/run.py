@@ -32,6 +32,7 @@ from msprobe_core.plugins import registry
 from msprobe_core.report.difference import FIRST_DIFFERENCES, write_first_differences
 from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, UnitFiles, write_summary, write_tables
 from msprobe_core.store.layout import create_file, make_directory
+from msprobe_core.untrusted.files import read_plain
 
 if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules
@@ -348,7 +349,7 @@ def _forget_differences(directory: Path) -> None:
     """Remove what an earlier comparison, which is resumed, has written about where ranks part."""
     record = directory / UNITS_DIRECTORY / _DIFFERENCES
     try:
-        names = msgspec.msgpack.decode(record.read_bytes(), type=list[str])
+        names = msgspec.msgpack.decode(read_plain(record), type=list[str])
     except (OSError, msgspec.MsgspecError, ValueError):
         return
     for name in names:
@@ -385,7 +386,7 @@ def _keep(task: UnitTask, done: UnitDone) -> None:
 def _taken_over(task: UnitTask) -> UnitDone | None:
     """Return what an earlier comparison found of the same pair in the same way; ``None`` if there is nothing."""
     try:
-        content = _record_of(task).read_bytes()
+        content = read_plain(_record_of(task))
         done = msgspec.msgpack.decode(content, type=UnitDone, dec_hook=_decoded)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

@@ -34,6 +34,7 @@ from msprobe_core.store.dumped import clip, read_content
 from msprobe_core.store.ending import ending_in, sentence
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
+from msprobe_core.untrusted.files import open_plain
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]
 """Told how many ranks are done, of how many, and which one is next."""
@@ -485,7 +486,7 @@ def _linked(source: Path, target: Path) -> bool:
 
 def _copy(source: Path, target: Path) -> None:
     try:
-        opened = source.open("rb")
+        opened = open_plain(source)
     except OSError as error:
         raise DumpError(f"{source}: cannot be read ({error.strerror})") from error
     with opened, layout.create_file(target) as copy:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msprobe_core.errors import DumpError
 from msprobe_core.model import Ending, RunHeader
 from msprobe_core.store import layout
+from msprobe_core.untrusted.files import MAX_BYTES, TooLargeError, read_plain
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from msprobe_core.hookspecs import TensorSource
 
 _V = TypeVar("_V")
-
-MAX_BYTES = 10 << 30
-"""Largest file that is read, in bytes."""
 
 
 class StoredDump(ABC):
@@ -119,8 +117,10 @@ def read_content(path: Path) -> bytes:
         DumpError: it is too large, or cannot be read.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError(f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time")
-        return path.read_bytes()
+        return read_plain(path)
+    except TooLargeError as error:
+        raise DumpError(
+            f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time"
+        ) from error
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error

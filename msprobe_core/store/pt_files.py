@@ -23,6 +23,7 @@ from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.store.tensor_source import Storage, StoredTensor
 from msprobe_core.store.tensor_values import DTYPES
+from msprobe_core.untrusted.files import open_plain
 
 _MAX_PICKLE_BYTES = 1 << 20
 
@@ -39,7 +40,7 @@ def open_pt(path: Path) -> StoredTensor:
         DumpError: it holds something else than one tensor, or would run code.
         Exception: of any kind, where it is damaged.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         if file.read(4) != b"PK\x03\x04":
             raise DumpError(f"{path}: is not a tensor file of PyTorch 1.6 or later; load it there and save it again")
         with zipfile.ZipFile(file) as archive:

@@ -10,6 +10,7 @@ import msgspec
 
 from msprobe_core.errors import DumpError, StoreError
 from msprobe_core.store import layout
+from msprobe_core.untrusted.files import TooLargeError, read_plain
 
 _Content = TypeVar("_Content")
 
@@ -45,9 +46,9 @@ def load_struct(path: Path, kind: type[_Content]) -> _Content:
         DumpError: the file is missing, cut off or no such file; says which field is wrong.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError(f"{path}: larger than {MAX_BYTES >> 30} GiB; this is no file of {kind.__name__}")
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_plain(path, MAX_BYTES), type=kind)
+    except TooLargeError as error:
+        raise DumpError(f"{path}: larger than {MAX_BYTES >> 30} GiB; this is no file of {kind.__name__}") from error
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     except msgspec.ValidationError as error:

@@ -21,6 +21,7 @@ from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.model import TensorContent
 from msprobe_core.store.tensor_values import widen
+from msprobe_core.untrusted.files import open_plain
 
 Array: TypeAlias = NDArray[Any]
 
@@ -118,7 +119,7 @@ class StoredTensor:
             DumpError: the file cannot be read, has become shorter, or its bytes do not match their checksum.
         """
         try:
-            with self.storage.file.open("rb", buffering=0) as file:
+            with open_plain(self.storage.file) as file:
                 for values in self._stored_chunks(file, num_elements):
                     yield self._values_of(values)
         except OSError as error:
@@ -154,7 +155,7 @@ class StoredTensor:
         try:
             content: Any = np.empty(self.size_bytes, np.uint8)
             begin = 0
-            with self.storage.file.open("rb", buffering=0) as file:
+            with open_plain(self.storage.file) as file:
                 for values in self._stored_chunks(file, _READ_BYTES):
                     content[begin : begin + values.nbytes] = _bytes_of(values)
                     begin += values.nbytes

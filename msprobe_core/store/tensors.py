@@ -22,6 +22,7 @@ from msprobe_core.store import layout
 from msprobe_core.store.pt_files import open_pt
 from msprobe_core.store.tensor_source import Storage, StoredTensor, c_strides
 from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES, Array
+from msprobe_core.untrusted.files import open_plain
 
 _READABLE_KINDS = "biufcSU"
 """Kinds of NumPy dtypes that files may hold: numbers, booleans, text."""
@@ -110,7 +111,7 @@ def read_npy_header(path: Path) -> NpyHeader:
         DumpError: it holds no numbers.
         OSError, ValueError: it cannot be read, or is no such file.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         start = file.read(_MAX_NPY_HEADER_BYTES)
     is_bfloat16 = _BFLOAT16 in start.partition(b"}")[0]
     content = io.BytesIO(start.replace(_BFLOAT16, _UINT16, 1) if is_bfloat16 else start)
@@ -172,7 +173,7 @@ def _open_safetensors(path: Path) -> StoredTensor:
 @lru_cache(maxsize=16)
 def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dict[str, msgspec.Raw]]:
     """Return where the data begins, and the description of each tensor; kept, because a shard has many."""
-    with shard.open("rb") as file:
+    with open_plain(shard) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MAX_SHARD_HEADER_BYTES):
             raise DumpError(f"{shard}: is not a safetensors file, or is cut off in its header")

@@ -12,6 +12,7 @@ from msprobe_core.locate.result import LocateResult
 from msprobe_core.overflow.result import Finding, OverflowResult
 from msprobe_core.report.locate_file import content_of
 from msprobe_core.store.stack_text import frames_of_user
+from msprobe_core.untrusted.files import read_plain
 from msprobe_core.view.data import Check, Counts, Culprit, Evidence, Number, State, Verdict
 
 _VERSION = 1
@@ -70,7 +71,7 @@ def read_location(path: Path) -> Location:
         CompareError: it is none, or of a later version.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Location)
+        found = msgspec.json.decode(read_plain(path), type=Location)
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ from msprobe_core.compare.reading import check_exists
 from msprobe_core.errors import CompareError
 from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
+from msprobe_core.untrusted.files import read_plain
 from msprobe_core.view.located import Location, read_location
 
 
@@ -99,7 +100,7 @@ _Content = TypeVar("_Content", bound=msgspec.Struct)
 
 def _decoded(path: Path, kind: type[_Content], what: str) -> _Content:
     try:
-        content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
+        content = read_plain(path).removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
         return msgspec.json.decode(content, type=kind)
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error

@@ -340,7 +340,7 @@ WRONG = {
     "an API twice": ("api_mapping", "- {ms_api: A.b, pt_api: A.c}\n- {ms_api: A.b, pt_api: A.d}", "'A.b' stands"),
     "layers without children": ("layer_mapping", "Attention: core", "line 1: is text; expected are classes of layers"),
     "children that are no names": ("layer_mapping", "A: {b: [c]}", "line 1: a name is expected behind the colon"),
-    "anchors that go round": ("layer_mapping", "A: &a {b: *a}", "line 1: a name is expected behind the colon"),
+    "anchors that go round": ("layer_mapping", "A: &a {b: *a}", "line 1: is not YAML (an alias stands within what"),
     "bytes": ("data_mapping", b"\xff\xfe\x00", "is not UTF-8 text"),
 }  # fmt: skip
 

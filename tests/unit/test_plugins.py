@@ -180,7 +180,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 
 LAYERS = [
     {"errors", "interrupts", "model"},
-    {"guard", "names", "native"},
+    {"guard", "names", "native", "untrusted"},
     {"fingerprint"},
     {"hookspecs"},
     {"config", "plugins", "extras"},

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from msprobe_core.compare.shards.lie import Along, Spread, Whereabouts
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.yaml_text import compose, construct
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
 """Axes that ranks may be arranged along: tensor, context, expert, data and pipeline parallel."""
@@ -197,11 +200,11 @@ class _Located(dict[str, Any]):
     line = 0
 
 
-class _Loader(yaml.SafeLoader):
+class _Constructor(SafeConstructor):
     """Remembers lines, and refuses a key that stands twice."""
 
 
-def _construct(loader: _Loader, node: yaml.MappingNode) -> _Located:
+def _construct(loader: _Constructor, node: yaml.MappingNode) -> _Located:
     found = _Located()
     found.line = node.start_mark.line + 1
     for key_node, value_node in node.value:
@@ -212,7 +215,7 @@ def _construct(loader: _Loader, node: yaml.MappingNode) -> _Located:
     return found
 
 
-cast("Any", _Loader).add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct)
+cast("Any", _Constructor).add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct)
 
 _Place: TypeAlias = str
 
@@ -241,9 +244,9 @@ def load_layouts(path: str | os.PathLike[str]) -> LayoutRules:
 def _read(path: Path) -> _Located:
     text = read_text(path, kind="a file of layouts", advice="give the path of a YAML file")
     try:
-        content = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
+        content = construct(compose(text), _Constructor())
+    except MalformedError as error:
+        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
     if not isinstance(content, _Located):
         raise ConfigError(f"{path}: holds {_kind(content)}, not an object; {_LOOK}")
     return content

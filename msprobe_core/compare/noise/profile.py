@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from msprobe_core.compare.noise.measures import MEASURES, Measure
 from msprobe_core.compare.noise.nulls import Null, Nulls
 from msprobe_core.errors import CompareError
 from msprobe_core.store import layout
+from msprobe_core.untrusted.files import most_unfolded, open_plain
+from msprobe_core.untrusted.parquet import check_parquet
 
 PROFILE_FILE = "noise_profile.parquet"
 
@@ -126,18 +129,31 @@ class NoiseProfile:
 
     def _read(self, step: int, rank: int) -> pl.DataFrame:
         try:
-            size = self.path.stat().st_size
-            if size > MAX_BYTES:
-                raise CompareError(f"{self.path}: has {size:,} bytes, more than a noise profile; remove it")
+            size = self._checked_size()
             table = pl.scan_parquet(self.path, glob=False)
             schema = table.collect_schema()
             if dict(schema) != dict(SCHEMA):
                 raise self._no_profile("its columns are others")
-            return table.filter((pl.col("step") == step) & (pl.col("rank") == rank)).collect()
+            found = table.filter((pl.col("step") == step) & (pl.col("rank") == rank)).collect()
+        except CompareError:
+            raise
         except OSError as error:
             raise CompareError(f"{self.path}: cannot be read ({error.strerror or error})") from error
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
             raise self._no_profile(" ".join(str(error).split())[:200]) from error
+        # Many rows may refer to one text.
+        if (found["name"].str.len_bytes().sum() or 0) > most_unfolded(size):
+            raise self._no_profile("its names are longer than those of a file of its length should be")
+        return found
+
+    def _checked_size(self) -> int:
+        """Return the file's length, once its headers say that it unfolds to no more than it should."""
+        with open_plain(self.path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise CompareError(f"{self.path}: has {size:,} bytes, more than a noise profile; remove it")
+            check_parquet(file)
+        return size
 
     def _about(self, text: str | None) -> About:
         try:
@@ -194,7 +210,7 @@ def identity_of(directory: Path) -> str:
     for name in _DUMPS:
         path = directory / name
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 begin = file.read(_IDENTIFYING_BYTES)
                 size = file.seek(0, 2)
                 file.seek(max(0, size - _IDENTIFYING_BYTES))

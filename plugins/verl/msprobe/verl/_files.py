@@ -28,6 +28,7 @@ from msprobe_core.store.samples import (
     save_samples,
 )
 from msprobe_core.store.structs import load_struct, save_struct
+from msprobe_core.untrusted.files import read_plain
 
 __all__ = [
     "BATCH_FILE", "RUN_FILE", "SAMPLES_FILE", "TENSORS_FILE", "VERSION", "WEIGHTS_FILE", "BatchFile", "BatchLayout",
@@ -392,7 +393,7 @@ def load_rewards(run: Path, step: int) -> list[Reward]:
 
 def _rewards_in(path: Path) -> list[Reward]:
     try:
-        return [msgspec.json.decode(line, type=Reward) for line in path.read_bytes().splitlines()]
+        return [msgspec.json.decode(line, type=Reward) for line in read_plain(path).splitlines()]
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
@@ -463,7 +464,7 @@ def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
     batch = load_struct(directory / BATCH_FILE, BatchFile)
     path = directory / TENSORS_FILE
     try:
-        content = path.read_bytes()
+        content = read_plain(path)
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     tensors = dict(_tensors_in(path, content))

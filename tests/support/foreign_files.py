@@ -1,0 +1,122 @@
+"""Every reader of files that others may have written, by the name that such a file has."""
+
+from pathlib import Path
+
+import pytest
+
+
+def _tensor(path):
+    from msprobe_core.store.tensors import read_tensor
+
+    read_tensor(path)
+
+
+def _shard(path):
+    _tensor(Path(f"{path}#x"))
+
+
+def _dump(path):
+    from msprobe_core.store.json_reader import read_json_dump
+
+    read_json_dump(path)
+
+
+def _arrow(path):
+    pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
+    from msprobe_core.store.arrow_reader import read_arrow_dump
+
+    read_arrow_dump(path)
+
+
+def _kernels(path):
+    from msprobe_core.store.kernel_files import read_lines
+
+    read_lines(path, [])
+
+
+def _struct(path):
+    from msprobe_core.store.samples import load_samples
+
+    load_samples(path.parent)
+
+
+def _config(path):
+    from msprobe_core.config import load_config
+
+    load_config(path)
+
+
+def _edit(path):
+    from msprobe_core.config.edit import edit_config
+
+    edit_config(path, {"level": "mix"})
+
+
+def _apis(path):
+    from msprobe_core.config.apis import load_apis
+
+    load_apis(path, "apis")
+
+
+def _limits(path):
+    from msprobe_core.compare.limits import load_limits
+
+    load_limits(path)
+
+
+def _mapping(path):
+    from msprobe_core.compare.mapping_files import read_matching
+
+    read_matching(data_mapping=path)
+
+
+def _layouts(path):
+    from msprobe_core.compare.layouts.rules import load_layouts
+
+    load_layouts(path)
+
+
+def _profile(path):
+    from msprobe_core.compare.noise.profile import NoiseProfile
+
+    (path.parent / "step0" / "rank0").mkdir(parents=True, exist_ok=True)
+    NoiseProfile(path).unit(path.parent / "step0" / "rank0")
+
+
+def _merge(path):
+    from msprobe_core.report.merge import read_request
+
+    read_request(path)
+
+
+def _table(path):
+    from msprobe_core.report.read_table import RankFile, read_table
+
+    read_table(RankFile(path, 0, ""), lambda name: name.is_not_null())
+
+
+def _location(path):
+    from msprobe_core.view.located import read_location
+
+    read_location(path)
+
+
+def _request(path):
+    from msprobe_core.view.subject import requested
+
+    requested(path)
+
+
+def _compare_request(path):
+    from msprobe_core.cli.compare import _read_request
+
+    _read_request(path)
+
+
+READERS = {
+    "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
+    "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
+    "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,
+    "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
+    "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
+}  # fmt: skip

@@ -1,0 +1,51 @@
+"""Limits for what may hang or fill the memory."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def deadline(seconds=20):
+    """Fail if the block takes longer: it waits for what never comes, or works without end."""
+
+    def fail(_number, _frame):
+        pytest.fail(f"still not done after {seconds} s")
+
+    former = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def run_limited(program, *arguments, memory_bytes=1 << 30, seconds=60):
+    """Run Python code in a process that may have so much memory and take so long; return what it has printed.
+
+    Code in C, which a signal does not end, is ended too. The memory is beyond what is mapped when the program calls
+    ``limit()``, which it finds defined.
+    """
+    prologue = f"""
+import resource
+from pathlib import Path
+def limit():
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + {memory_bytes}, -1))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", prologue + program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
