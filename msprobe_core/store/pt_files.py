@@ -1,19 +1,16 @@
 """Tensors in ``.pt`` files, found without PyTorch and without running code from the file.
 
 Such a file is a zip archive: ``*/data.pkl`` is a pickle that describes the tensor, ``*/data/{key}`` its bytes. The
-pickle is read by an unpickler that knows the handful of names such a description needs and refuses all others, so a
-file made to run code is an error instead. What it yields is a description and nothing more; it is checked, and acted
-on, after the pickle has come to its end.
+pickle is noted down and not run: see `msprobe_core.untrusted.pickles`. A name beyond the handful that such a
+description needs is refused, so a file made to run code is an error instead.
 Source: the format that ``torch.save`` of PyTorch 1.6 and later writes.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import struct
 import zipfile
-from collections import OrderedDict
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -21,9 +18,12 @@ import numpy as np
 
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32
+from msprobe_core.store.dumped import clip
 from msprobe_core.store.tensor_source import Storage, StoredTensor
 from msprobe_core.store.tensor_values import DTYPES
 from msprobe_core.untrusted.files import open_plain
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.pickles import Called, Named, Outside, read_pickle
 
 _MAX_PICKLE_BYTES = 1 << 20
 
@@ -47,48 +47,6 @@ def open_pt(path: Path) -> StoredTensor:
             return _Archive(archive, file, path).tensor()
 
 
-class _Global:
-    """A name in the pickle that stands for a type.
-
-    Made anew for each mention, as is everything below: a pickle can write to the objects that it is given.
-    """
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class _Function:
-    """A name in the pickle that stands for a function; called, it takes note of its arguments."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *args: Any) -> _Call:
-        return _Call(self.name, args)
-
-
-class _Call:
-    """What a function of the pickle's was called with."""
-
-    __slots__ = ("args", "name")
-
-    def __init__(self, name: str, args: tuple[Any, ...]) -> None:
-        self.name, self.args = name, args
-
-
-class _StorageName:
-    """A storage as the pickle refers to it."""
-
-    __slots__ = ("key", "kind")
-
-    def __init__(self, kind: object, key: object) -> None:
-        self.kind, self.key = kind, key
-
-
 class _Archive:
     """One opened ``.pt`` file."""
 
@@ -101,43 +59,45 @@ class _Archive:
         """Return the tensor that the archive describes."""
         if "byteorder" in self._members and self._content("byteorder", 16) != b"little":
             raise DumpError(f"{self._path}: was written on a big-endian machine, which is not supported")
-        unpickler = _Unpickler(io.BytesIO(self._content("data.pkl", _MAX_PICKLE_BYTES)))
         try:
-            return self._evaluate(unpickler.load())
-        except _NoTensorError as error:
+            return self._evaluate(read_pickle(self._content("data.pkl", _MAX_PICKLE_BYTES), _check_name))
+        except MalformedError as error:
             raise DumpError(f"{self._path}: {error}") from error
         except DumpError:
             raise
-        except Exception as error:  # a pickle is a program: there is no list of the ways in which it can fail
-            raise DumpError(f"{self._path}: does not describe a tensor ({type(error).__name__}: {error})") from error
+        except Exception as error:  # what it describes may be anything
+            raise DumpError(f"{self._path}: does not describe a tensor ({type(error).__name__})") from error
 
     def _evaluate(self, value: Any) -> StoredTensor:
-        if not isinstance(value, _Call):
-            raise _NoTensorError(f"holds {type(value).__name__}, not one tensor")
-        if value.name == _PARAMETER:
+        if not isinstance(value, Called):
+            raise MalformedError(f"holds {type(value).__name__}, not one tensor")
+        if value.function == _PARAMETER:
             return self._evaluate(value.args[0])
-        if value.name == _FROM_TYPE:
+        if value.function == _FROM_TYPE:
             function, _, args, *_ = value.args
-            if not isinstance(function, _Function):
-                raise _NoTensorError("describes a tensor subclass with a constructor of its own")
-            return self._evaluate(function(*args))
+            if not isinstance(function, Named) or type(args) is not tuple:
+                raise MalformedError("describes a tensor subclass with a constructor of its own")
+            return self._evaluate(Called(function, cast("tuple[Any, ...]", args)))
+        if value.function not in _REBUILDING:
+            raise MalformedError(f"calls {value.function.name}, not what makes one tensor")
         return self._view(*value.args)
 
-    def _view(
-        self, storage: _StorageName, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *rest: Any
-    ) -> StoredTensor:
-        numbers = (*size, *stride, offset)
+    def _view(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> StoredTensor:
+        if type(size) is not tuple or type(stride) is not tuple or not isinstance(storage, Outside):
+            raise TypeError
+        numbers = cast("tuple[Any, ...]", (*size, *stride, offset))
         if any(type(number) is not int for number in numbers):
-            raise TypeError(f"the sizes {numbers!r:.100}")
-        dtype = _dtype_of(storage, rest)
+            raise TypeError
+        kind, key = _storage_of(storage)
+        dtype = _dtype_of(kind, rest)
         flags = [cast("dict[object, object]", argument) for argument in rest if type(argument) is dict]
         return StoredTensor(
             name=self._path,
-            storage=self._storage(f"data/{storage.key}"),
+            storage=self._storage(f"data/{key}"),
             stored=np.dtype(DTYPES[dtype]),
             dtype=dtype,
-            shape=tuple(size),
-            strides=tuple(stride),
+            shape=cast("tuple[int, ...]", size),
+            strides=cast("tuple[int, ...]", stride),
             offset=offset,
             # What PyTorch has put off is said beside the bytes.
             is_negated=any(each.get("neg") is True for each in flags),
@@ -176,42 +136,32 @@ class _Archive:
         return DumpError(f"{self._path}: the part {member!r} is compressed or too large; torch.save writes none such")
 
 
-class _NoTensorError(Exception):
-    """The pickle describes something else; the message goes behind the file's name."""
+def _check_name(named: Named) -> None:
+    """Raise if a pickle refers to what the description of a tensor does not need."""
+    module, name = named
+    if named in _FUNCTIONS or named in _TYPES or named == ("collections", "OrderedDict"):
+        return
+    if module == "torch" and (name.removesuffix("Storage") in _STORAGES or name in DTYPES):
+        return
+    raise MalformedError(f"refers to {clip(f'{module}.{name}')}, which no tensor needs; it was not run")
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads the description of one tensor; every global that it does not need is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a global."""
-        if (module, name) in _FUNCTIONS:
-            return _Function(name)
-        if (module, name) in _TYPES:
-            return _Global(name)
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if module == "torch" and (name.removesuffix("Storage") in _STORAGES or name in DTYPES):
-            return _Global(name)
-        raise _NoTensorError(f"refers to {module}.{name}, which no tensor needs; it was not run")
-
-    def persistent_load(self, pid: Any) -> _StorageName:
-        """Return the storage that ``pid`` names: ``("storage", type, key, location, number of elements)``."""
-        kind, storage_type, key, *_ = pid
-        if kind != "storage":
-            raise _NoTensorError(f"refers to a {kind!r} outside of the pickle")
-        return _StorageName(storage_type, key)
+def _storage_of(outside: Outside) -> tuple[object, str]:
+    """Return type and key of ``("storage", type, key, location, number of elements)``."""
+    kind, storage_type, key, *_ = outside.id
+    if kind != "storage" or not isinstance(key, str):
+        raise MalformedError("refers to something outside of the pickle that is no storage")
+    return storage_type, key
 
 
-def _dtype_of(storage: _StorageName, rest: tuple[Any, ...]) -> str:
+def _dtype_of(kind: object, rest: tuple[Any, ...]) -> str:
     """Return the dtype that the storage's type says or, if it says none, the description's last argument but flags."""
-    kind = storage.kind
-    dtype = _STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, _Global) else None
+    dtype = _STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, Named) else None
     if dtype is not None:
         return dtype
-    named = [argument.name for argument in rest if isinstance(argument, _Global) and argument.name in DTYPES]
+    named = [argument.name for argument in rest if isinstance(argument, Named) and argument.name in DTYPES]
     if len(named) != 1:
-        raise _NoTensorError("describes a tensor of an unknown dtype")
+        raise MalformedError("describes a tensor of an unknown dtype")
     return named[0]
 
 
@@ -222,14 +172,14 @@ _STORAGES = {
 }  # fmt: skip
 """Dtype of each typed storage class of PyTorch, without its ending ``Storage``."""
 
-_PARAMETER = "_rebuild_parameter"
-_FROM_TYPE = "_rebuild_from_type_v2"
+_PARAMETER = Named("torch._utils", "_rebuild_parameter")
+_FROM_TYPE = Named("torch._tensor", "_rebuild_from_type_v2")
+_REBUILDING = frozenset({Named("torch._utils", "_rebuild_tensor_v2"), Named("torch._utils", "_rebuild_tensor_v3")})
 
-_FUNCTIONS = frozenset({
-    ("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_tensor_v3"), ("torch._utils", _PARAMETER),
-    ("torch._tensor", _FROM_TYPE),
-})  # fmt: skip
+_FUNCTIONS = frozenset({*_REBUILDING, _PARAMETER, _FROM_TYPE})
 """Functions that the description of a tensor may name."""
 
-_TYPES = frozenset({("torch.nn.parameter", "Parameter"), ("torch", "Tensor"), ("torch.storage", "UntypedStorage")})
+_TYPES = frozenset({
+    Named("torch.nn.parameter", "Parameter"), Named("torch", "Tensor"), Named("torch.storage", "UntypedStorage"),
+})  # fmt: skip
 """Types that it may name."""

@@ -21,12 +21,13 @@ from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.model import TensorContent
 from msprobe_core.store.tensor_values import widen
-from msprobe_core.untrusted.files import open_plain
+from msprobe_core.untrusted.files import most_unfolded, open_plain
 
 Array: TypeAlias = NDArray[Any]
 
 MAX_TENSOR_BYTES = 64 << 30
-"""Largest tensor that is unfolded from its file; one with strides of 0 may describe any size."""
+"""Largest tensor that is unfolded from its file; one with strides of 0 may describe any size, so `most_unfolded` of its
+storage counts too."""
 
 _READ_BYTES = 1 << 20
 _GATHER_BYTES = 16 << 20
@@ -36,7 +37,7 @@ _MIN_DENSITY = 1 / 8
 """Part of the bytes read for a block that must be of use; where it is less, the block is read in smaller ones."""
 
 _PAGE_BYTES = 4096
-_MAX_DIMS = 32
+MAX_DIMS = 32
 """As NumPy 1 has it."""
 
 _MAX_ITEM_BYTES = 16
@@ -90,13 +91,14 @@ class StoredTensor:
 
     def __post_init__(self) -> None:
         numbers = (*self.shape, *self.strides, self.offset)
-        if len(self.shape) != len(self.strides) or len(self.shape) > _MAX_DIMS or min(numbers) < 0:
+        if len(self.shape) != len(self.strides) or len(self.shape) > MAX_DIMS or min(numbers) < 0:
             raise DumpError(f"{self.name}: describes a tensor with impossible sizes or strides")
         num_bytes = self.storage.num_bytes
         if 0 not in self.shape and (self.offset + self._extent) * self.stored.itemsize > num_bytes:
             raise DumpError(f"{self.name}: describes a tensor larger than its {num_bytes} bytes; the file is damaged")
         # Sizes beside one of 0 count: NumPy cannot make an array of such a shape either.
-        if math.prod(max(n, 1) for n in self.shape) * self.stored.itemsize > MAX_TENSOR_BYTES:
+        unfolded = math.prod(max(n, 1) for n in self.shape) * self.stored.itemsize
+        if unfolded > MAX_TENSOR_BYTES or self.size_bytes > most_unfolded(num_bytes):
             raise DumpError(f"{self.name}: describes a tensor of the shape {self.shape}, which is too large to unfold")
 
     @property
@@ -147,16 +149,18 @@ class StoredTensor:
     def content(self) -> TensorContent:
         """Return the elements as they are stored, in C order; for a framework, which has dtypes that NumPy lacks.
 
-        A sign that is said beside the bytes (`is_negated`, `is_conjugated`) is not in them.
-
         Raises:
-            DumpError: as `read`.
+            DumpError: as `read`; or a sign is said beside the bytes, and the dtype is none of NumPy's.
         """
+        has_sign = self.is_negated or self.is_conjugated
+        if has_sign and self.stored.kind not in "fc":
+            raise DumpError(f"{self.name}: says the sign of its {self.dtype} beside their bytes; save a copy of it")
         try:
             content: Any = np.empty(self.size_bytes, np.uint8)
             begin = 0
             with open_plain(self.storage.file) as file:
-                for values in self._stored_chunks(file, _READ_BYTES):
+                for stored in self._stored_chunks(file, _READ_BYTES):
+                    values = self._signed(stored) if has_sign else stored
                     content[begin : begin + values.nbytes] = _bytes_of(values)
                     begin += values.nbytes
         except OSError as error:
@@ -260,7 +264,10 @@ class StoredTensor:
     def _values_of(self, values: Array) -> Array:
         if not self.stored.isnative:
             values = values.astype(self.stored.newbyteorder("="))
-        values = widen(values, self.dtype)
+        return self._signed(widen(values, self.dtype))
+
+    def _signed(self, values: Array) -> Array:
+        """Return values with the signs that are said beside the bytes."""
         if self.is_negated:
             values = np.negative(values)
         return np.conjugate(values) if self.is_conjugated else values

@@ -20,7 +20,7 @@ import numpy as np
 from msprobe_core.errors import DumpError
 from msprobe_core.store import layout
 from msprobe_core.store.pt_files import open_pt
-from msprobe_core.store.tensor_source import Storage, StoredTensor, c_strides
+from msprobe_core.store.tensor_source import MAX_DIMS, Storage, StoredTensor, c_strides
 from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES, Array
 from msprobe_core.untrusted.files import open_plain
 
@@ -156,7 +156,11 @@ def _open_safetensors(path: Path) -> StoredTensor:
         raise DumpError(f"{path}: holds values of the type {found.dtype}, which is not known here")
     begin, end = found.data_offsets
     stored = np.dtype(DTYPES[dtype])
-    if min(begin, *found.shape, 0) < 0 or end - begin != math.prod(found.shape) * stored.itemsize:
+    if (
+        len(found.shape) > MAX_DIMS
+        or min(begin, *found.shape, 0) < 0
+        or end - begin != math.prod(found.shape) * stored.itemsize
+    ):
         raise DumpError(f"{path}: its place in the file does not fit its shape; the file is damaged")
     if start + end > status.st_size:
         raise DumpError(f"{path}: is cut off: the file ends before it")

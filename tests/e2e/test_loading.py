@@ -11,10 +11,7 @@ from torch import nn
 
 from msprobe_core.store import layout
 
-pytestmark = [
-    pytest.mark.usefixtures("close_debugger"),
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # of torch.load itself, in PyTorch 2.1
-]
+pytestmark = pytest.mark.usefixtures("close_debugger")
 
 CALL = "Module.layer.Layer.forward.0"
 
@@ -122,13 +119,16 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, golden, caplog):
         with debugger.start(model):
             assert torch.equal(model(torch.full((3, 4), 0.5)), output)  # its own input
         debugger.close()
-    torch.save({"a": 1}, file)
-    debugger = loading(tmp_path, path)
-    with debugger.start(model):
-        assert torch.equal(model(torch.full((3, 4), 0.5)), output)
+    for value in ({"a": 1}, Evil()):
+        torch.save(value, file)
+        debugger = loading(tmp_path, path)
+        with debugger.start(model):
+            assert torch.equal(model(torch.full((3, 4), 0.5)), output)
+        debugger.close()
     assert not (tmp_path / "executed").exists()
-    assert "the file holds dict, not a tensor" in caplog.text
-    assert caplog.text.count("cannot be loaded") == 3
+    assert "holds dict, not one tensor" in caplog.text
+    assert "which no tensor needs; it was not run" in caplog.text
+    assert caplog.text.count("keeps its value") == 4
 
 
 # --- tensors in shards ----------------------------------------------------------------------------------------------

@@ -310,7 +310,7 @@ def test_what_is_bad_in_a_file_stays_with_its_row(tmp_path):
         "good.npy": None, "missing.npy": "cannot be read (No such file", "object.npy": "type object, not numbers",
         "int.npy": "holds a tensor of int64, and its record says torch.float32",
         "long.npy": "holds a tensor of the shape [7], and its record says [6]", "cut.npy": "is cut off",
-        "empty.npy": "not a whole tensor file", "empty.pt": "PyTorch 1.6", "directory.npy": "Is a directory",
+        "empty.npy": "not a whole tensor file", "empty.pt": "PyTorch 1.6", "directory.npy": "it is a directory",
         "code.pt": "it was not run", "bomb.pt": "compressed or too large", "endless.pt": "too large to unfold",
     }  # fmt: skip
     names = list(expected) * 2

@@ -1,8 +1,10 @@
 """``.pt`` and ``.npy`` are read without a framework, and nothing in them is run."""
 
 import contextlib
+import functools
 import os
 import pickle
+import struct
 import tempfile
 import zipfile
 from collections import OrderedDict
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limited import run_limited
 from pt_writer import FLOAT, V2, Call, Global, Pickler, Storage, tensor, write_pt
 
 from msprobe_core.errors import DumpError
@@ -147,6 +150,93 @@ def test_a_header_that_claims_too_much_is_not_believed(tmp_path):
     path = write_pt(tmp_path / "x.pt", tensor(size=(10**12,), stride=(0,)), {"0": b"\0" * 24})
     with pytest.raises(DumpError, match="too large to unfold"):
         read_tensor(path)
+
+
+def shared(levels):
+    """Return a tuple of 2 ** ``levels`` parts, all of them one and the same, whose pickle has as many operations."""
+    value = (1,)
+    for _ in range(levels):
+        value = (value, value)
+    return value
+
+
+SHARED = b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(60))
+
+PICKLE_BOMBS = {
+    "a key that is hashed": b"\x80\x02}" + SHARED + b"K\x01s.",
+    "a copy that is hashed": b"\x80\x02}K\x01\x85" + b"2\x86" * 60 + b"K\x01s.",
+    "a part of a set": b"\x80\x04\x8f(" + SHARED + b"\x90.",
+    "a table by number": b"\x80\x02K\x01r" + struct.pack("<I", (1 << 32) - 1) + b".",
+    "an array": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
+    "bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b".",
+    "text": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 40) + b".",
+    "a frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b".",
+    "an integer": b"\x80\x02\x8b" + struct.pack("<i", (1 << 31) - 1) + b"1.",
+    "digits": b"\x80\x02I" + b"9" * 1_000_000 + b"\n.",
+    "marks": b"\x80\x02" + b"(" * 1_000_000 + b".",
+    "tuples": b"\x80\x02)" + b"\x85" * 1_000_000 + b".",
+    "a list in itself": b"\x80\x02]q\x00h\x00a.",
+    "nothing": b"",
+    "no end": b"\x80\x02K\x01",
+    "below the stack": b"\x80\x020.",
+    "a tuple of too few": b"\x80\x02K\x01\x87.",
+    "a call of nothing": b"\x80\x02N)R.",
+    "persistent nothing": b"\x80\x02Q.",
+    "sizes": tensor(size=shared(60)),
+    "offset": tensor(offset=shared(60)),
+    "a key": Call(V2, Storage(FLOAT, shared(60), 6), 0, (2, 3), (3, 1), False, OrderedDict()),
+    "a storage": Call(V2, Storage(shared(60), "0", 6), 0, (2, 3), (3, 1), False, OrderedDict()),
+    "arguments": Call(V2, *shared(3), shared(60)),
+    "parameters": functools.reduce(
+        lambda value, _: Call(Global("torch._utils", "_rebuild_parameter"), value), range(200), tensor()
+    ),
+    "a view": tensor(numel=1, size=(1 << 33,), stride=(0,)),
+    "a subclass": Call(Global("torch._tensor", "_rebuild_from_type_v2"), V2, Global("torch", "Tensor"), shared(60), ()),
+}  # fmt: skip
+
+
+def test_small_descriptions_take_no_more_than_their_length_allows(tmp_path):
+    """Python's own unpickler takes 2 GB for one of these, and never ends with others, in C where no signal ends it."""
+    paths = []
+    for name, value in PICKLE_BOMBS.items():
+        path = tmp_path / f"{name}.pt"
+        if isinstance(value, bytes):
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.writestr("archive/data.pkl", value)
+                archive.writestr("archive/data/0", b"\0" * 24)
+        else:
+            write_pt(path, value, {"0": b"\0" * 24})
+        paths.append(path)
+    program = """
+import sys
+from msprobe_core.errors import DumpError
+from msprobe_core.store.tensors import open_tensor
+limit()
+for path in map(Path, sys.argv[1:]):
+    try:
+        print(open_tensor(path).shape)
+    except DumpError as error:
+        print(str(error).removeprefix(f"{path}: "))
+"""
+    said = dict(zip(PICKLE_BOMBS, run_limited(program, *paths, memory_bytes=256 << 20).splitlines(), strict=True))
+    assert said.pop("parameters") == "(2, 3)"
+    assert said.pop("a view") == "describes a tensor of the shape (8589934592,), which is too large to unfold"
+    assert "keys that are neither text nor numbers" in said["a key that is hashed"]
+    assert "keys that are neither text nor numbers" in said["a part of a set"]
+    assert not [name for name, sentence in said.items() if len(sentence) > 200 or sentence.startswith("(")]
+
+
+def test_a_tensor_that_is_referred_to_again_and_again_is_read(tmp_path):
+    """What a training put beside a parameter may be anything; as much of it as the pickle has bytes."""
+    extra = Call(
+        Global("torch._tensor", "_rebuild_from_type_v2"),
+        V2,
+        Global("torch.nn.parameter", "Parameter"),
+        tensor().args,
+        {"shared": shared(60), "partition_dim": 0, "name": "w", "scale": 1.5, "tags": ["a", "b"]},
+    )
+    path = write_pt(tmp_path / "x.pt", extra, {"0": np.arange(6, dtype=np.float32).tobytes()})
+    assert read_tensor(path).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_views_that_are_conjugated_or_negated_later(tmp_path):

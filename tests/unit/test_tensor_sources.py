@@ -117,8 +117,8 @@ def test_files_without_checksums_are_read(tmp_path):
     assert read_tensor(path).ravel().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_a_pickle_writes_into_its_description_is_checked_like_any_other(tmp_path):
-    """The geometry is looked at after the pickle has ended, when nothing can change it any more."""
+def test_what_a_pickle_writes_into_its_description_has_no_effect(tmp_path):
+    """Attributes are not kept, so nothing can change what has been checked."""
 
     class Building(Pickler):
         def save(self, value, save_persistent_id=True):
@@ -129,8 +129,8 @@ def test_what_a_pickle_writes_into_its_description_is_checked_like_any_other(tmp
                 self.write(b"b")
 
     path = write_pt(tmp_path / "x.pt", tensor(), {"0": b"\0" * 24}, pickler=Building)
-    with pytest.raises(DumpError, match="larger than its 24 bytes"):
-        open_tensor(path)
+    found = open_tensor(path)
+    assert (found.shape, found.strides, found.offset) == ((2, 3), (3, 1), 0)
 
 
 SCRIPT = """

@@ -1,0 +1,201 @@
+"""Read pickles without running them: what they call is noted, and nothing is imported, hashed or compared.
+
+Python's own unpickler is a program in C that does what the file says. Some hundred bytes are enough to have it make a
+table of 2 GB, or hash a tuple of 2 to the power of 60 parts, which no signal ends. Here each operation takes as long as
+the bytes it stands for, or the values it takes together. `pickletools` of the standard library decodes the operations.
+
+A value may refer to one part many times. Whoever uses what was read takes it apart step by step, and shows or compares
+only what is text or a number.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+from msprobe_core.untrusted.malformed import MalformedError
+
+
+class Named(NamedTuple):
+    """A name that the pickle refers to."""
+
+    module: str
+    name: str
+
+
+class Called(NamedTuple):
+    """A call that the pickle makes, and that was not made."""
+
+    function: Named
+    args: tuple[Any, ...]
+
+
+class Outside(NamedTuple):
+    """What the pickle says lies outside of it."""
+
+    id: Any
+
+
+def read_pickle(content: bytes, check: Callable[[Named], None]) -> Any:
+    """Return what a pickle describes, made of plain containers, `Named`, `Called` and `Outside`.
+
+    Args:
+        content: In protocol 2 to 5; of the operations those that describe values and calls.
+        check: Called with each name; raises if there must be none such.
+
+    Raises:
+        MalformedError: it is no pickle, or does something else.
+    """
+    machine = _Machine(check)
+    try:
+        for operation, argument, _ in pickletools.genops(content):
+            _action(operation.name)(machine, argument)
+        return machine.stack.pop()
+    except MalformedError:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        raise MalformedError("is no pickle, or a damaged one") from error
+
+
+def _action(operation: str) -> Callable[[_Machine, Any], None]:
+    if operation not in _ACTIONS:
+        raise MalformedError(f"has the operation {operation}, which no tensor needs; it was not run")
+    return _ACTIONS[operation]
+
+
+class _Machine:
+    """The stack of values, and what was put aside.
+
+    Attributes:
+        stack: Values since the last mark.
+        memo: What was put aside, by the number that the pickle gives it; a table by number would be of any size.
+    """
+
+    def __init__(self, check: Callable[[Named], None]) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self._below: list[list[Any]] = []
+        self._check = check
+
+    def mark(self) -> None:
+        """Begin a new list of values."""
+        self._below.append(self.stack)
+        self.stack = []
+
+    def push(self, value: Any) -> None:
+        """Put a value onto the stack."""
+        self.stack.append(value)
+
+    def since_mark(self) -> list[Any]:
+        """Return the values since the mark, and go back to those before it."""
+        found, self.stack = self.stack, self._below.pop()
+        return found
+
+    def name(self, module: Any, name: Any) -> None:
+        """Refer to something by its name."""
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise MalformedError("refers to something that has no name")
+        named = Named(module, name)
+        self._check(named)
+        self.stack.append(named)
+
+    def call(self) -> None:
+        """Note a call."""
+        args, function = self.stack.pop(), self.stack.pop()
+        if not isinstance(function, Named) or type(args) is not tuple:
+            raise MalformedError("calls what is no function")
+        self.stack.append(Called(function, args))
+
+    def drop(self) -> None:
+        """Forget a value: attributes that an object would be given are not kept."""
+        self.stack.pop()
+
+    def fill_list(self, values: list[Any]) -> None:
+        """Put values into the list before them."""
+        target = self.stack[-1]
+        if type(target) is not list:
+            raise MalformedError("adds to what is no list")
+        cast("list[Any]", target).extend(values)
+
+    def fill_set(self, values: list[Any]) -> None:
+        """Put values into the set before them."""
+        target = self.stack[-1]
+        if type(target) is not set:
+            raise MalformedError("adds to what is no set")
+        cast("set[Any]", target).update(map(_plain, values))
+
+    def fill_dict(self, values: list[Any]) -> None:
+        """Put keys and values into the dictionary before them; that of a call, such as an ordered one, is not kept."""
+        target = self.stack[-1]
+        if type(target) is dict:
+            keys = map(_plain, values[::2])
+            cast("dict[Any, Any]", target).update(zip(keys, values[1::2], strict=True))
+        elif not isinstance(target, Called):
+            raise MalformedError("adds to what is no dictionary")
+
+
+def _plain(key: Any) -> Any:
+    """Return a key that takes no longer to hash than it is: a tuple may refer to itself as it was, again and again."""
+    if key is None or type(key) in (str, bytes, int, bool, float):
+        return key
+    raise MalformedError("has keys that are neither text nor numbers")
+
+
+def _tuple(size: int) -> Callable[[_Machine, Any], None]:
+    def act(machine: _Machine, _: Any) -> None:
+        if len(machine.stack) < size:
+            raise MalformedError("takes more values together than there are")
+        machine.stack[len(machine.stack) - size :] = [tuple(machine.stack[len(machine.stack) - size :])]
+
+    return act
+
+
+def _pop(machine: _Machine, count: int) -> list[Any]:
+    found = machine.stack[-count:]
+    del machine.stack[-count:]
+    return found
+
+
+def _put(machine: _Machine, number: int) -> None:
+    machine.memo[number] = machine.stack[-1]
+
+
+def _constant(make: Callable[[], Any]) -> Callable[[_Machine, Any], None]:
+    return lambda machine, _: machine.push(make())
+
+
+_ACTIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _machine, _: None),
+    **dict.fromkeys(
+        ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINSTRING", "BINSTRING", "BINUNICODE",
+         "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+        lambda machine, argument: machine.push(argument),
+    ),
+    "NONE": _constant(lambda: None),
+    "NEWTRUE": _constant(lambda: True),
+    "NEWFALSE": _constant(lambda: False),
+    "EMPTY_TUPLE": _constant(tuple),
+    "EMPTY_LIST": _constant(list),
+    "EMPTY_DICT": _constant(dict),
+    "EMPTY_SET": _constant(set),
+    "MARK": lambda machine, _: machine.mark(),
+    "TUPLE1": _tuple(1),
+    "TUPLE2": _tuple(2),
+    "TUPLE3": _tuple(3),
+    "TUPLE": lambda machine, _: machine.push(tuple(machine.since_mark())),
+    "APPEND": lambda machine, _: machine.fill_list(_pop(machine, 1)),
+    "APPENDS": lambda machine, _: machine.fill_list(machine.since_mark()),
+    "ADDITEMS": lambda machine, _: machine.fill_set(machine.since_mark()),
+    "SETITEM": lambda machine, _: machine.fill_dict(_pop(machine, 2)),
+    "SETITEMS": lambda machine, _: machine.fill_dict(machine.since_mark()),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _put),
+    "MEMOIZE": lambda machine, _: _put(machine, len(machine.memo)),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda machine, number: machine.push(machine.memo[number])),
+    "GLOBAL": lambda machine, names: machine.name(*names.split(" ", 1)),
+    "STACK_GLOBAL": lambda machine, _: machine.name(*_pop(machine, 2)),
+    **dict.fromkeys(("REDUCE", "NEWOBJ"), lambda machine, _: machine.call()),
+    "BUILD": lambda machine, _: machine.drop(),
+    "BINPERSID": lambda machine, _: machine.push(Outside(machine.stack.pop())),
+}  # fmt: skip
+"""What each operation does."""
