@@ -29,6 +29,9 @@ from msprobe_core.store.arrow_columns import (
 )
 from msprobe_core.store.dumped import StoredDump, read_content
 from msprobe_core.store.ending import ending_in
+from msprobe_core.untrusted.arrow import unpacked
+from msprobe_core.untrusted.files import most_unfolded
+from msprobe_core.untrusted.malformed import MalformedError
 
 NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
 """Columns without which there is no frame; the others may be missing."""
@@ -137,12 +140,16 @@ class BatchReader:
         pyarrow = import_pyarrow()
         self.path = path
         content = read_content(path)
+        self._most = most_unfolded(len(content))
         try:
+            _check_unpacked(pyarrow, content, self._most)
             self._stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
             self.header = _header_of(path, self._stream.schema)
             self._known = _known_columns(path, self._stream.schema, columns, needed)
         except DumpError:
             raise
+        except MalformedError as error:
+            raise DumpError(f"{path}: {error}") from error
         except Exception as error:  # foreign bytes: there is no list of the ways in which they break
             reason = f"is not an Arrow stream ({_said(error)}); the file is damaged or of another kind"
             raise DumpError(f"{path}: {reason}") from error
@@ -157,7 +164,7 @@ class BatchReader:
         Raises:
             DumpError: not even the first is whole.
         """
-        num_batches = num_rows = 0
+        num_batches = num_rows = num_text_bytes = 0
         problem: str | None = None
         while True:
             try:
@@ -167,6 +174,9 @@ class BatchReader:
                     continue
                 found = found.select(self._known)
                 found.validate(full=True)  # before anything looks into it: indices and lengths may lead anywhere
+                num_text_bytes += _text_bytes(found)
+                if num_text_bytes > self._most:
+                    raise MalformedError("its rows refer to longer texts than those of a file of its length should")  # noqa: TRY301
             except StopIteration:
                 break
             except Exception as error:  # noqa: BLE001  # likewise
@@ -184,6 +194,37 @@ class BatchReader:
                 f"{self.path}: the file is cut off or damaged after {num_batches} whole batches of together "
                 f"{num_rows:,} rows, which were recovered; rows behind them are missing ({problem})"
             )
+
+
+def _check_unpacked(pyarrow: PyArrow, content: bytes, most: int) -> None:
+    """Raise if the messages of a stream stand for more than ``most`` bytes; what is damaged ends them.
+
+    Raises:
+        MalformedError: they do.
+    """
+    num_bytes = num_rows = 0
+    messages = pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(content))
+    while True:
+        try:
+            message = messages.read_next_message()
+        except (StopIteration, EOFError, OSError, pyarrow.ArrowException):
+            return
+        own = unpacked(memoryview(message.metadata), memoryview(message.body))
+        num_bytes, num_rows = num_bytes + own.num_bytes, num_rows + own.num_rows
+        if num_bytes > most or num_rows * _BYTES_PER_ROW > most:
+            raise MalformedError(f"its {len(content):,} bytes stand for more than a file of its length should")
+
+
+_BYTES_PER_ROW = 128
+"""What a row takes in a frame at least."""
+
+
+def _text_bytes(batch: PyArrow) -> int:
+    """Return how long the texts of all rows are together, each as often as rows refer to it."""
+    texts = [column for column in batch.columns if isinstance(column, import_pyarrow().DictionaryArray)]
+    lengths = [_series(text.dictionary, pl.String).str.len_bytes() for text in texts]
+    used: list[Any] = [own.gather(_series(text.indices, pl.UInt32)) for own, text in zip(lengths, texts, strict=True)]
+    return sum(own.cast(pl.UInt64).sum() for own in used)
 
 
 def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> _Stream:

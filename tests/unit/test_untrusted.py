@@ -5,12 +5,14 @@ import socket
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from foreign_files import READERS
 from limited import deadline, run_limited
 
 from msprobe_core.compare.noise.profile import SCHEMA, identity_of
 from msprobe_core.errors import MsprobeError
+from msprobe_core.model import RunHeader
 from msprobe_core.untrusted.files import TooLargeError, open_plain, read_plain
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import MAX_DEPTH, MAX_NODES, load_yaml
@@ -148,6 +150,7 @@ import sys
 from foreign_files import READERS
 import msprobe_core.compare.noise.profile, msprobe_core.report.read_table, msprobe_core.store.arrow_reader, openpyxl
 from msprobe_core.errors import MsprobeError
+from msprobe_core.model import RunHeader
 limit()
 for path in map(Path, sys.argv[1:]):
     try:
@@ -253,4 +256,45 @@ def test_spreadsheets_take_no_more_than_their_length_allows(tmp_path):
     for name in ("far", "shared"):
         assert "its rows are more than a spreadsheet of its length should have" in said[name]
     assert "is no table that can be read" in said["entities"]
+    assert said["sound"] == "read"
+
+
+def write_stream(path, num_rows, compression, **texts):
+    """Write a dump whose rows all refer to the same texts."""
+    import numpy as np
+    import pyarrow as pa
+
+    from msprobe_core.store.arrow_columns import DUMP_COLUMNS, FORMAT_VERSION, HEADER_KEY, FileHeader, types
+
+    header = FileHeader(
+        FORMAT_VERSION, RunHeader(task="statistics", level="mix", framework="pytorch", summary_mode="statistics")
+    )
+    texts = {"entry": "Torch.f.0.forward", "phase": "forward", "part": "output", "path": "0", "value": "null"} | texts
+    fields = [pa.field(name, types()[DUMP_COLUMNS[name]]) for name in texts]
+    schema = pa.schema(fields, {HEADER_KEY: msgspec.json.encode(header)})
+    indices = pa.array(np.zeros(num_rows, np.int32))
+    arrays = [pa.DictionaryArray.from_arrays(indices, pa.array([text])) for text in texts.values()]
+    path.parent.mkdir()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema, options=options) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return path
+
+
+def test_arrow_takes_no_more_than_its_length_allows(tmp_path):
+    """Each of them took over 10 GB, and ended the process in Rust or C++."""
+    pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
+    streams = {
+        "rows": write_stream(tmp_path / "rows" / "dump.arrow", 1_000_000, "zstd"),
+        "value": write_stream(tmp_path / "value" / "dump.arrow", 1, "zstd", value=f'"{"x" * (100 << 20)}"'),
+        "names": write_stream(tmp_path / "names" / "dump.arrow", 1_000, "zstd", entry=f"T.{'f' * (1 << 20)}.0.forward"),
+        "plain": write_stream(tmp_path / "plain" / "dump.arrow", 20_000, None, entry=f"T.{'f' * (1 << 16)}.0.forward"),
+        "sound": write_stream(tmp_path / "sound" / "dump.arrow", 20_000, "zstd"),
+    }
+    assert max(path.stat().st_size for name, path in streams.items() if name != "plain") < 150_000
+    said = dict(zip(streams, run_limited(ANSWERS, *streams.values(), memory_bytes=1 << 30).splitlines(), strict=True))
+    for name in ("rows", "value"):
+        assert "bytes stand for more than a file of its length should" in said[name]
+    for name in ("names", "plain"):
+        assert "its rows refer to longer texts than those of a file of its length should" in said[name]
     assert said["sound"] == "read"
