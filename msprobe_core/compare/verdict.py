@@ -311,7 +311,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
             Verdict.ERROR,
             numbers & metrics.has_inf_mismatch(),
             pl.format("error: Inf differs: maximum and minimum are {} and {}, golden {} and {}.",
-                      "max_target", "min_target", "max_golden", "min_golden"),
+                      *[_known(f"{name}_{side}") for side in ("target", "golden") for name in ("max", "min")]),
         ),
         (
             Verdict.ERROR,
@@ -527,9 +527,19 @@ def _what(side: str) -> pl.Expr:
 
 
 def _num_nan(side: str) -> pl.Expr:
-    counted = pl.col(f"num_nan_{side}").cast(pl.String)
-    uncounted = pl.when(pl.col(f"max_{side}").is_nan()).then(pl.lit("some")).otherwise(pl.lit("none"))
-    return pl.coalesce(counted, uncounted)
+    counted = pl.col(f"num_nan_{side}")
+    has_some = pl.any_horizontal(*[pl.col(f"{name}_{side}").is_nan().fill_null(False) for name in metrics.STATISTICS])
+    # A count of 0 beside a statistic that is NaN: the tool that recorded it may have computed that in low precision.
+    return (
+        pl.when(counted > 0).then(counted.cast(pl.String))
+        .when(has_some).then(pl.lit("some"))
+        .otherwise(pl.coalesce(counted.cast(pl.String), pl.lit("none")))
+    )  # fmt: skip
+
+
+def _known(column: str) -> pl.Expr:
+    """Return numbers as text; a null would make the whole sentence null."""
+    return pl.col(column).cast(pl.String).fill_null("unknown")
 
 
 def _rounded(name: str) -> pl.Expr:

@@ -19,6 +19,7 @@ import msgspec
 from msprobe_core.model import Phase
 from msprobe_core.store.arrow_columns import DUMP_COLUMNS, Cell, PyArrow, to_small_batch
 from msprobe_core.store.frame import PARTS, check_leaf, is_failure, is_leaf, phase_of
+from msprobe_core.untrusted.json_text import check_nesting
 
 RECORD = "record"
 RECORD_COLUMNS = DUMP_COLUMNS | {RECORD: Cell.TEXT}
@@ -61,6 +62,7 @@ class RecordRows:
         Raises:
             TypeError, ValueError, KeyError, AttributeError, RecursionError: it does not have the shape of a record.
         """
+        check_nesting(record)
         found: list[tuple[_Place, Any]] = []
         phase = phase_of(entry)
         tree, rest = _take_apart(phase, record, found)

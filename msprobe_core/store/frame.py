@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import count
@@ -17,6 +18,9 @@ from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import Phase, Role
 from msprobe_core.store import layout
 from msprobe_core.store.json_records import Call, Leaf, Part, decode_call, decode_gradients
+from msprobe_core.untrusted.files import most_unfolded
+from msprobe_core.untrusted.json_text import MAX_NESTING, check_nesting, too_deep
+from msprobe_core.untrusted.malformed import MalformedError
 
 
 class RowKind(str, Enum):
@@ -71,19 +75,29 @@ PARTS: tuple[tuple[str, Role], ...] = (
 ROLE_OF_PART = dict(PARTS) | {Phase.PARAMETERS_GRAD.value: Role.PARAMETERS_GRAD}
 """Role of the values in each part; gradients of parameters are a part by themselves."""
 
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_NOT_FINITE = {
+    sign + word: float(sign + word) for sign in ("", "+", "-") for word in ("nan", "inf", "infinity")
+}  # fmt: skip
+"""What numbers that are none are called in lower case. JSON has no such numbers, and each tool has other words."""
 
 
 class FrameBuilder:
     """Collects rows; the only place that knows what the records of ``dump.json`` mean."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int | None = None) -> None:
+        """Begin with no rows.
+
+        Args:
+            num_bytes: Length of the file that the records are of, which bounds that of the rows' names; ``None`` if
+                they are not foreign.
+        """
         self._names: list[str] = []
         self._keys: list[str] = []
         self._entries: list[str] = []
         self._roles: list[Role] = []
         self._phases: list[Phase] = []
         self._cells: list[Leaf | tuple[Any, ...]] = []
+        self._text_left: float = math.inf if num_bytes is None else most_unfolded(num_bytes)
 
     def add_json(self, entry: str, content: bytes | msgspec.Raw) -> None:
         """Append the rows of one entry whose record is still JSON.
@@ -112,6 +126,7 @@ class FrameBuilder:
             TypeError, ValueError, KeyError, AttributeError: the record does not have the shape of a record.
         """
         num_rows = len(self._cells)
+        check_nesting(record)
         try:
             self._add_rows(entry, record)
         except BaseException:
@@ -142,7 +157,7 @@ class FrameBuilder:
             num_rows = len(self._cells)
             for part, role in PARTS:
                 if values := record.get(part):
-                    for path, leaf in _leaves(values, ""):
+                    for path, leaf in self._leaves(entry, values, "", 1):
                         self._add(entry, phase, role, path, leaf)
             self._add_empty_call(entry, phase, num_rows)
 
@@ -172,6 +187,8 @@ class FrameBuilder:
         add_name, add_key, add_cells = self._names.append, self._keys.append, self._cells.append
         num_rows = len(self._cells)
         stem = names.row_name(entry, role, "")
+        self._check_text(len(stem) * len(values))
+        self._text_left -= len(stem) * len(values)
         for place, leaf in values.items() if isinstance(values, dict) else enumerate(values):
             if type(leaf) is Leaf:
                 key = f"{stem}{place}"
@@ -179,7 +196,7 @@ class FrameBuilder:
                 add_key(key)
                 add_name(key if leaf.data_name is None else _shown(leaf.data_name) or key)
             else:
-                for path, inner in _leaves(leaf, str(place)):
+                for path, inner in self._leaves(entry, leaf, str(place), 2):
                     cells = _leaf_cells(inner)
                     add_cells(cells)
                     add_key(stem + path)
@@ -199,15 +216,40 @@ class FrameBuilder:
     def _add_gradient(self, entry: str, name: str, values: Any) -> None:
         # The list has one element; if a tool ever writes more, they get a number of their own.
         numbered = names.numbered_gradients(entry)
-        for path, leaf in _leaves(values, ""):
+        for path, leaf in self._leaves(entry + name, values, "", 1):
             place = name + path.removeprefix("0")
             key = names.row_name(numbered, Role.PARAMETERS_GRAD, place)
             self._add(entry, Phase.PARAMETERS_GRAD, Role.PARAMETERS_GRAD, place, leaf, key)
 
     def _add_saved(self, entry: str, value: Any) -> None:
-        for path, leaf in list(_leaves(value, "")) or [("", None)]:
+        for path, leaf in list(self._leaves(entry, value, "", 0)) or [("", None)]:
             name = f"{entry}.{path}" if path else entry
             self._append(name, name, entry, Role.OUTPUT, Phase.DEBUG, _leaf_cells(leaf))
+
+    def _leaves(self, entry: str, values: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+        """Yield every leaf of a tree with its dotted path; ``depth``: lists and objects of the record around it.
+
+        A leaf is null, or an object that says its type.
+        """
+        length = len(entry) + len(path)
+        self._text_left -= length
+        if isinstance(values, dict | list):
+            tree = cast("dict[str, Any] | list[Any]", values)
+            if depth >= MAX_NESTING:
+                raise too_deep()
+            self._check_text(length * len(tree))
+            if isinstance(tree, dict) and is_leaf(tree):
+                yield path, tree
+                return
+            for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+                yield from self._leaves(entry, value, f"{path}.{key}" if path else str(key), depth + 1)
+        else:
+            yield path, values
+
+    def _check_text(self, num_chars: int) -> None:
+        """Raise if names become longer than those of a file of this length should be: each row has the whole of one."""
+        if num_chars > self._text_left:
+            raise MalformedError("the names of its values are longer than those of a file of its length should be")
 
     def _add(self, entry: str, phase: Phase, role: Role, path: str, leaf: Any, key: str | None = None) -> None:
         name = names.row_name(entry, role, path)
@@ -313,10 +355,15 @@ def _numbers(values: Sequence[Any]) -> Sequence[float | None]:
 
 def _shape_cells(shape: Sequence[Any]) -> tuple[str, int | None]:
     """Return a shape as text, and the number of elements; ``None`` of a shape that no tensor has."""
-    numel = 1
-    for size in shape:
-        numel *= size
+    if any(type(size) is not int for size in shape):
+        raise ValueError("its shape has sizes that are no integers")
+    # The product of many sizes takes time that is quadratic in their number.
+    numel = math.prod(shape) if len(shape) <= _MAX_DIMS else -1
     return str(list(shape)), numel if 0 <= numel < 2**63 else None
+
+
+_MAX_DIMS = 64
+"""As NumPy 2 has it; PyTorch has as many."""
 
 
 def with_names(rows: pl.DataFrame) -> pl.DataFrame:
@@ -386,22 +433,6 @@ def check_leaf(leaf: Any) -> None:
     _leaf_cells(leaf)
 
 
-def _leaves(values: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf of a tree with its dotted path. A leaf is null, or an object that says its type."""
-    if isinstance(values, dict):
-        tree = cast("dict[str, Any]", values)
-        if is_leaf(tree):
-            yield path, tree
-            return
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}.{key}" if path else key)
-    elif isinstance(values, list):
-        for i, value in enumerate(cast("list[Any]", values)):
-            yield from _leaves(value, f"{path}.{i}" if path else str(i))
-    else:
-        yield path, values
-
-
 _NONE_CELLS = (RowKind.NONE, *[None] * (len(_CELLS) - 1))
 
 
@@ -421,6 +452,10 @@ _LARGEST_EXACT = 2**53
 """Float64 holds all integers up to this one."""
 
 
+_AROUND_VALUE = 3
+"""A record, its part, and the leaf."""
+
+
 def _usual_cells(leaf: Leaf) -> Leaf | tuple[Any, ...]:
     """Return the cells of a leaf in its usual shape; a tensor's are made column by column later.
 
@@ -431,6 +466,7 @@ def _usual_cells(leaf: Leaf) -> Leaf | tuple[Any, ...]:
         if leaf.shape is not UNSET and leaf.dtype is not UNSET:
             return leaf
         if leaf.value is not UNSET:
+            check_nesting(leaf.value, MAX_NESTING - _AROUND_VALUE)
             return _scalar_cells(leaf.type, leaf.value)
     raise _UnusualError
 
@@ -511,7 +547,7 @@ def _scalar_value(fields: dict[str, Any]) -> Any:
 
 def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) and kind != "str":
-        value = _NOT_FINITE.get(value, value)
+        value = _NOT_FINITE.get(value.strip().lower(), value)
     number = _number(value) if kind in _NUMERIC or isinstance(value, int | float) else None
     dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
     return (
@@ -532,4 +568,4 @@ def _number(value: Any) -> float | None:
             return float(value)
         except OverflowError:
             return float("inf") if value > 0 else float("-inf")
-    return _NOT_FINITE.get(value) if isinstance(value, str) else None
+    return _NOT_FINITE.get(value.strip().lower()) if isinstance(value, str) else None

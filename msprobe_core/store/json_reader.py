@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -18,11 +18,15 @@ from msprobe_core.model import Ending, RunHeader, RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.dumped import StoredDump, clip, read_content
 from msprobe_core.store.ending import ending_in
+from msprobe_core.untrusted.json_text import without_depth
 
 if TYPE_CHECKING:
     import polars as pl
 
     from msprobe_core.store.frame import FrameBuilder
+
+
+_T = TypeVar("_T")
 
 
 class JsonDump(StoredDump):
@@ -175,8 +179,10 @@ def read_json_dump(path: Path) -> JsonDump:
 
     notes: list[str] = []
     malformed, num_malformed = "", 0
-    document = read_document(path, notes)
-    builder = FrameBuilder()
+    content = read_content(path)
+    document = _document_in(path, content, notes)
+    builder = FrameBuilder(len(content))
+    del content
     for entry, record in document.data.items():
         try:
             _add_record(builder, entry, record)
@@ -249,10 +255,14 @@ def decode_record(record: Any) -> Any:
 
 def read_document(path: Path, notes: list[str]) -> Document:
     """Return the dump in ``path``; what is left of it if the file is cut off, which ``notes`` then says."""
-    content = read_content(path).removeprefix(_BYTE_ORDER_MARK)
+    return _document_in(path, read_content(path), notes)
+
+
+def _document_in(path: Path, content: bytes, notes: list[str]) -> Document:
+    content = content.removeprefix(_BYTE_ORDER_MARK)
     for make_sound in (bytes, _with_quoted_numbers):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _decode_document(make_sound(content))
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _in_depth(_decode_document, make_sound(content))
     fields = _as_object(path, _decode(path, content, notes))
     task, data = fields.get("task"), fields.get("data")
     if not isinstance(data, dict) or not isinstance(task, str):
@@ -273,21 +283,24 @@ def _with_quoted_numbers(content: bytes) -> bytes:
     Only words that are alone with their key on a line: as no string goes over the end of a line, they are in none.
     """
     pieces: list[bytes] = []
-    done = position = 0
-    while (position := _next_number(content, position)) >= 0:
-        begin, end = content.rfind(b"\n", 0, position) + 1, content.find(b"\n", position)
-        line = content[begin : end if end >= 0 else len(content)]
-        if found := _LINE_OF_NUMBER.fullmatch(line):
+    done = 0
+    for begin, end in _lines_with(content, (b"NaN", b"Infinity")):
+        if found := _LINE_OF_NUMBER.fullmatch(content[begin:end]):
             pieces += [content[done : begin + found.start(1)], b'"', found[1], b'"']
             done = begin + found.end(1)
-        position = begin + len(line)
     return b"".join([*pieces, content[done:]]) if pieces else content
 
 
-def _next_number(content: bytes, position: int) -> int:
-    """Return where the next line with one of the words may be, -1 if nowhere."""
-    found = [place for word in (b"NaN", b"Infinity") if (place := content.find(word, position)) >= 0]
-    return min(found, default=-1)
+def _lines_with(content: bytes, words: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of each line that has one of the words; each is searched through ``content`` once."""
+    places = [content.find(word) for word in words]
+    while (found := min((place for place in places if place >= 0), default=-1)) >= 0:
+        begin, end = content.rfind(b"\n", 0, found) + 1, content.find(b"\n", found)
+        end = end if end >= 0 else len(content)
+        yield begin, end
+        places = [
+            content.find(word, end) if 0 <= place < end else place for word, place in zip(words, places, strict=True)
+        ]
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -307,16 +320,13 @@ def _as_object(path: Path, decoded: Any) -> dict[str, Any]:
 
 def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
     """Return what JSON stands for; of a dump that is cut off what is left, where ``notes`` may say so."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        return _in_depth(msgspec.json.decode, content)
     try:
-        return msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    # Other tools write NaN and Infinity as bare words, which strict JSON does not have.
-    text = content.decode("utf-8", "replace")
-    try:
-        return _loads_text(text)
-    except (ValueError, RecursionError) as error:
-        recovered = _recover(text)
+        # Other tools write NaN and Infinity as bare words, which strict JSON does not have.
+        return _in_depth(lambda content: _loads_text(content.decode("utf-8", "replace")), content)
+    except ValueError as error:
+        recovered = _recover(without_depth(content).decode("utf-8", "replace"))
         if notes is None or not recovered.get("data"):
             raise DumpError(f"{path}: is not valid JSON ({error}); the file is damaged or of another kind") from error
         notes.append(
@@ -324,6 +334,14 @@ def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
             "recovered; rows behind them are missing"
         )
         return recovered
+
+
+def _in_depth(decode: Callable[[bytes], _T], content: bytes) -> _T:
+    """Return decoded JSON; if it is nested too deeply to be decoded, without what is too deep."""
+    try:
+        return decode(content)
+    except RecursionError:
+        return decode(without_depth(content))
 
 
 def _loads_text(text: str) -> Any:
@@ -355,7 +373,7 @@ def _recover(text: str) -> dict[str, Any]:
         if key == "data":
             found[key] = dict(_whole_members(text, start + 1))
             break
-        with suppress(RecursionError, ValueError, StopIteration):
+        with suppress(ValueError, StopIteration):
             found[key] = _without_surrogates(_value_at(text, start)[0])
     return found
 
@@ -371,7 +389,7 @@ def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
             key, start = cast("tuple[str, int]", scanstring(text, position + 1))
             start = _skip(text, start, ":")
             _, position = _value_at(text, start)
-        except (ValueError, StopIteration, RecursionError):
+        except (ValueError, StopIteration):
             if key == "data" and text[start : start + 1] == "{":
                 yield key, start
             return
@@ -380,9 +398,7 @@ def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
 
 def _whole_members(text: str, position: int) -> Iterator[tuple[str, Any]]:
     for key, start in _members(text, position):
-        with suppress(
-            RecursionError, ValueError, StopIteration
-        ):  # too deep to be a record, or called "data" and cut off
+        with suppress(ValueError, StopIteration):  # called "data" and cut off
             yield _without_surrogates(key), _without_surrogates(_value_at(text, start)[0])
 
 

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -49,3 +50,19 @@ def limit():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def cpu_seconds(work, *arguments):
+    """Return the processor time that a call takes, of two the shorter one."""
+    found = []
+    for _ in range(2):
+        begin = time.process_time()
+        work(*arguments)
+        found.append(time.process_time() - begin)
+    return min(found)
+
+
+def grows_linearly(work, size, factor=8):
+    """Whether work on a size ``factor`` times as large takes about so much longer, and not the square of it."""
+    work(size)  # what is imported and cached is there
+    return cpu_seconds(work, factor * size) < 3 * factor * max(cpu_seconds(work, size), 0.002)
