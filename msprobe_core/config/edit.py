@@ -94,7 +94,7 @@ def _replaced(text: str, name: str, value: Any, path: Path) -> str | None:
     Whether that is what was wanted has to be looked at: the name may stand in another block.
     """
     if _is_yaml(path):
-        pattern = rf"(?m)^(\s*{re.escape(name)}\s*:[ \t]+)[^\s#\[{{&|>*][^#\n]*?([ \t]*(?:#.*)?)$"
+        pattern = rf"(?m)^([ \t]*{re.escape(name)}[ \t]*:[ \t]+)[^\s#\[{{&|>*](?:[^#\n]*[^#\s])?([ \t]*(?:#.*)?)$"
     else:
         pattern = rf'("{re.escape(name)}"\s*:\s*)(?:true|false|null|-?\d[\d.eE+-]*|"[^"\\]*"|\[[^\[\]{{}}]*\])()'
     if len(re.findall(pattern, text)) != 1:

@@ -333,14 +333,13 @@ def read_code(unit_directory: Path) -> Mapping[str, KernelCode]:
     names: list[str] = []
     codes: list[KernelCode] = []
     for definition in _DEFINITION.split(text)[1:]:
-        scope = _SCOPE.search(definition)
+        scope, frames = _comments(definition)
         if scope is None:
             continue
         operands = _operands(definition)
         if (loaded := _LOAD.match(definition)) and operands and operands[0] in weights:
             weights.add(loaded[1])
-        frames = [f"File {file}, line {line}, {code.strip()}" for file, line, code in _CODE.findall(definition)]
-        names.append(scope[1])
+        names.append(scope)
         own = (slot for slot, operand in enumerate(operands) if not operand.startswith("%") or operand in weights)
         codes.append(KernelCode(frames[::-1], frozenset(own)))
     return _by_name(names, codes)
@@ -349,9 +348,20 @@ def read_code(unit_directory: Path) -> Mapping[str, KernelCode]:
 _WEIGHT = re.compile(r"(%para\w[^:\s]*): .*IsWeight: true")
 _DEFINITION = re.compile(r"^  (?=%\d+\()", re.MULTILINE)
 _LOAD = re.compile(r"(%\d+)\(.*?\) = Load\(")
-_SCOPE = re.compile(r"# Fullname with scope: \((.+)\)\s*$", re.MULTILINE)
-_CODE = re.compile(r"^\s*# In file (.+):(\d+), \d+~\d+/(.*)/\s*$", re.ASCII | re.MULTILINE)
+_SCOPE = re.compile(r"# Fullname with scope: \((.+)\)")
+_CODE = re.compile(r"# In file (.+):(\d+), \d+~\d+/(.*)/", re.ASCII)
 """A call; definitions of functions have two line numbers."""
+
+
+def _comments(definition: str) -> tuple[str | None, list[str]]:
+    """Return name and frames of a kernel, each of which has a line to itself."""
+    lines = [line.partition("# ") for line in definition.splitlines()]
+    # At the beginning of a line, or behind code: not at every place where the words stand, of which there may be many.
+    comments = [f"# {comment}".strip() for _, mark, comment in lines if mark]
+    scope = next((found[1] for comment in comments if (found := _SCOPE.fullmatch(comment))), None)
+    calls = [found.groups() for comment in comments if (found := _CODE.fullmatch(comment))]
+    return scope, [f"File {file}, line {line}, {code.strip()}" for file, line, code in calls]
+
 
 _BRACKET = re.compile(r"[()\[\]{},]")
 _MAX_OPERANDS = 1 << 16

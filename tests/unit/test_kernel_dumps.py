@@ -6,12 +6,13 @@ import json
 import numpy as np
 import polars as pl
 import pytest
+from limited import grows_linearly
 
 from msprobe_core.cli import main
 from msprobe_core.compare.pairs import Chosen, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.store.kernel_files import find_kernel_units
+from msprobe_core.store.kernel_files import find_kernel_units, read_code
 from msprobe_core.store.tensors import read_tensor
 
 HEADER = [
@@ -176,6 +177,25 @@ def test_a_kernel_says_where_in_the_program_it_comes_from(tmp_path):
             "File train.py, line 12, return self.c(self.a(x))",
         ]
     }
+
+
+@pytest.mark.parametrize(
+    "comment", ["\n", "# Fullname with scope: (", "# In file a.py:1, 1~2/ ", ":1", "# ", "%1("],
+    ids=["lines", "scopes", "files", "places", "comments", "definitions"],
+)  # fmt: skip
+def test_a_graph_is_read_in_linear_time(tmp_path, comment):
+    def read(size):
+        directory = tmp_path / f"rank_{size}" / "Net" / "0" / "0"
+        directory.mkdir(parents=True, exist_ok=True)
+        graphs = tmp_path / f"rank_{size}" / "graphs"
+        graphs.mkdir(parents=True, exist_ok=True)
+        long = comment * (size // len(comment))
+        (graphs / "ms_output_trace_code_graph_0.ir").write_text(
+            f"{IR}\n      # In file {long}\n      {long}\n  %4(x) = A(\n"
+        )
+        assert "Default_network-Net_Mul-op0" in read_code(directory)
+
+    assert grows_linearly(read, 20_000)
 
 
 def test_inputs_that_no_kernel_has_made_are_parameters(tmp_path):

@@ -4,15 +4,18 @@ import json
 import logging
 import os
 import stat
+from contextlib import suppress
 
 import pytest
 import yaml
+from limited import grows_linearly
 from numpy_layers import Network, train_step
 from numpy_rig import ArrayDebugger
 from recorded import Recorded
 
 from msprobe_core.cli import main
 from msprobe_core.config import ConfigWatch, load_config
+from msprobe_core.config.edit import edit_config
 from msprobe_core.config.watch import POLL_SECONDS
 from msprobe_core.errors import ConfigError, SessionError
 
@@ -371,6 +374,17 @@ def test_control_keeps_form_comments_permissions_and_other_keys(run, tmp_path):
         "task": "statistics", "level": "mix", "statistics": {"list": ["c"], "summary_mode": "md5"}, "dump_enable": False
     }  # fmt: skip
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.yaml", "link.yaml"]
+
+
+@pytest.mark.parametrize("filling", ["\n", " ", "level: \n", "# "], ids=["lines", "spaces", "keys", "comments"])
+def test_control_takes_time_that_is_linear_in_the_file(tmp_path, filling):
+    def change(size):
+        path = tmp_path / "config.yaml"
+        path.write_text(f"dump_enable: true\nlevel: L0 {filling * (size // len(filling))}\nrank: []\n")
+        with suppress(ConfigError):
+            edit_config(path, {"level": "L1"})
+
+    assert grows_linearly(change, 4_000)
 
 
 def test_control_changes_the_key_of_the_right_block(run, path):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
-from msprobe_core.compare.layouts.rules import FusedRule, matches
+from msprobe_core.compare.layouts.rules import FusedRule
 from msprobe_core.compare.shards.assembly import (
     STATISTICS,
     Assembly,
@@ -81,21 +81,17 @@ def _kind_of(entry: str) -> str:
 def _calls_of(entries: Sequence[str], rule: FusedRule) -> Iterator[tuple[tuple[str, ...], list[dict[str, str]]]]:
     """Yield for each text that the stars stand for the calls of every part, by phase and number."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    patterns = [_capturing(part) for part in rule.parts]
+    patterns = [NamePattern(part) for part in rule.parts]
     for entry in entries:
         called = called_in(entry)
         if called.path is None:
             continue
         for i, pattern in enumerate(patterns):
-            match = next((m for text in called.texts[:2] if (m := pattern.fullmatch(text)) is not None), None)
-            if match is not None:
-                calls = found.setdefault(match.groups(), [{} for _ in rule.parts])
+            stars = next((own for text in called.texts[:2] if (own := pattern.stars_in(text)) is not None), None)
+            if stars is not None:
+                calls = found.setdefault(stars, [{} for _ in rule.parts])
                 calls[i].setdefault(_kind_of(entry), entry)
     yield from found.items()
-
-
-def _capturing(pattern: str) -> Any:
-    return re.compile(matches(pattern).pattern.replace(".*", "(.*)"), re.DOTALL)
 
 
 def _filled(pattern: str, texts: Sequence[str]) -> str:

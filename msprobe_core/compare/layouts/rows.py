@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from msprobe_core import names
-from msprobe_core.compare.layouts.rules import SpreadRule, matches
+from msprobe_core.compare.layouts.patterns import NamePattern
+from msprobe_core.compare.layouts.rules import SpreadRule
 from msprobe_core.compare.shards.lie import Along, Spread
 from msprobe_core.errors import EntryNameError
 from msprobe_core.model import Phase, Role, SiteKind
@@ -44,13 +44,15 @@ def called_in(entry: str) -> Called:
 
 @lru_cache(maxsize=65536)
 def is_meant(pattern: str, entry: str) -> bool:
-    """Whether a pattern means the call of an entry."""
-    return any(_compiled(pattern).fullmatch(text) for text in called_in(entry).texts)
+    """Whether a pattern means the call of an entry.
+
+    A pattern is compared with a module's path, with its path and class, and with its class; or with an API's prefix and
+    name, such as ``Functional.linear``.
+    """
+    return any(_pattern(pattern).matches(text) for text in called_in(entry).texts)
 
 
-@lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return matches(pattern)
+_pattern = lru_cache(maxsize=1024)(NamePattern)
 
 
 def names_of(entry: str, role: str, phase: str, key: str) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -178,15 +177,6 @@ class LayoutRules:
     fused: tuple[FusedRule, ...] = ()
     spreads: tuple[SpreadRule, ...] = ()
     ranks: Mapping[Side, Ranks] = field(default_factory=dict[Side, Ranks])
-
-
-def matches(pattern: str) -> re.Pattern[str]:
-    """Return what finds the calls that a pattern means.
-
-    A pattern is compared with a module's path, with its path and class, and with its class; or with an API's prefix and
-    name, such as ``Functional.linear``. ``*`` stands for any text, also none and with dots.
-    """
-    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.DOTALL)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
