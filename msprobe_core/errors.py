@@ -49,4 +49,10 @@ class EstimateError(MsprobeError, RuntimeError):
 
 def printable(text: str) -> str:
     """Return ``text`` in one line, without characters that would command a terminal or turn around what is read."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    # A byte of a file's name that is no UTF-8.
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()

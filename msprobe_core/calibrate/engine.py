@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import polars as pl
 
@@ -19,6 +20,7 @@ from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, MsprobeError, StoreError
 from msprobe_core.report.run import RunOptions, RunProgress, executor_for
 from msprobe_core.store.layout import create_file, find_steps, make_directory
+from msprobe_core.untrusted.paths import source_of
 
 _logger = logging.getLogger(__name__)
 
@@ -194,7 +196,7 @@ def _write(parts: Sequence[Path], path: Path) -> None:
     unfinished = path.with_name(f".{path.name}.part")
     try:
         with create_file(unfinished) as file:
-            pl.scan_parquet(list(parts), glob=False).sink_parquet(file)
+            pl.scan_parquet(cast("Any", [source_of(part) for part in parts]), glob=False).sink_parquet(file)
         unfinished.replace(path)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise StoreError(f"{path}: the noise profile cannot be written ({error}); free space, or give -o") from error

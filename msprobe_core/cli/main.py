@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
@@ -66,6 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
     Exit status: 0 if all is well, 1 if a comparison found differences, 2 if a command could not do its work, 128 and
     the number of the signal if one has ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # paths may hold bytes that are no text
     logging.basicConfig(format="msprobe: %(levelname)s: %(message)s", level=logging.WARNING)
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from msprobe_core.errors import StoreError
 from msprobe_core.estimate.engine import CaseResult, Estimate
 from msprobe_core.store.layout import create_file
+from msprobe_core.untrusted.paths import encode_json
 
 _WIDTH = 110
 """Columns where there is no terminal to say how many it has."""
@@ -84,7 +85,7 @@ def write_json(estimate: Estimate, scale: Scale, path: Path) -> None:
     )
     with create_file(path) as file:
         try:
-            file.write(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+            file.write(encode_json(content, indent=2) + b"\n")
             file.flush()
         except OSError as error:
             raise StoreError(f"{path}: cannot be written ({error.strerror}); free space or choose another") from error

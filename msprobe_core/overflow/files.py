@@ -13,6 +13,7 @@ from msprobe_core.overflow.records import records_of
 from msprobe_core.overflow.result import OverflowResult, StepResult
 from msprobe_core.overflow.search import findings_by_rank
 from msprobe_core.store import layout
+from msprobe_core.untrusted.paths import encode_json
 
 RESULT_FILE = "overflow.json"
 VERSION = 1
@@ -42,7 +43,7 @@ def write_result(result: OverflowResult, directory: Path) -> list[Path]:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     with layout.create_file(path) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(content), indent=2))
+        file.write(encode_json(content, indent=2))
 
 
 def _plain(result: OverflowResult) -> dict[str, Any]:

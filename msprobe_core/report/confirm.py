@@ -9,11 +9,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
-
 from msprobe_core.confirm import Confirmation, Side, Verdict
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +40,7 @@ def write_confirmation(found: Confirmation, directory: Path) -> Path:
     path = directory / CONFIRM_FILE
     content = {"version": VERSION, **cast("dict[str, Any]", _plain(asdict(found)))}
     with whole_file(path) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+        file.write(encode_json(content, indent=2) + b"\n")
     return path
 
 

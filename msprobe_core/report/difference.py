@@ -22,6 +22,7 @@ from msprobe_core.model import Role
 from msprobe_core.report.compat_table import compat_table
 from msprobe_core.report.table import TableLayout
 from msprobe_core.report.whole import unused_paths, whole_file
+from msprobe_core.untrusted.paths import encode_json
 
 FIRST_DIFFERENCES = "diff_analyze_"
 """Begins the names of the files that say where ranks part."""
@@ -55,7 +56,7 @@ def write_calls(unit: UnitResult, directory: Path, marks: Sequence[str]) -> Path
         call["op_items"].append(row)
     (path,) = unused_paths(directory, "_".join(["compare_result", *marks]), ["json"])
     with whole_file(path) as file:
-        file.write(msgspec.json.encode(calls))
+        file.write(encode_json(calls))
     return path
 
 
@@ -79,7 +80,7 @@ def write_first_differences(
         (path,) = unused_paths(place, f"{FIRST_DIFFERENCES}{time_ns()}", ["json"])
         content = {_rank_of(unit): [_call(fault.entry, _rows_of(calls[unit.label], fault))] for unit, fault in first}
         with whole_file(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(content), indent=2))
+            file.write(encode_json(content, indent=2))
         paths.append(path)
     return paths
 

@@ -6,12 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from msprobe_core.confirm import Confirmation
 from msprobe_core.locate.result import LocateResult, Suspect
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.paths import encode_json
 
 LOCATE_FILE = "locate.json"
 VERSION = 1
@@ -30,7 +29,7 @@ def write_location(result: LocateResult, directory: Path) -> Path:
     make_directory(directory)
     path = directory / LOCATE_FILE
     with whole_file(path) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(content_of(result)), indent=2) + b"\n")
+        file.write(encode_json(content_of(result), indent=2) + b"\n")
     return path
 
 

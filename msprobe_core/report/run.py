@@ -324,7 +324,7 @@ def _key_of(task: UnitTask) -> str:
     files = [_state_of(path) for path in (*_dump_files(task.pair), *_files_of(task.options))]
     tables = replace(task.tables, stamp="")
     content = repr((__version__, files, task.options, tables))
-    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(content.encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
 def _state_of(path: Path) -> tuple[str, int, int]:
@@ -349,7 +349,7 @@ def _forget_differences(directory: Path) -> None:
     """Remove what an earlier comparison, which is resumed, has written about where ranks part."""
     record = directory / UNITS_DIRECTORY / _DIFFERENCES
     try:
-        names = msgspec.msgpack.decode(read_plain(record), type=list[str])
+        names = [os.fsdecode(name) for name in msgspec.msgpack.decode(read_plain(record), type=list[bytes])]
     except (OSError, msgspec.MsgspecError, ValueError):
         return
     for name in names:
@@ -363,7 +363,7 @@ def _keep_differences(directory: Path, paths: Sequence[Path]) -> None:
     record = directory / UNITS_DIRECTORY / _DIFFERENCES
     make_directory(record.parent)
     with create_file(record) as file:
-        file.write(msgspec.msgpack.encode([str(path.relative_to(directory)) for path in paths]))
+        file.write(msgspec.msgpack.encode([os.fsencode(path.relative_to(directory)) for path in paths]))
 
 
 def _paths_of(files: UnitFiles) -> list[Path]:
@@ -401,11 +401,11 @@ def num_finished(directory: Path) -> int:
 
 def _encoded(value: Any) -> Any:
     if isinstance(value, Path):
-        return str(value)
+        return os.fsencode(value)
     raise NotImplementedError(f"{value!r} cannot be kept")
 
 
 def _decoded(kind: type[Any], value: Any) -> Any:
     if issubclass(kind, Path):
-        return Path(value)
+        return Path(os.fsdecode(value))
     raise NotImplementedError(f"{kind!r} is not kept")

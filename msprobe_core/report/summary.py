@@ -7,12 +7,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
 from msprobe_core.report.whole import whole_file
+from msprobe_core.untrusted.paths import encode_json
 
 SUMMARY_FILE = "summary.json"
 
@@ -32,7 +31,7 @@ def write_summary_file(
     """
     path = directory / SUMMARY_FILE
     with whole_file(path) as file:
-        file.write(msgspec.json.format(msgspec.json.encode(_summary(result, tables)), indent=2) + b"\n")
+        file.write(encode_json(_summary(result, tables), indent=2) + b"\n")
     return path
 
 

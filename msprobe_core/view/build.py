@@ -29,6 +29,7 @@ from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.runs import steps_of_run, units_of_step
+from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.calls import GOLDEN_MARK, Calls, calls_of_dump, calls_of_pair
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.data import (
@@ -266,7 +267,7 @@ class _Builder:
             micro_steps=1 + max(made.tree.micro_steps, default=0) if made is not None else 0,
             rank=task.rank,
             groups=self._groups_of(task.rank),
-            paths=(str(task.target), None if task.pair is None else str(task.pair.golden)),
+            paths=(shown(str(task.target)), None if task.pair is None else shown(str(task.pair.golden))),
             nodes=0 if made is None else len(made.tree.names),
             flagged=0 if made is None else made.num_flagged,
             severity=None if made is None else made.worst,
@@ -348,10 +349,10 @@ class _Builder:
         try:
             header = read_dump(first).header
         except (CompareError, DumpError):  # several ranks in one, or a rank that cannot be read, which is told
-            return Side(str(path), "", "", "")
+            return Side(shown(str(path)), "", "", "")
         ranks = self._options.ranks
         return Side(
-            str(path), header.framework, header.task, header.level, None if ranks is None else dict(ranks.sizes)
+            shown(str(path)), header.framework, header.task, header.level, None if ranks is None else dict(ranks.sizes)
         )
 
 

@@ -12,6 +12,8 @@ from enum import Enum
 
 import msgspec
 
+from msprobe_core.untrusted.paths import encode_json
+
 FORMAT = "msprobe-view"
 VERSION = 1
 
@@ -415,4 +417,4 @@ def number(value: float | None) -> Number:
 
 def encode(data: object) -> bytes:
     """Return data as JSON, in UTF-8."""
-    return msgspec.json.encode(data)
+    return encode_json(data)

@@ -27,6 +27,7 @@ from msprobe_core.monitoring import (
 )
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import holds_units
+from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.data import Counts, Kind, Made, Number, Side, Sides, State, Trend, Verdict, ViewData, number
 from msprobe_core.view.located import where
 
@@ -88,7 +89,7 @@ def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewDat
             f"{lacking}: holds no files of a monitor, as the other does; "
             "give two directories that monitors have written, or two of dumps"
         )
-    sides = [None if path is None else Side(str(path), "", "monitor", "") for path in (target, golden)]
+    sides = [None if path is None else Side(shown(str(path)), "", "monitor", "") for path in (target, golden)]
     assert sides[0] is not None
     return ViewData(
         made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),

@@ -12,11 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
 from msprobe_core.errors import StoreError
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.paths import encode_json
 from msprobe_core.view.data import Unit, ViewData, encode
 from msprobe_core.view.spool import Spool
 
@@ -75,7 +74,7 @@ def served_page(source: dict[str, str]) -> bytes:
     Args:
         source: Where they are; see docs/view_format.md.
     """
-    text = msgspec.json.encode(source).decode().replace("<", "\\u003c")  # text of a script is taken as it stands
+    text = encode_json(source).decode().replace("<", "\\u003c")  # text of a script is taken as it stands
     element = f'<script type="application/json" id="msprobe-source">{text}</script>'
     page = template()
     assert page.count(_OFFLINE) == 1, "the page forbids itself the network, in one place"

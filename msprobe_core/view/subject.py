@@ -13,6 +13,7 @@ from msprobe_core.errors import CompareError
 from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
 from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.paths import path_of
 from msprobe_core.view.located import Location, read_location
 
 
@@ -87,12 +88,19 @@ def _result_in(path: Path) -> Path | None:
 
 def _sides(result: Path, target: str, golden: str) -> tuple[Path, Path]:
     for side in (target, golden):
-        if not Path(side).exists():
+        if not _is_there(side):
             raise CompareError(
                 f"{result} is of {target} and {golden}, and {side} is not there; give the directories of the two runs, "
                 "or the command from where these paths lead to them"
             )
-    return Path(target), Path(golden)
+    return path_of(target), path_of(golden)
+
+
+def _is_there(side: str) -> bool:
+    try:
+        return path_of(side).exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a null character
+        return False
 
 
 _Content = TypeVar("_Content", bound=msgspec.Struct)

@@ -35,6 +35,7 @@ from msprobe_core.errors import CompareError
 from msprobe_core.store import layout
 from msprobe_core.untrusted.files import most_unfolded, open_plain
 from msprobe_core.untrusted.parquet import check_parquet
+from msprobe_core.untrusted.paths import source_of
 
 PROFILE_FILE = "noise_profile.parquet"
 
@@ -130,7 +131,7 @@ class NoiseProfile:
     def _read(self, step: int, rank: int) -> pl.DataFrame:
         try:
             size = self._checked_size()
-            table = pl.scan_parquet(self.path, glob=False)
+            table = pl.scan_parquet(source_of(self.path), glob=False)
             schema = table.collect_schema()
             if dict(schema) != dict(SCHEMA):
                 raise self._no_profile("its columns are others")

@@ -19,6 +19,7 @@ from msprobe_core.report.table import BY_VERDICT, Colours, Column, Table, Width
 from msprobe_core.report.text_table import write_csv, write_parquet
 from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,7 +132,7 @@ def write_outcome(outcome: Outcome, directory: Path, form: TableForm = TableForm
     }
     with whole_file(path) as file:
         # Numbers that are no numbers become null.
-        file.write(msgspec.json.format(msgspec.json.encode(msgspec.to_builtins(content, enc_hook=str)), indent=2))
+        file.write(encode_json(msgspec.to_builtins(content, enc_hook=str), indent=2))
     return [*written.values(), path]
 
 
