@@ -7,10 +7,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
 from msprobe_core.report.whole import whole_file
+from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json
 
 SUMMARY_FILE = "summary.json"
@@ -122,7 +125,7 @@ def incomplete_of(directory: Path, tables: Collection[Path]) -> Sequence[str]:
         tables: Their paths.
     """
     try:
-        summary = msgspec.json.decode((directory / SUMMARY_FILE).read_bytes(), type=_Summary)
+        summary = msgspec.json.decode(read_plain(directory / SUMMARY_FILE), type=_Summary)
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return []
     named = {Path(table).name for unit in summary.units for table in unit.tables}
