@@ -19,6 +19,8 @@ from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.kernels import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
+from msprobe_core.compat.members import Gone
+from msprobe_core.compat.table import GRADIENT_PROBE
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.errors import MsprobeError, PluginError, SessionError
 from msprobe_core.guard import described
@@ -66,6 +68,8 @@ class PrecisionDebugger:
     _has_switched: bool
     _is_in_window: bool
     _measurement: Measurement | None
+    _model: Any
+    """What ``start`` takes where it is given no model."""
 
     def __new__(
         cls,
@@ -74,9 +78,13 @@ class PrecisionDebugger:
         dump_path: str | os.PathLike[str] | None = None,
         level: str | None = None,
         step: list[int | str] | None = None,
+        *,
+        model: Any = None,
         **others: Any,
     ) -> Self:
         """Return the debugger of this process, made by the first call.
+
+        Another call returns the same object, whatever its arguments; a warning says so where they differ.
 
         Args:
             config_path: JSON or YAML file; ``None`` takes the defaults (statistics at level L1 to ``./dump_path``).
@@ -84,16 +92,17 @@ class PrecisionDebugger:
             dump_path: Wins over the file: directory that the steps are written under.
             level: Wins over the file: ``L0``, ``L1``, ``L2``, ``mix`` or ``debug``.
             step: Wins over the file: steps to record, for example ``[0, "2-5"]``; empty records all.
+            model: What ``start`` records where it is given no model, as in scripts for releases up to 8.x.
             others: Any other common field of the configuration, for example ``rank=[0]``; each wins over the file.
 
         Raises:
             ConfigError: the configuration is wrong.
-            SessionError: there is a debugger already, with another configuration.
+            SessionError: there is a debugger of another framework already.
             StoreError: the directory that the dump is to go to cannot be created.
         """
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step, **others}
         if PrecisionDebugger._instance is not None:
-            return cls._existing(config_path, given)
+            return cls._existing(config_path, given, model)
         config = load_config(config_path, **given)
         order = current_order()
         if order is None and config.dump_enable and not config.rank:  # else nothing may ever be written here
@@ -108,6 +117,7 @@ class PrecisionDebugger:
         debugger._edited = None
         debugger._has_switched = False
         debugger._is_in_window = False
+        debugger._model = model
         if config.perturb is not None:
             _logger.warning(
                 "perturb: in its windows this run computes something else than it would without: last digits "
@@ -124,21 +134,28 @@ class PrecisionDebugger:
         return debugger
 
     @classmethod
-    def _existing(cls, config_path: str | os.PathLike[str] | None, given: dict[str, Any]) -> Self:
+    def _existing(cls, config_path: str | os.PathLike[str] | None, given: dict[str, Any], model: Any) -> Self:
         existing = PrecisionDebugger._instance
         if not isinstance(existing, cls):
             raise SessionError(
                 f"this process already has a {type(existing).__module__}.{type(existing).__name__}; close() it first"
             )
+        existing._model = existing._model if model is None else model
         if existing._watch is not None and existing._watch.is_of(config_path, given):
             return existing  # the file may have been edited since
         has_arguments = config_path is not None or any(value is not None for value in given.values())
-        if has_arguments and load_config(config_path, **given) != existing._config:
-            raise SessionError(
-                "this process already has a PrecisionDebugger with another configuration; "
-                "use that one, or close() it before making another"
+        if has_arguments and not existing._has_configuration(config_path, given):
+            _logger.warning(
+                "this process already has a PrecisionDebugger; it is returned, and the arguments of this construction "
+                "are ignored: call close() before making another"
             )
         return existing
+
+    def _has_configuration(self, config_path: str | os.PathLike[str] | None, given: dict[str, Any]) -> bool:
+        try:
+            return load_config(config_path, **given) == self._config
+        except ConfigError:  # ignored as the rest of it; it must not end a training that is being recorded
+            return False
 
     @classmethod
     def start(
@@ -164,7 +181,7 @@ class PrecisionDebugger:
             SessionError: no debugger has been made, ``model`` is missing or is none, or an argument is wrong.
         """
         debugger = cls._current()
-        models = _listed(model)
+        models = _listed(debugger._model if model is None else model)
         if debugger._session is None:
             debugger._open(debugger._framework(models[0] if models else None))
         debugger._look_at_file()
@@ -185,6 +202,10 @@ class PrecisionDebugger:
         if debugger._session is not None:
             debugger._session.stop()
         debugger._look_at_file()
+
+    # Of releases up to 8.x.
+    forward_backward_dump_end = stop
+    monitor = Gone(GRADIENT_PROBE)
 
     @classmethod
     def step(cls) -> None:

@@ -100,13 +100,7 @@ def compare(
         api_mapping=api_mapping,
         layer_mapping=layer_mapping,
     )
-    unknown = [str(key) for key in input_param if key not in _KNOWN]
-    if unknown:
-        raise ConfigError(f"input_param: unknown field {unknown[0]!r}; known are {', '.join(_KNOWN)}")
-    target, golden = (_required(input_param, names) for names in (_TARGET, _GOLDEN))
-    stacks = _given(input_param, _STACK)
-    if stacks is not None and not stacks.exists():
-        raise CompareError(f"{stacks}: does not exist, and input_param gives it as '{_STACK[0]}'")
+    target, golden, stacks = _inputs(input_param)
     return _compare(
         target,
         golden,
@@ -115,6 +109,53 @@ def compare(
         _options(stacks, matching),
         RunOptions(executor=executor, workers=ExecutorOptions(workers=workers)),
     )
+
+
+def compare_pair(
+    input_param: Mapping[str, object],
+    output_path: _Path,
+    *,
+    xlsx: bool = False,
+    fuzzy_match: bool = False,
+    data_mapping: _Path | None = None,
+    cell_mapping: OptionalFile = None,
+    api_mapping: OptionalFile = None,
+    layer_mapping: OptionalFile = None,
+    is_print_compare_log: bool = True,
+) -> Comparison:
+    """Compare two dumps as ``pt_compare`` and ``ms_compare`` of 26.x do, and write a table with the columns of 26.x.
+
+    Args:
+        input_param: See `compare`.
+        output_path: See `compare`.
+        xlsx: Write a spreadsheet instead of csv.
+        fuzzy_match: See `compare`; so are those below.
+        data_mapping: See there.
+        cell_mapping: See there.
+        api_mapping: See there.
+        layer_mapping: See there.
+        is_print_compare_log: Accepted.
+
+    Returns: what was found.
+
+    Raises:
+        ConfigError: a setting is unknown or missing.
+        CompareError: the two cannot be compared.
+        DumpError: one of them cannot be read.
+        StoreError: a result cannot be written.
+    """
+    del is_print_compare_log
+    matching = read_matching(
+        is_fuzzy=fuzzy_match,
+        data_mapping=data_mapping,
+        cell_mapping=cell_mapping,
+        api_mapping=api_mapping,
+        layer_mapping=layer_mapping,
+    )
+    target, golden, stacks = _inputs(input_param)
+    form = TableForm.XLSX if xlsx else TableForm.CSV
+    tables = TableOptions(stamp=time_stamp(), form=form, layout=TableLayout.C)
+    return _compare(target, golden, Path(output_path), tables, _options(stacks, matching), RunOptions())
 
 
 def compare_distributed(
@@ -200,6 +241,22 @@ def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> Tabl
 def _options(stacks: Path | None, matching: Matching) -> CompareOptions:
     # A directory of stacks is that of the dump, where they are found anyway.
     return CompareOptions(stack_path=stacks if stacks is not None and stacks.is_file() else None, matching=matching)
+
+
+def _inputs(input_param: Mapping[str, object]) -> tuple[Path, Path, Path | None]:
+    """Return the target, the golden run and the target's stacks, if they are elsewhere.
+
+    Raises:
+        ConfigError: a field is unknown or missing.
+        CompareError: the stacks are not there.
+    """
+    unknown = [str(key) for key in input_param if key not in _KNOWN]
+    if unknown:
+        raise ConfigError(f"input_param: unknown field {unknown[0]!r}; known are {', '.join(_KNOWN)}")
+    stacks = _given(input_param, _STACK)
+    if stacks is not None and not stacks.exists():
+        raise CompareError(f"{stacks}: does not exist, and input_param gives it as '{_STACK[0]}'")
+    return _required(input_param, _TARGET), _required(input_param, _GOLDEN), stacks
 
 
 def _required(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path:

@@ -40,12 +40,17 @@ def test_before_construction_the_methods_say_what_to_do():
             method()
 
 
-def test_a_second_construction(tmp_path):
+def test_a_second_construction(tmp_path, caplog):
     first = PrecisionDebugger(dump_path=tmp_path, level="L0")
     assert PrecisionDebugger() is first
     assert PrecisionDebugger(dump_path=tmp_path, level="L0") is first
-    with pytest.raises(SessionError, match="already has a PrecisionDebugger with another configuration"):
-        PrecisionDebugger(dump_path=tmp_path, level="L1")
+    assert not caplog.messages
+    for arguments in ({"level": "L1"}, {"level": "L9"}, {"config_path": tmp_path / "missing.json"}):
+        caplog.clear()
+        assert PrecisionDebugger(**{"dump_path": tmp_path, **arguments}) is first
+        (message,) = caplog.messages
+        assert message.startswith("this process already has a PrecisionDebugger; it is returned, and the arguments")
+        assert first.config.level.value == "L0"
     first.close()
     assert PrecisionDebugger(dump_path=tmp_path, level="L1") is not first
 

@@ -52,6 +52,8 @@ def test_wheels(tmp_path):
     assert not (site / "msprobe" / "__init__.py").exists()
     assert not (site / "tests").exists()
     assert (site / "msprobe_core" / "py.typed").exists()
+    # Modules, which do not replace the packages that mindstudio-probe installs.
+    assert sorted(path.name for path in (site / "msprobe").glob("*.py")) == ["core.py", "visualization.py"]
     seen = look([site])
     assert all(Path(file).is_relative_to(site) for file in seen["files"])
     assert sorted(seen["frameworks"]) == ["mindspore", "pytorch"]

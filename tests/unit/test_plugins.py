@@ -179,7 +179,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    {"errors", "interrupts", "model"},
+    {"compat", "errors", "interrupts", "model"},
     {"guard", "names", "native", "untrusted"},
     {"fingerprint"},
     {"hookspecs"},

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from msprobe.mindspore.hooks import __version__
+from msprobe_core.compat.imports import former_attribute, offer_former_names
 from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 refuse_shadowing()
+offer_former_names()
 
 _PLACES = {
     "MsprobeStep": "msprobe.mindspore._callbacks",
@@ -51,5 +53,5 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     # Imported on first use: finding this plugin must not import MindSpore.
     if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return former_attribute(__name__, name)
     return getattr(import_module(_PLACES[name]), name)

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from msprobe_core import PrecisionDebugger as _PrecisionDebugger
 
+__path__: list[str] = []  # a package in other releases; modules below it are found by msprobe_core.compat
+
 
 class PrecisionDebugger(_PrecisionDebugger):
     """Records MindSpore; see `msprobe_core.PrecisionDebugger`."""

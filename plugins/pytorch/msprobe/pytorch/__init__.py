@@ -8,6 +8,7 @@
 from typing import TYPE_CHECKING, Any
 
 from msprobe.pytorch.hooks import __version__
+from msprobe_core.compat.imports import former_attribute, offer_former_names
 from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 refuse_shadowing()
+offer_former_names()
 
 
 def __getattr__(name: str) -> Any:
@@ -66,4 +68,4 @@ def __getattr__(name: str) -> Any:
         from msprobe_core import report
 
         return getattr(report, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return former_attribute(__name__, name)

@@ -9,6 +9,8 @@ from msprobe_core import PrecisionDebugger as _PrecisionDebugger
 if TYPE_CHECKING:
     from torch import nn
 
+__path__: list[str] = []  # a package in other releases; modules below it are found by msprobe_core.compat
+
 
 class PrecisionDebugger(_PrecisionDebugger):
     """Records PyTorch; see `msprobe_core.PrecisionDebugger`."""

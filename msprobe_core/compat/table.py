@@ -1,0 +1,155 @@
+"""The table: each name that scripts for mindstudio-probe or mstt use, and where it is here or what to use instead.
+
+A part that msprobe does not have is described once, as a sentence that names the alternative. A later release that
+brings the part removes its lines.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# --- parts of the established tools that msprobe does not have ---------------------------------------------------
+
+TRAINING_MONITOR: Final = (
+    "the training monitor is not part of msprobe yet; record the steps with PrecisionDebugger at level L0, and read "
+    "them, or the CSV files of an earlier monitor, with `msprobe view`"
+)
+API_CHECK: Final = (
+    "checks of single APIs with generated inputs are not part of msprobe yet; `msprobe confirm TARGET GOLDEN ENTRY` "
+    "repeats a recorded call in its own precision and in float64, and says which run is wrong"
+)
+API_SCRIPTS: Final = (
+    "scripts for single APIs are not generated; `msprobe confirm TARGET GOLDEN ENTRY` repeats a recorded call in its "
+    "own precision and in float64, and says which run is wrong"
+)
+CONFIG_CHECK: Final = (
+    "comparisons of configurations and checkpoints are not part of msprobe yet; `msprobe locate TARGET GOLDEN` says "
+    "whether two recorded runs begin with equal inputs and parameters"
+)
+PARSER: Final = (
+    "converters of ATB and adump files are not part of msprobe yet; `msprobe compare` and `msprobe view` read "
+    "dump.json, dump.arrow and the tensors beside them without conversion"
+)
+TREND_DATABASE: Final = (
+    "the database of trends is not part of msprobe; `msprobe view DIR` shows statistics over steps, and "
+    "`msprobe export DIR --tensorboard` writes them as event files"
+)
+OFFLINE_MODELS: Final = (
+    "dumps of ONNX, OM and ATB models are not part of msprobe; keep mindstudio-probe in a virtual environment of its "
+    "own for them"
+)
+EXTRA_DEPENDENCIES: Final = (
+    "there is nothing to install afterwards; `pip install 'msprobe-core[arrow]'` and `'msprobe-core[ray]'` add the "
+    "optional parts"
+)
+CODE_MAPPING: Final = (
+    "there is no separate mapping to source code; dumps hold the call stack of every call, and `msprobe view` and "
+    "the tables of `msprobe compare` show it"
+)
+OVERFLOW_REPLAY: Final = (
+    "overflows are found without repeating APIs; `msprobe overflow_check DIR` names the first call that makes NaN "
+    "or Inf, on any device"
+)
+GRADIENT_PROBE: Final = (
+    "the gradient probe is no longer a part of its own; recordings at level L0 hold the gradient of every parameter "
+    "(….parameters_grad), and `msprobe compare` compares them"
+)
+FREE_BENCHMARK: Final = (
+    "checks without a golden run are made otherwise; `msprobe.pytorch.shadow_step` repeats a step in float32 or "
+    "float64, and `msprobe compare` compares the step with its repetition"
+)
+ONLINE_CHECK: Final = (
+    "online checks of APIs are not part of msprobe; record two runs and compare them with `msprobe compare`"
+)
+GRAPH_RECORDING: Final = (
+    "recording inside of NPU graphs (ACL graphs, torchair) is not part of msprobe; run eagerly and record with "
+    "PrecisionDebugger"
+)
+COMPILE_CHECK: Final = (
+    "the checker of torch.compile is not part of msprobe yet; record an eager and a compiled run with "
+    "PrecisionDebugger, and compare them with `msprobe compare`"
+)
+SINGLE_SAVE: Final = (
+    "values of a program are saved by the debugger: PrecisionDebugger(level='debug').save(variable, name), and "
+    "`msprobe compare` compares them"
+)
+RESPONSES: Final = (
+    "detection of anomalous responses is not part of msprobe yet; `msprobe verl compare` compares what training and "
+    "rollout compute for the same tokens"
+)
+PARALLELISM_PLOT: Final = "plots of parallel layouts are not part of msprobe; `msprobe view DIR --groups` groups ranks"
+INIT_STEP: Final = "the number of the first step is set by PrecisionDebugger.set_init_step(step)"
+INTERNAL: Final = (
+    "this is an internal module of mindstudio-probe, which msprobe does not have; what scripts use is in "
+    "msprobe.pytorch, msprobe.mindspore and msprobe_core"
+)
+
+# --- import paths ------------------------------------------------------------------------------------------------
+
+_DEBUGGER = "msprobe.{}:PrecisionDebugger"
+_SEED = "msprobe.{}:seed_all"
+_COMPARE = "msprobe_core.report:compare"
+_COMPARE_RANKS = "msprobe_core.report:compare_distributed"
+
+MOVED: Final = {
+    "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
+    "msprobe.pytorch.compare": _COMPARE,
+    "msprobe.pytorch.compare.distributed_compare.compare_distributed": _COMPARE_RANKS,
+    "msprobe.pytorch.compare.pt_compare.compare": _COMPARE,
+    "msprobe.pytorch.compare.pt_compare.pt_compare": "msprobe_core.report.api:compare_pair",
+    "msprobe.pytorch.debugger.precision_debugger.PrecisionDebugger": _DEBUGGER.format("pytorch"),
+    "msprobe.pytorch.debugger.precision_debugger.module_dump": "msprobe.pytorch:module_dump",
+    "msprobe.pytorch.debugger.precision_debugger.module_dump_end": "msprobe.pytorch:module_dump_end",
+    "msprobe.mindspore.common.utils.seed_all": _SEED.format("mindspore"),
+    "msprobe.mindspore.compare": _COMPARE,
+    "msprobe.mindspore.compare.distributed_compare.ms_compare_distributed": _COMPARE_RANKS,
+    "msprobe.mindspore.compare.ms_compare": "msprobe_core.report.api:compare_pair",
+    "msprobe.mindspore.compare.ms_compare.ms_compare": "msprobe_core.report.api:compare_pair",
+    "msprobe.mindspore.debugger.precision_debugger.PrecisionDebugger": _DEBUGGER.format("mindspore"),
+}
+"""Former names, and ``module:name`` of what they mean. A name that others continue is a module that can be called."""
+
+
+def _in_frameworks(paths: dict[str, str]) -> dict[str, str]:
+    return {f"msprobe.{framework}.{path}": why for framework in ("pytorch", "mindspore") for path, why in paths.items()}
+
+
+ABSENT: Final = {
+    **_in_frameworks(
+        {
+            "TrainerMon": TRAINING_MONITOR,
+            "monitor": TRAINING_MONITOR,
+            "api_accuracy_checker": API_CHECK,
+            "free_benchmark": FREE_BENCHMARK,
+            "grad_probe": GRADIENT_PROBE,
+            "common": INTERNAL,
+            "dump": INTERNAL,
+            "service": INTERNAL,
+        }
+    ),
+    "msprobe.core": INTERNAL,
+    "msprobe.core.SingleComparator": SINGLE_SAVE,
+    "msprobe.core.SingleSave": SINGLE_SAVE,
+    "msprobe.core.config_check": CONFIG_CHECK,
+    "msprobe.core.grad_probe": GRADIENT_PROBE,
+    "msprobe.core.monitor": TRAINING_MONITOR,
+    "msprobe.core.monitor_v2": TRAINING_MONITOR,
+    "msprobe.core.response_anomaly": RESPONSES,
+    "msprobe.core.single_save": SINGLE_SAVE,
+    "msprobe.mindspore.MsprobeInitStep": INIT_STEP,
+    "msprobe.mindspore.code_mapping": CODE_MAPPING,
+    "msprobe.mindspore.compare.ms_graph_compare": (
+        "dumps of static graphs are compared by `msprobe compare` too, which finds their ranks and steps"
+    ),
+    "msprobe.pytorch.AclGraphDumper": GRAPH_RECORDING,
+    "msprobe.pytorch.acl_save": GRAPH_RECORDING,
+    "msprobe.pytorch.compile_accuracy_checker": COMPILE_CHECK,
+    "msprobe.pytorch.config_checking": CONFIG_CHECK,
+    "msprobe.pytorch.hook_module": INTERNAL,
+    "msprobe.pytorch.online_dispatch": ONLINE_CHECK,
+    "msprobe.pytorch.parse_tool": PARSER,
+    "msprobe.pytorch.set_fx_dump_config": GRAPH_RECORDING,
+    "msprobe.pytorch.set_ge_dump_config": GRAPH_RECORDING,
+    "msprobe.visualization": "graphs are shown by `msprobe view`, and `msprobe graph_visualize` takes the same options",
+}
+"""Names that have no counterpart, with all that begins with them and a dot, and what to use instead."""
