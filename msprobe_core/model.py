@@ -42,10 +42,6 @@ class Task(str, Enum):
     STATISTICS = "statistics"
     TENSOR = "tensor"
     STRUCTURE = "structure"
-    ACC_CHECK = "acc_check"
-    DIFF_CHECK = "diff_check"
-    NAN_CHECK = "nan_check"
-    EXCEPTION_DUMP = "exception_dump"
     OVERFLOW_CHECK = "overflow_check"
 
 

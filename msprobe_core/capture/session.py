@@ -49,7 +49,6 @@ _logger = logging.getLogger(__name__)
 
 _Placed = TypeVar("_Placed", bound=Removable)
 
-_TASKS = (Task.STATISTICS, Task.TENSOR, Task.STRUCTURE, Task.OVERFLOW_CHECK)
 _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 
@@ -729,8 +728,6 @@ def _choose(setting: str, name: str, offers: dict[str, Any]) -> Any:
 
 def _check_supported(config: Config) -> None:
     """Refuse what is valid but not built yet, rather than record less than was asked for."""
-    if config.task not in _TASKS:
-        raise ConfigError(f"the task '{config.task.value}' is not available yet; available: {_listed(_TASKS)}")
     if config.level not in _LEVELS:
         raise ConfigError(
             f"the level '{config.level.value}' is not available yet; available: {_listed(_LEVELS)} (kernels, level L2, "
@@ -764,5 +761,5 @@ def _check_saving(config: Config) -> None:
             _logger.warning("'%s' has no meaning at level debug and is ignored", name)
 
 
-def _listed(members: Sequence[Task | Level]) -> str:
+def _listed(members: Sequence[Level]) -> str:
     return ", ".join(member.value for member in members)

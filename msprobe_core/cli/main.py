@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from msprobe_core import __version__
+from msprobe_core.compat.table import COMMANDS
 from msprobe_core.errors import MsprobeError, printable
 from msprobe_core.interrupts import Interrupts
 
@@ -33,13 +34,26 @@ class _PluginGroup(click.Group):
         return sorted(_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        return _commands().get(cmd_name)
+        return _commands().get(cmd_name) or _former(cmd_name)
 
 
 def _commands() -> dict[str, click.Command]:
     from msprobe_core.plugins import registry
 
     return registry().commands()
+
+
+def _former(name: str) -> click.Command | None:
+    """Return a stand-in for a command of another release, which says what to use, whatever its arguments are."""
+    if name not in COMMANDS:
+        return None
+
+    def refuse() -> None:
+        raise MsprobeError(f"there is no command {name!r}: {COMMANDS[name]}")
+
+    anything = click.Argument(["arguments"], nargs=-1, expose_value=False, type=click.UNPROCESSED)
+    settings: dict[str, Any] = {"ignore_unknown_options": True}
+    return click.Command(name, params=[anything], callback=refuse, context_settings=settings, add_help_option=False)
 
 
 @click.group(cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -153,3 +153,68 @@ ABSENT: Final = {
     "msprobe.visualization": "graphs are shown by `msprobe view`, and `msprobe graph_visualize` takes the same options",
 }
 """Names that have no counterpart, with all that begins with them and a dot, and what to use instead."""
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+COMMANDS: Final = {
+    "acc_check": API_CHECK,
+    "api_precision_compare": API_CHECK,
+    "code_mapping": CODE_MAPPING,
+    "config_check": CONFIG_CHECK,
+    "data2db": TREND_DATABASE,
+    "install_deps": EXTRA_DEPENDENCIES,
+    "multi_acc_check": API_CHECK,
+    "multi_run_ut": API_CHECK,
+    "offline_dump": OFFLINE_MODELS,
+    "op_generate": API_SCRIPTS,
+    "parse": PARSER,
+    "run_overflow_check": OVERFLOW_REPLAY,
+    "run_ut": API_CHECK,
+}
+"""Subcommands of mindstudio-probe 26.x and mstt that msprobe does not have. A plugin may offer one of that name."""
+
+# --- configuration -----------------------------------------------------------------------------------------------
+
+TASKS: Final = {
+    "acc_check": API_CHECK,
+    "diff_check": (
+        "it has no run to compare with; take the task 'tensor' with 'bench_path', the directory of an earlier run, and "
+        "'summary_mode' md5"
+    ),
+    "exception_dump": (
+        "kernels are not dumped at exceptions; the task 'overflow_check' records the calls that make NaN or Inf"
+    ),
+    "free_benchmark": FREE_BENCHMARK,
+    "grad_probe": GRADIENT_PROBE,
+    "nan_check": "take the task 'overflow_check', which records the calls that make NaN or Inf, on any device",
+    "run_ut": API_CHECK,
+}
+"""Tasks that msprobe does not have. Their blocks are passed over where another task is selected."""
+
+COMMON_FIELDS: Final = {
+    "enable_dataloader": "it is ignored: steps are counted by debugger.step()",
+    "is_deterministic": "it is ignored: call seed_all(mode=True)",
+    "seed": "it is ignored: call seed_all(seed=…)",
+}
+"""Fields of older releases, and what they mean now."""
+
+TASK_FIELDS: Final = {
+    "file_format": "it is ignored: PyTorch tensors are stored as .pt, MindSpore tensors as .npy",
+    "backward_input": "it is ignored: gradients are recorded in the running step",
+    "check_mode": "it is ignored: NaN and Inf are looked for in the tensors themselves, on any device",
+}
+"""Fields of older releases in the block of a task."""
+
+STATISTICS: Final = (
+    "max", "min", "mean", "l2norm", "count", "negative zero count", "positive zero count", "zero count", "nan count",
+    "negative inf count", "positive inf count",
+)  # fmt: skip
+"""Statistics that ``summary_mode`` may list; all are in the mode ``statistics`` except `ZERO_COUNTS`."""
+
+ZERO_COUNTS: Final = frozenset(name for name in STATISTICS if "zero" in name)
+
+CHECKSUMS: Final = ("md5", "hash", "hash:md5", "hash:sha1")
+"""Checksums that such a list may have; all mean the mode ``md5`` here."""
+
+COMMENT_PREFIXES: Final = ("_", "//")
+"""How the keys begin by which files of users hold comments."""

@@ -13,6 +13,7 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 
 from msprobe_core import names
+from msprobe_core.compat import table as former
 from msprobe_core.config.apis import load_apis
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.repetition import as_repetition
@@ -39,26 +40,7 @@ _OPTION_TYPES = get_type_hints(TaskOptions)
 _LOAD_TYPES = get_type_hints(LoadOptions)
 _PERTURB_TYPES = get_type_hints(Perturbation)
 
-_FORMER_FIELDS = {
-    "enable_dataloader": "it is ignored: steps are counted by debugger.step()",
-    "is_deterministic": "it is ignored: call seed_all(mode=True)",
-    "seed": "it is ignored: call seed_all(seed=…)",
-}
-"""Common fields of older releases, and what they mean now."""
-
-_FORMER_TASK_FIELDS = {
-    "file_format": "it is ignored: PyTorch tensors are stored as .pt, MindSpore tensors as .npy",
-    "backward_input": "it is ignored: gradients are recorded in the running step",
-    "check_mode": "it is ignored: NaN and Inf are looked for in the tensors themselves, on any device",
-}
-"""Fields of older releases in a task's block."""
-
-_FORMER_TASKS = {
-    "free_benchmark": "record two runs and compare them",
-    "grad_probe": "record statistics at level L0; they hold every parameter's gradient",
-    "run_ut": "record two runs and compare them",
-}
-"""Tasks of older releases, and what to do now."""
+_BLOCKS = {*(task.value for task in Task), "load", "perturb", "per_stage", "rollout"}
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> Config:
@@ -92,10 +74,10 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
     Raises:
         ConfigError: a key is unknown, a value is not allowed, or two values conflict.
     """
-    values, blocks = _split_blocks(fields, where)
-    common = _check_fields(values, _COMMON_TYPES, where, former=_FORMER_FIELDS)
+    values, blocks = _split_blocks(without_comments(fields))
+    common = _check_fields(values, _COMMON_TYPES, where, known_before=former.COMMON_FIELDS)
     given = {name: value for name, value in overrides.items() if value is not None}
-    common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", former={})
+    common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", known_before={})
     options = {task: _check_block(task, block, where) for task, block in blocks.items()}
     if common.get("custom_apis") is not None:
         path = given_path(common["custom_apis"], f"{where}: 'custom_apis'")
@@ -106,6 +88,8 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
         is_live=values.get("dump_enable") is not None and "dump_enable" not in given,
     )
     given_path(config.dump_path, f"{where}: 'dump_path'")
+    if config.level is not Level.L2:
+        config = msgspec.structs.replace(config, options=_as_one_mode(config.options, where))
     config = as_repetition(config)
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
@@ -113,6 +97,15 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
             _logger.warning("%s: the task 'structure' is recorded at level mix, not %s", where, config.level.value)
         config = msgspec.structs.replace(config, level=Level.MIX)
     return config
+
+
+def without_comments(fields: JsonObject) -> JsonObject:
+    """Return what a file holds without the keys that are comments, such as ``_comment`` and ``//``, also in blocks."""
+    return {
+        name: without_comments(cast("JsonObject", value)) if name in _BLOCKS and isinstance(value, dict) else value
+        for name, value in fields.items()
+        if not str(name).startswith(former.COMMENT_PREFIXES)
+    }
 
 
 def read_fields(path: Path) -> JsonObject:
@@ -143,7 +136,7 @@ def _decode(path: Path, text: str) -> object:
 _decode_json = msgspec.json.Decoder().decode
 
 
-def _split_blocks(fields: JsonObject, where: str) -> tuple[JsonObject, dict[Task, object]]:
+def _split_blocks(fields: JsonObject) -> tuple[JsonObject, dict[Task, object]]:
     tasks = {task.value: task for task in Task}
     values: JsonObject = {}
     blocks: dict[Task, object] = {}
@@ -151,9 +144,7 @@ def _split_blocks(fields: JsonObject, where: str) -> tuple[JsonObject, dict[Task
         key = _text_of_key(name)
         if key in tasks:
             blocks[tasks[key]] = value
-        elif key in _FORMER_TASKS:
-            _logger.warning("%s: the block '%s' is of an older release: %s", where, key, _FORMER_TASKS[key])
-        else:
+        elif key not in former.TASKS:  # whose blocks stand in templates for other tools
             values[key] = value
     return values, blocks
 
@@ -162,20 +153,37 @@ def _check_block(task: Task, block: object, where: str) -> TaskOptions:
     if not isinstance(block, dict):
         raise ConfigError(f"{where}: '{task.value}' is {block!r}, but must be an object")
     types = {name: _OPTION_TYPES[name] for name in TASK_FIELDS[task]}
-    checked = _check_fields(block, types, f"{where}: '{task.value}'", former=_FORMER_TASK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
+    checked = _check_fields(block, types, f"{where}: '{task.value}'", known_before=former.TASK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
     options = TaskOptions(**checked)
     _check_options(options, f"{where}: '{task.value}'")
     return options
 
 
+def _as_one_mode(options: TaskOptions, where: str) -> TaskOptions:
+    """Return the options with the one mode that keeps what a list of statistics names; kernels keep just those."""
+    listed = options.summary_mode
+    if isinstance(listed, str):
+        return options
+    if len(listed) == 1 and listed[0] not in {*former.STATISTICS, *former.CHECKSUMS}:
+        return msgspec.structs.replace(options, summary_mode=listed[0])
+    unknown = [name for name in listed if name not in {*former.STATISTICS, *former.CHECKSUMS, "statistics"}]
+    if unknown:
+        known = ", ".join((*former.STATISTICS, *former.CHECKSUMS))
+        raise ConfigError(f"{where}: 'summary_mode' lists {unknown[0]!r}; give one mode, or a list of {known}")
+    if any(name in former.ZERO_COUNTS for name in listed):
+        _logger.warning("%s: 'summary_mode' lists counts of zeros, which are kept at level L2 only", where)
+    mode = "md5" if set(listed) & set(former.CHECKSUMS) else "statistics"
+    return msgspec.structs.replace(options, summary_mode=mode)
+
+
 def _check_fields(
-    values: Mapping[str, Any], types: Mapping[str, Any], where: str, former: Mapping[str, str]
+    values: Mapping[str, Any], types: Mapping[str, Any], where: str, known_before: Mapping[str, str]
 ) -> JsonObject:
     checked: JsonObject = {}
     for name, value in values.items():
         key = _text_of_key(name)
-        if key in former:
-            _logger.warning("%s: the field '%s' is of an older release: %s", where, key, former[key])
+        if key in known_before:
+            _logger.warning("%s: the field '%s' is of an older release: %s", where, key, known_before[key])
         elif key not in types:
             raise ConfigError(f"{where}: unknown field {key!r} (value {value!r}); {_suggest_field(key, types)}")
         else:
@@ -192,7 +200,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
     if key in {"step", "rank"}:
         return parse_ranges(value, f"{where}: '{key}'")
     if key == "load" and isinstance(value, dict):
-        inner = _check_fields(value, _LOAD_TYPES, f"{where}: 'load'", former={})  # pyright: ignore[reportUnknownArgumentType]
+        inner = _check_fields(value, _LOAD_TYPES, f"{where}: 'load'", known_before={})  # pyright: ignore[reportUnknownArgumentType]
         missing = {"path", "modules"} - inner.keys()
         if missing:
             raise ConfigError(f"{where}: 'load' lacks the field {min(missing)!r}")
@@ -204,8 +212,8 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
     if value is None:
         # Published templates write null for "not set": the default stands.
         return _default(key, where)
-    if key == "task" and isinstance(value, str) and value in _FORMER_TASKS:
-        raise ConfigError(f"{where}: the task {value!r} is of an older release; {_FORMER_TASKS[value]}")
+    if key == "task" and isinstance(value, str) and value in former.TASKS:
+        raise ConfigError(f"{where}: there is no task {value!r}: {former.TASKS[value]}")
     try:
         return msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
@@ -233,7 +241,7 @@ def _checked_load(options: LoadOptions, where: str) -> LoadOptions:
 
 
 def _checked_perturbation(fields: Mapping[str, Any], where: str) -> Perturbation:
-    perturbation = Perturbation(**_check_fields(fields, _PERTURB_TYPES, where, former={}))
+    perturbation = Perturbation(**_check_fields(fields, _PERTURB_TYPES, where, known_before={}))
     if perturbation.seed < 0:
         raise ConfigError(f"{where}: 'seed' is {perturbation.seed}, but must be at least 0")
     return perturbation
@@ -318,11 +326,6 @@ def _check_bench(options: TaskOptions, where: str) -> None:
 def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
-    if config.task is Task.DIFF_CHECK:
-        raise ConfigError(
-            f"{where}: the task 'diff_check' has no run to compare with; take the task 'tensor' with 'bench_path', the "
-            "directory of an earlier run, and 'summary_mode' md5"
-        )
     if config.task is Task.STRUCTURE and not config.extra_info:
         raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
     if config.task is Task.OVERFLOW_CHECK and {DataMode.INPUT, DataMode.OUTPUT} & set(config.options.data_mode):

@@ -78,9 +78,6 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     bench_path: str | None = None
     diff_nums: int = 1
-    white_list: tuple[str, ...] = ()
-    black_list: tuple[str, ...] = ()
-    error_data_path: str | None = None
     overflow_nums: int = 1
 
 
@@ -92,10 +89,6 @@ TASK_FIELDS: dict[Task, tuple[str, ...]] = {
     ),
     Task.TENSOR: (*_SELECTION, "summary_mode", "slice", "request_id", "bench_path", "diff_nums"),
     Task.STRUCTURE: (),
-    Task.ACC_CHECK: ("white_list", "black_list", "error_data_path"),
-    Task.DIFF_CHECK: (*_SELECTION, "summary_mode"),
-    Task.NAN_CHECK: (*_SELECTION, "tensor_list"),
-    Task.EXCEPTION_DUMP: (),
     Task.OVERFLOW_CHECK: (*_SELECTION, "overflow_nums"),
 }  # fmt: skip
 """The fields that the block of each task may have."""

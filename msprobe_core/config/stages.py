@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.config.load import check_config
+from msprobe_core.config.load import check_config, without_comments
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.schema import Config, JsonObject
 from msprobe_core.config.text import given_path
@@ -59,6 +59,7 @@ def check_stage_config(
     Raises:
         ConfigError: a field or a stage is unknown, or a value is not allowed.
     """
+    fields = without_comments(fields)
     for name, other in _ELSEWHERE.items():
         if name in fields:
             advice = f"; use {other!r}" if other else " to a trainer with stages"

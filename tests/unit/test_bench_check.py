@@ -295,7 +295,7 @@ def test_settings_are_checked(tmp_path, options, expected):
 
 def test_diff_check_says_what_to_take_instead():
     with pytest.raises(
-        ConfigError, match="'diff_check' has no run to compare with; take the task 'tensor' with 'bench_"
+        ConfigError, match="no task 'diff_check': it has no run to compare with; take the task 'tensor' with 'bench_"
     ):
         load_config(task="diff_check")
 

@@ -14,6 +14,7 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core import __version__
 from msprobe_core.cli import main
+from msprobe_core.compat.table import COMMANDS
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 ENTRY = "Functional.linear.0.forward"
@@ -49,6 +50,15 @@ def dumps(tmp_path):
 def test_version(run):
     assert run("--version") == (0, f"msprobe {__version__}\n", "")
     assert run("-V")[1] == f"msprobe {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("-api_info", "dump.json", "--help")], ids=str)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_of_other_releases_say_what_to_use(run, name, arguments):
+    for before in ((), ("-f", "pytorch")):
+        code, out, err = run(*before, name, *arguments)
+        assert (code, out) == (2, "")
+        assert err == f"msprobe: error: there is no command {name!r}: {COMMANDS[name]}\n"
 
 
 def test_help_lists_the_commands(run):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_core.compat import table as former
 from msprobe_core.config import DataMode, RiskLevel, load_config
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.errors import ConfigError
@@ -95,7 +96,7 @@ def test_arguments_win_over_the_file(write):
         ({"statistics": {"bench_path": "x"}}, ["'statistics'", "unknown field 'bench_path'"]),
         ({"level": "l1"}, ["'level' is 'l1'", "did you mean 'L1'", "L0, L1, L2, mix, debug"]),
         ({"task": "statistic"}, ["'task' is 'statistic'", "did you mean 'statistics'"]),
-        ({"task": "grad_probe"}, ["'grad_probe'", "older release", "record statistics"]),
+        ({"task": "grad_probe"}, ["there is no task 'grad_probe': ", "`msprobe compare` compares them"]),
         ({"overflow_check": {"overflow_nums": 0}}, ["'overflow_nums' is 0", "-1 for no limit"]),
         ({"task": "overflow_check", "overflow_check": {"data_mode": ["input"]}}, ["needs both"]),
         ({"risk_level": "HIGH"}, ["'risk_level' is 'HIGH'", "CORE, FOCUS, ALL"]),
@@ -202,14 +203,64 @@ def test_a_wrong_argument_is_named_as_such():
         load_config(None, setp=[1])
 
 
+@pytest.mark.parametrize("task", former.TASKS)
+def test_tasks_of_other_releases(write, task, caplog):
+    fields = {task: {"whatever": [1], "white_list": []}, "level": "L0"}
+    with caplog.at_level(logging.WARNING):
+        assert load_config(write(fields)) == load_config(write({"level": "L0"}))
+    assert not caplog.messages  # templates have blocks of all tasks
+    for config in (lambda: load_config(write({"task": task, **fields})), lambda: load_config(task=task)):
+        with pytest.raises(ConfigError, match=f"there is no task '{task}': ") as raised:
+            config()
+        assert str(raised.value).endswith(former.TASKS[task])
+
+
+def test_comments_in_files(write):
+    fields = {
+        "_comment": "of the whole", "//": {"anything": 1}, "level": "L0", "// step": [0], "_level": "L1",
+        "statistics": {"_list": ["a"], "list": ["b"], "//": "of the block"}, "perturb": {"_": "x", "seed": 3},
+    }  # fmt: skip
+    config = load_config(write(fields))
+    assert (config.level, config.options.list, config.perturb.seed) == (Level.L0, ("b",), 3)
+    with pytest.raises(ConfigError, match="unknown field '/ step'"):
+        load_config(write({"/ step": []}))
+    with pytest.raises(ConfigError, match="unknown field '_level'"):  # nobody comments an argument
+        load_config(_level="L0")
+
+
+@pytest.mark.parametrize(
+    ("listed", "mode", "warns"),
+    [
+        (["max", "min", "mean", "l2norm"], "statistics", False),
+        (["statistics"], "statistics", False),
+        ([], "statistics", False),
+        (["nan count", "zero count"], "statistics", True),
+        (["max", "md5"], "md5", False),
+        (["hash:md5"], "md5", False),
+        (["sketch"], "sketch", False),
+    ],
+    ids=str,
+)
+def test_a_list_of_statistics_means_the_mode_that_keeps_them(write, listed, mode, warns, caplog):
+    config = load_config(write({"statistics": {"summary_mode": listed}}))
+    assert config.options.summary_mode == mode
+    assert [("counts of zeros" in message) for message in caplog.messages] == [True] * warns
+    kernels = load_config(write({"level": "L2", "statistics": {"summary_mode": listed}}))
+    assert kernels.options.summary_mode == tuple(listed)
+
+
+def test_a_list_of_statistics_with_something_else(write):
+    with pytest.raises(ConfigError, match="'summary_mode' lists 'median'; give one mode, or a list of max, min, mean"):
+        load_config(write({"statistics": {"summary_mode": ["max", "median"]}}))
+
+
 def test_fields_of_older_releases_are_accepted_with_a_warning(write, caplog):
-    content = {"enable_dataloader": False, "free_benchmark": {"scope": []}, "tensor": {"file_format": "npy"}}
+    content = {"enable_dataloader": False, "tensor": {"file_format": "npy"}}
     with caplog.at_level(logging.WARNING):
         config = load_config(write({"task": "tensor", **content}))
     assert config.task is Task.TENSOR
     said = " ".join(caplog.messages)
     assert "'enable_dataloader' is of an older release: it is ignored" in said
-    assert "'free_benchmark' is of an older release: record two runs" in said
     assert "'file_format' is of an older release" in said
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 
 from msprobe.verl._files import Stage
-from msprobe_core.config.load import read_fields
+from msprobe_core.config.load import read_fields, without_comments
 from msprobe_core.config.stages import StageConfig, check_stage_config
 from msprobe_core.errors import ConfigError
 
@@ -71,6 +71,7 @@ def check_verl_config(fields: dict[str, Any], where: str) -> VerlConfig:
     Raises:
         ConfigError: a field or a stage is unknown, or a value is not allowed.
     """
+    fields = without_comments(fields)
     own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
     rest = {name: value for name, value in fields.items() if name not in _OWN}
     stages = check_stage_config(rest, where, [stage.value for stage in Stage], further=_OWN)
