@@ -1,8 +1,8 @@
 """The adviser of ``mindstudio-probe`` up to 8.x: a suspicious row, and what to look at there.
 
-There it is the first row that is suspicious by itself. Here it is the first of the call where the dumps part, see
-`msprobe_core.compare.fault`, which holds what a call made against what it was given; rounding that happens to be over a
-limit before it is passed over. Only where no row of that call is suspicious by their rules, it is the first of all.
+There it is the first row that is suspicious by itself. Here it is a row of the call where the dumps part, see
+`msprobe_core.compare.fault`, the one that the terminal names: a suspicious one if there is any. Where no call is at
+fault, it is the first that is suspicious by their rules.
 """
 
 from __future__ import annotations
@@ -75,24 +75,26 @@ class Advice:
 
 
 def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -> Advice:
-    """Return advice on the first suspicious row that shows where the dumps part, or else of that call, or of all.
+    """Return advice on the call where the dumps part, or on the first suspicious row if there is no such call.
 
     Args:
         rows: Judged rows in the order of the table.
         results: The result of each row, as `msprobe_core.compare.compat.compat_a` has them.
         fault: Where the dumps part.
     """
-    suspicious = (
+    named = (
         rows.select("entry", "role", "phase", name=pl.coalesce("name_target", "name_golden"))
-        .with_columns(results.alias(RESULT))
+        .with_columns(results.is_in(SUSPICIOUS).alias(RESULT))
         .with_row_index("line", offset=2)
-        .filter(pl.col(RESULT).is_in(SUSPICIOUS))
     )
-    if not suspicious.height:
-        return Advice(None, None, _ALL_GOOD)
-    own = suspicious if fault is None else suspicious.filter(pl.col("entry") == fault.entry)
+    own = named.clear() if fault is None else named.filter(pl.col("entry") == fault.entry)
     telling = own if fault is None else own.filter(pl.col("name").is_in([name for name, _ in fault.findings]))
-    line, entry, role, phase, name, _ = next(rows for rows in (telling, own, suspicious) if rows.height).row(0)
+    suspicious = [rows.filter(pl.col(RESULT)) for rows in (telling, own)]
+    candidates = [*suspicious, telling, own, named.filter(pl.col(RESULT))]
+    found = next((rows.row(0) for rows in candidates if rows.height), None)
+    if found is None:
+        return Advice(None, None, _ALL_GOOD)
+    line, entry, role, phase, name, _ = found
     special = _text_of(fault, str(role)) if fault is not None and telling.height else None
     return Advice(line, name, special or _text(str(entry), str(role), str(phase), str(name)))
 

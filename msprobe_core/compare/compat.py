@@ -1,12 +1,13 @@
 """The verdict columns of other tools' tables, for scripts that read them: ``--compat a`` and ``--compat c``.
 
 Generation C is ``mindstudio-probe`` 26.x, generation A its predecessor up to 8.x. What they say is reproduced, with
-what they overlook: an argument of type bool that differs, or a row that one side lacks, passes in C. Our own verdict,
+what they overlook: an output that is no tensor and differs, or a row that one side lacks, passes in C. Our own verdict,
 the exit status and the first fault do not depend on any of it.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import polars as pl
@@ -15,7 +16,7 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.tensors import SHAPE_UNMATCHED, UNSUPPORTED
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.model import Role
+from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 RESULT, MESSAGES = "result", "messages"
@@ -36,14 +37,91 @@ _FLOATS = ("Float16", "Float32", "Float64", "BFloat16", "torch.float16", "torch.
 
 _SIDES = ("target", "golden")
 _IS_PAIR = pl.col("match") == Match.BOTH.value
-_IS_OUTPUT = pl.col("role") == Role.OUTPUT.value
+# Values that a program saves itself are called outputs here only.
+_IS_OUTPUT = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") != Phase.DEBUG.value)
 
 
-def is_unmatched_c() -> pl.Expr:
-    """Whether a row is one that generation C shows without a golden side: its dtypes are none that it compares."""
+def rows_of_c(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows as generation C sees them: with its words for arguments, and fewer of them paired.
+
+    A pair whose dtypes differ, and are not both floating-point, is a row of the target alone there.
+    """
+    renamed = rows.with_columns(
+        column
+        for side in _SIDES
+        for column in (_dtype_of_c(side), _shape_of_c(side), _text_of_c(side), _checksum_of_c(side))
+    )
     same = pl.col("dtype_target").eq_missing(pl.col("dtype_golden"))
     both_floats = pl.col("dtype_target").is_in(_FLOATS) & pl.col("dtype_golden").is_in(_FLOATS)
-    return ~(_IS_PAIR & (same | both_floats.fill_null(False)))
+    is_parted = _IS_PAIR & ~(same | both_floats.fill_null(False))
+    both_sides = [name for name in rows.columns if name.endswith("_golden")]
+    return renamed.with_columns(
+        *[pl.when(~is_parted).then(pl.col(name)).alias(name) for name in both_sides],
+        pl.when(is_parted).then(pl.lit(Match.TARGET.value)).otherwise(pl.col("match").cast(pl.String)).alias("match"),
+    )
+
+
+_SHAPES = ("torch.Size", "slice")
+"""Arguments that have a shape there instead of statistics."""
+
+_NUMPY_SCALARS = r"^(?:u?int|float|complex|bool)[0-9_]*$"
+
+
+def _dtype_of_c(side: str) -> pl.Expr:
+    kind = pl.col(f"type_{side}")
+    of_numpy = pl.format("<class '{}'>", kind.str.replace(r"[0-9_]+$", "").str.replace("^u", ""))
+    return (
+        pl.when(kind.is_in(["slice", "ellipsis"]))
+        .then(kind)
+        .when(kind == "torch.memory_format")
+        .then(pl.lit("<class 'NoneType'>"))
+        .when((pl.col(f"kind_{side}") == RowKind.SCALAR.value) & kind.str.contains(_NUMPY_SCALARS))
+        .then(of_numpy)
+        .otherwise(pl.col(f"dtype_{side}"))
+        .alias(f"dtype_{side}")
+    )
+
+
+def _shape_of_c(side: str) -> pl.Expr:
+    kind = pl.col(f"type_{side}")
+    return (
+        pl.when(kind == "torch.Size")
+        .then(pl.col(f"text_{side}"))
+        .when(kind == "slice")
+        .then(pl.lit("(3,)"))
+        .otherwise(pl.col(f"shape_{side}"))
+        .alias(f"shape_{side}")
+    )
+
+
+def _text_of_c(side: str) -> pl.Expr:
+    has_none = pl.col(f"type_{side}").is_in([*_SHAPES, "torch.memory_format"])
+    return pl.when(has_none).then(pl.lit("None")).otherwise(pl.col(f"text_{side}")).alias(f"text_{side}")
+
+
+def _checksum_of_c(side: str) -> pl.Expr:
+    kind, text = pl.col(f"type_{side}"), pl.col(f"text_{side}")
+    return (
+        pl.when(kind.is_in(_SHAPES))
+        .then(crc32_of(text))
+        .when(kind == "torch.ProcessGroup")
+        .then(text)
+        .when(kind == "torch.memory_format")
+        .then(pl.lit("00000000"))
+        .otherwise(pl.col(f"checksum_{side}"))
+        .alias(f"checksum_{side}")
+    )
+
+
+def crc32_of(text: pl.Expr) -> pl.Expr:
+    """Return the CRC-32 of a text, in 8 hexadecimal digits."""
+    return text.map_batches(_crc32_of_texts, return_dtype=pl.String)
+
+
+def _crc32_of_texts(texts: pl.Series) -> pl.Series:
+    distinct = texts.drop_nulls().unique().to_list()
+    checksums = [f"{zlib.crc32(text.encode()):08x}" for text in distinct]
+    return texts.to_frame("text").select(pl.col("text").replace(distinct, checksums)).to_series()
 
 
 def compat_c(rows: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
@@ -53,11 +131,13 @@ def compat_c(rows: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
         rows: Judged rows; those of compared tensors have ``cosine`` and ``within_1e3``.
         by_checksum: Whether checksums are compared.
     """
-    prepared = _with_api(rows).with_row_index("row")
+    prepared = _with_api(rows_of_c(rows)).with_row_index("row")
     rules = _checksum_rules() if by_checksum else _value_rules(is_tensor_mode="within_1e3" in rows.columns)
     if not by_checksum:
         prepared = _with_groups(prepared)
-    is_exempt = pl.col("api").is_in(EXEMPT_APIS) | (pl.col("api").is_in(RECEIVING_APIS) & ~_IS_OUTPUT)
+    # A call without arguments is never exempt: its name is read off the rows of its inputs.
+    is_receiving = pl.col("api").is_in(RECEIVING_APIS)
+    is_exempt = pl.col("has_inputs") & (pl.col("api").is_in(EXEMPT_APIS) | (is_receiving & ~_IS_OUTPUT))
     applies = [
         (level, condition.fill_null(False) & ~is_exempt.fill_null(False), text) for level, condition, text in rules
     ]
@@ -82,43 +162,44 @@ def _any_of(rules: Sequence[_Rule], level: Verdict) -> pl.Expr:
 
 
 def _with_api(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``api``, the name of the API that a row is of, without its prefix and number; null for other entries."""
-    entries = rows.select("entry").unique()
+    """Add ``api``, the name of the API that a row is of, without prefix and number, or null, and ``has_inputs``."""
+    entries = rows.group_by("entry").agg((~_IS_OUTPUT).any().alias("has_inputs"))
     api = pl.col("entry").str.extract(r"^[^.]+\.(.+)\.\d+\.(?:forward|backward)$")
     return rows.join(entries.with_columns(api=api), on="entry", how="left", maintain_order="left")
 
 
 def _with_groups(rows: pl.DataFrame) -> pl.DataFrame:
     """Add what the rules know of a row's entry: the extremes among what the call was given, and among its outputs."""
-    is_known = ~is_unmatched_c()
     both_nothing = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.NONE.value for side in _SIDES])
     is_equal = both_nothing | (pl.col("text_target") == pl.col("text_golden")).fill_null(False)
     is_bool = (pl.col("type_target") == "bool").fill_null(False)
     # Equal texts differ by 0 in the established table, and booleans by a text.
-    numbers = {"norm_rel": pl.when(is_equal).then(0.0).when(~is_bool).then(pl.col("norm_rel").abs())}
+    relative = pl.col("norm_rel").abs()
+    numbers = {"norm_rel": pl.when(is_equal).then(0.0).when(~is_bool).then(relative)}
     if "within_1e3" in rows.columns:
         numbers |= {"within": pl.col("within_1e3"), "cosine": pl.col("cosine")}
     rows = rows.with_columns(
-        pl.when(is_known & ~number.is_nan()).then(number).alias(f"c_{name}") for name, number in numbers.items()
+        pl.when(_IS_PAIR & ~number.is_nan()).then(number).alias(f"c_{name}") for name, number in numbers.items()
     )
     extremes: list[pl.Expr] = []
     for name in numbers:
         for group, belongs in (("in", ~_IS_OUTPUT), ("out", _IS_OUTPUT)):
-            own = pl.col(f"c_{name}").filter(belongs)
+            own = pl.col(f"c_{name}").filter(belongs & pl.col(f"c_{name}").is_finite())
             extremes.append((own.max() if name == "norm_rel" else own.min()).alias(f"{group}_{name}"))
     first = pl.col("row").filter(_IS_OUTPUT).first().alias("first_output")
     return rows.join(rows.group_by("entry").agg(*extremes, first), on="entry", how="left", maintain_order="left")
 
 
 def _value_rules(*, is_tensor_mode: bool) -> list[_Rule]:
-    is_known = ~is_unmatched_c()
     is_first = pl.col("row") == pl.col("first_output")
     both_tensors, both_scalars = (
         pl.all_horizontal(*[pl.col(f"kind_{side}") == kind.value for side in _SIDES])
         for kind in (RowKind.TENSOR, RowKind.SCALAR)
     )
-    golden_is_special = _is_special("golden").fill_null(False) & is_known
-    given, made = pl.col("in_norm_rel"), pl.col("out_norm_rel")
+    golden_is_special = _is_special("golden").fill_null(False) & _IS_PAIR
+    # A call that is given nothing to compare counts as one whose inputs are equal.
+    given, made = pl.col("in_norm_rel").fill_null(0.0), pl.col("out_norm_rel")
+    is_related = ~(pl.col("has_inputs") & pl.col("api").is_in(RECEIVING_APIS).fill_null(False))
     grew = pl.when(given == 0).then(made > 0.1).otherwise(made / given > 10)
     rules = [
         (
@@ -132,7 +213,7 @@ def _value_rules(*, is_tensor_mode: bool) -> list[_Rule]:
         rules.append(
             (
                 Verdict.ERROR,
-                is_first & (pl.col("in_within") > 0.9) & (pl.col("out_within") < 0.1),
+                is_related & is_first & (pl.col("in_within").fill_null(1.0) > 0.9) & (pl.col("out_within") < 0.1),
                 "error: The input/parameters of One Thousandth Err Ratio > 0.9 while the output < 0.6.",
             )
         )
@@ -140,7 +221,7 @@ def _value_rules(*, is_tensor_mode: bool) -> list[_Rule]:
         rules.append(
             (
                 Verdict.ERROR,
-                _IS_OUTPUT & (given < 0.1) & (pl.col("c_norm_rel") > 0.5),
+                is_related & _IS_OUTPUT & (given < 0.1) & (pl.col("c_norm_rel") > 0.5),
                 "error: The NormRelativeErr of output is greater than 0.5.",
             )
         )
@@ -148,31 +229,32 @@ def _value_rules(*, is_tensor_mode: bool) -> list[_Rule]:
     rules += [
         (
             Verdict.ERROR,
-            is_known & both_tensors & ~pl.col("requires_grad_target").eq_missing(pl.col("requires_grad_golden")),
+            _IS_PAIR & both_tensors & ~pl.col("requires_grad_target").eq_missing(pl.col("requires_grad_golden")),
             "error: The Required_Grad of NPU and Bench are inconsistent",
         ),
         (
             Verdict.ERROR,
-            is_known & both_scalars & other_text & (pl.col("type_target") != "bool"),
+            _IS_PAIR & both_scalars & ~_IS_OUTPUT & other_text & pl.col("dtype_target").str.starts_with("<class "),
             "error: The scalar parameters of NPU and Bench are inconsistent.",
         ),
         (
             Verdict.ERROR,
-            is_known & (pl.col("dtype_target") != pl.col("dtype_golden")),
+            _IS_PAIR & (pl.col("dtype_target") != pl.col("dtype_golden")),
             "error: The dtype of NPU and Bench are inconsistent.",
         ),
         (
             Verdict.ERROR,
-            is_known & (pl.col("shape_target") != pl.col("shape_golden")),
+            _IS_PAIR & (pl.col("shape_target") != pl.col("shape_golden")),
             "error: The shape of NPU and Bench are inconsistent.",
         ),
     ]
     if is_tensor_mode:
-        drop = pl.col("in_cosine") - pl.col("out_cosine")
+        given = pl.col("in_cosine").fill_null(1.0)
+        drop = given - pl.col("out_cosine")
         text = "warning: The input/parameters of Cosine > 0.9, and input/parameters - output > 0.1"
-        return [*rules, (Verdict.WARNING, is_first & (pl.col("in_cosine") > 0.9) & (drop > 0.1), text)]
+        return [*rules, (Verdict.WARNING, is_related & is_first & (given > 0.9) & (drop > 0.1), text)]
     text = "warning: The norm relative error of output is 10 times that of input."
-    return [*rules, (Verdict.WARNING, is_first & grew, text)]
+    return [*rules, (Verdict.WARNING, is_related & is_first & grew, text)]
 
 
 def _is_special(side: str) -> pl.Expr:
@@ -183,12 +265,13 @@ def _checksum_rules() -> list[_Rule]:
     is_tensor = [pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES]
     # A tensor without a checksum is shown with one of zeros; anything else with that of its text.
     own, other = (
-        pl.when(is_tensor[i]).then(pl.col(f"checksum_{side}").fill_null("0" * 8)).otherwise(pl.col(f"text_{side}"))
+        pl.when(is_tensor[i])
+        .then(pl.col(f"checksum_{side}").fill_null("0" * 8))
+        .otherwise(pl.coalesce(f"checksum_{side}", f"text_{side}"))
         for i, side in enumerate(_SIDES)
     )
-    is_known = ~is_unmatched_c()
-    differ = is_known & (own != other)
-    lacks = (own.is_null() != other.is_null()) | (~is_known & own.is_not_null())
+    differ = _IS_PAIR & (own != other)
+    lacks = (own.is_null() != other.is_null()) | (~_IS_PAIR & own.is_not_null())
     return [
         (Verdict.ERROR, differ, "error: The CRC-32 value of NPU differs from that of the bench."),
         (Verdict.WARNING, lacks, "warning: The parameter of NPU does not match the bench."),

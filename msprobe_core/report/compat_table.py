@@ -7,13 +7,13 @@ of statistics are text with a percent sign there too. A row that only the golden
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 import polars as pl
 
 from msprobe_core.compare import custom
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.compat import crc32_of
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
@@ -117,9 +117,7 @@ def _bool_text(value: pl.Expr) -> pl.Expr:
 
 
 def _consistent_grad() -> Column:
-    same = (pl.col("match") == Match.BOTH.value) & pl.col("requires_grad_target").eq_missing(
-        pl.col("requires_grad_golden")
-    )
+    same = pl.col("requires_grad_target").eq_missing(pl.col("requires_grad_golden"))
     return Column("Requires_grad Consistent", _bool_text(same))
 
 
@@ -136,20 +134,13 @@ def _checksums() -> list[Column]:
 
 def _checksum(side: str) -> pl.Expr:
     """Return the checksum of a tensor, zeros if it has none; of anything else, that of its text."""
-    of_text = pl.col(f"text_{side}").map_batches(_crc32_of_texts, return_dtype=pl.String)
     kind = pl.col(f"kind_{side}")
     return (
         pl.when(kind == RowKind.TENSOR.value)
         .then(pl.col(f"checksum_{side}").fill_null("00000000"))
         .when(kind == RowKind.SCALAR.value)
-        .then(of_text)
+        .then(pl.coalesce(pl.col(f"checksum_{side}"), crc32_of(pl.col(f"text_{side}"))))
     )
-
-
-def _crc32_of_texts(texts: pl.Series) -> pl.Series:
-    distinct = texts.drop_nulls().unique().to_list()
-    checksums = [f"{zlib.crc32(text.encode()):08x}" for text in distinct]
-    return texts.to_frame("text").select(pl.col("text").replace(distinct, checksums)).to_series()
 
 
 def _statistics() -> list[Column]:

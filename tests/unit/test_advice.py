@@ -63,13 +63,23 @@ def test_a_parameter_is_said_to_be_one(advice):
     assert "its parameters do not" in found.text
 
 
-def test_where_no_row_of_the_fault_is_suspicious_the_first_is_named(advice):
+def test_it_names_the_call_that_the_terminal_names_also_where_their_rules_do_not(advice):
     def data(is_target):
         return {
             FIRST: api(tensor(NEAR if is_target else X), output=tensor(X)),
             SECOND: api(tensor(X), output=tensor(TWICE if is_target else X)),
         }
 
+    for suspicious in ([f"{FIRST}.input.0"], []):
+        found = advice(data, suspicious=suspicious)
+        assert (found.line, found.node) == (5, f"{SECOND}.output.0")
+
+
+def test_without_a_fault_it_is_the_first_suspicious_row(advice):
+    def data(is_target):
+        return {FIRST: api(tensor(NEAR if is_target else X), output=tensor(X))}
+
     found = advice(data, suspicious=[f"{FIRST}.input.0"])
     assert found.node == f"{FIRST}.input.0"
     assert "may have been changed in place" in found.text
+    assert advice(data, suspicious=[]).lines()[:2] == ("Line: NA", "Suspect Nodes: NA")

@@ -82,7 +82,7 @@ class TestGenerationC:
         [
             (tensor(X, Max=400.0), tensor(X), []),
             (tensor(X, Mean=-1.5), tensor(X), []),
-            (tensor([1.0, 0.0]), tensor([0.0, 0.0]), [NORM_TEXT, GREW_TEXT]),
+            (tensor([1.0, 0.0]), tensor([0.0, 0.0]), [NORM_TEXT]),
             (tensor([NAN, 1.0]), tensor([1.0, 1.0]), [NAN_TEXT]),
             (tensor([1.0, 1.0]), tensor([NAN, 1.0]), []),
             (tensor([NAN, 1.0]), tensor([NAN, 1.0]), []),
@@ -104,8 +104,9 @@ class TestGenerationC:
 
     @pytest.mark.parametrize(
         ("kind", "target", "golden", "expected"),
-        [("bool", True, False, "pass"), ("int", 3, 4, "error"), ("str", "sum", "mean", "error"),
-         ("str", "npu:0", "cuda:0", "error"), ("str", "sum", "sum", "pass")],
+        [("bool", True, False, "error"), ("int", 3, 4, "error"), ("slice", [0], [1], "pass"),
+         ("torch.Size", [2, 3], [2, 3], "pass"), ("torch.ProcessGroup", [0], [1], "pass"),
+         ("str", "sum", "mean", "error"), ("str", "npu:0", "cuda:0", "error"), ("str", "sum", "sum", "pass")],
     )  # fmt: skip
     def test_arguments(self, judged, kind, target, golden, expected):
         sides = [api(tensor(X), {"type": kind, "value": v}, output=tensor(X)) for v in (target, golden)]
@@ -113,6 +114,35 @@ class TestGenerationC:
         messages = [] if expected == "pass" else [SCALAR_TEXT]
         assert of_row(rows, compat_c(rows), f"{ENTRY}.input.1") == (expected, messages)
         assert of_row(rows, compat_c(rows)) == ("pass", [])
+
+    def test_the_shape_of_an_argument(self, judged):
+        sides = [api(tensor(X), {"type": "torch.Size", "value": v}, output=tensor(X)) for v in ([2, 3], [2, 4])]
+        rows = judged(*sides)
+        assert of_row(rows, compat_c(rows), f"{ENTRY}.input.1") == ("error", [SHAPE_TEXT])
+
+    def test_an_output_that_is_no_tensor(self, judged):
+        sides = [api(tensor(X), output={"type": "int", "value": v}) for v in (3, 4)]
+        rows = judged(*sides)
+        assert of_row(rows, compat_c(rows)) == ("warning", [GREW_TEXT])
+
+    @pytest.mark.parametrize("given", [[], [{"type": "bool", "value": True}], [None]], ids=["nothing", "bool", "None"])
+    def test_a_call_without_tensors_counts_as_given_the_same(self, judged, given):
+        rows = judged(*[{"input_args": given, "output": [scaled(f)]} for f in (9.0, 1.0)])
+        assert of_row(rows, compat_c(rows)) == ("error", [NORM_TEXT, GREW_TEXT])
+
+    def test_a_call_without_arguments_is_never_exempt(self, judged):
+        entry = "Torch.empty.0.forward"
+        rows = judged(*[{entry: {"input_args": [], "output": [scaled(f)]}} for f in (9.0, 1.0)])
+        assert of_row(rows, compat_c(rows), f"{entry}.output.0") == ("error", [NORM_TEXT, GREW_TEXT])
+
+    def test_outputs_of_what_receives_are_not_held_against_its_buffers(self, judged):
+        entry = "Distributed.all_to_all_single.0.forward"
+        rows = judged(*[{entry: api(tensor(X), output=scaled(f))} for f in (9.0, 1.0)])
+        assert of_row(rows, compat_c(rows), f"{entry}.output.0") == ("pass", [])
+
+    def test_inputs_that_were_0_say_nothing_of_the_output(self, judged):
+        rows = judged(*[api(scaled(f), tensor(X), output=scaled(1 + f)) for f in (1.0, 0.0)])
+        assert of_row(rows, compat_c(rows)) == ("error", [NORM_TEXT, GREW_TEXT])
 
     def test_a_wrong_weight_hides_its_consequence(self, judged):
         sides = [api(tensor(X), scaled(f), output=scaled(f)) for f in (3.0, 1.0)]

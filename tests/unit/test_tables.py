@@ -200,6 +200,45 @@ def test_columns_of_mstt_8(report, tmp_path):
     assert table["Data_name"][1] == "['-1', '-1']"
 
 
+def lines_of(paths):
+    with paths[0].open() as file:
+        return list(csv.DictReader(file))
+
+
+ARGUMENTS = {
+    "size": ({"type": "torch.Size", "value": [2, 3]}, ("torch.Size", "[2, 3]", "None", "3f72ac6e")),
+    "slice": ({"type": "slice", "value": [0, 1, None]}, ("slice", "(3,)", "None", "448f424d")),
+    "group": ({"type": "torch.ProcessGroup", "group_ranks": [0, 1], "group_id": "77849d8c"},
+              ("torch.ProcessGroup", "[]", "[0, 1]", "[0, 1]")),
+    "format": ({"type": "torch.memory_format", "format": "torch.channels_last"},
+               ("<class 'NoneType'>", "[]", "None", "00000000")),
+    "dots": ({"type": "ellipsis", "value": "..."}, ("ellipsis", "[]", "...", "1a43b61b")),
+    "scalar": ({"type": "float32", "value": 1.5}, ("<class 'float'>", "[]", "1.5", "875c9bba")),
+}  # fmt: skip
+"""Arguments, and what 26.2.0 shows of each: dtype, shape, statistics, checksum."""
+
+
+@pytest.mark.parametrize("by_checksum", [False, True])
+def test_arguments_in_the_words_of_26(report, by_checksum):
+    given = tensor(X, md5="12345678") if by_checksum else tensor(X)
+    data = {ENTRY: api(given, output=given, **{name: record for name, (record, _) in ARGUMENTS.items()})}
+    found = {row["NPU Name"]: row for row in lines_of(report(data, data, layout=TableLayout.C))}
+    for name, (_, (dtype, shape, text, checksum)) in ARGUMENTS.items():
+        row = found[f"{ENTRY}.input.{name}"]
+        assert (row["NPU Dtype"], row["NPU Tensor Shape"], row["Result"]) == (dtype, shape, "pass")
+        assert row["NPU MD5" if by_checksum else "Bench max"] == (checksum if by_checksum else text)
+
+
+def test_pairs_of_other_dtypes_have_no_golden_side_in_26(report):
+    sides = [api(tensor(X, dtype=f"torch.int{bits}"), output=tensor(X, dtype=dtype))
+             for bits, dtype in ((64, "torch.float16"), (32, "torch.bfloat16"))]  # fmt: skip
+    given, made = lines_of(report({ENTRY: sides[0]}, {ENTRY: sides[1]}, layout=TableLayout.C))
+    golden = [header for header in given if header.startswith(("Bench", "Max", "Norm"))]
+    assert {given[header] for header in golden} == {"N/A"}
+    assert (given["Result"], given["Requires_grad Consistent"]) == ("pass", "False")
+    assert (made["Bench Dtype"], made["NormRelativeErr"], made["Result"]) == ("torch.bfloat16", "0", "error")
+
+
 def test_messages_of_mstt_8_stand_one_below_the_other(report):
     target = {ENTRY: api(output=tensor(THRICE, Max="NaN"))}
     golden = {ENTRY: api(output=tensor(X, requires_grad=False))}
