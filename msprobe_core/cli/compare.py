@@ -14,6 +14,7 @@ from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
+from msprobe_core.compat.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.errors import CompareError
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.untrusted.files import read_plain
@@ -24,7 +25,22 @@ if TYPE_CHECKING:
     from msprobe_core.report import TableOptions
 
 
+def _options_of_other_modes(command: Any) -> Any:
+    """Accept the options of modes that are not here, with or without a value, to say where they went."""
+    for names in COMPARE_OPTIONS:
+        command = click.option(*names, is_flag=False, flag_value="", hidden=True)(command)
+    return command
+
+
 @click.command()
+@click.option(
+    "-m",
+    "--mode",
+    type=click.Choice(COMPARE_MODES),
+    default="auto",
+    help="As 26.x has it; only auto, which finds out what the two are, is here.",
+)
+@_options_of_other_modes
 @click.option(
     "-tp", "--target_path", type=click.Path(path_type=Path), help="Run under test: dump.json, or a directory."
 )
@@ -75,6 +91,7 @@ def compare(**given: Any) -> int:
     Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps, or not all of them, could be
     compared.
     """
+    _refuse_other_modes(given)
     asked = _Asked(**given)
     # polars and numpy are not needed to say --help.
     from msprobe_core.report.run import RunOptions, compare_run
@@ -109,6 +126,14 @@ def compare(**given: Any) -> int:
         f"it is in {files.summary}",
     )
     return exit_status(is_wrong=result.differs, incomplete=result.incomplete, allows_incomplete=asked.allows_incomplete)
+
+
+def _refuse_other_modes(given: dict[str, Any]) -> None:
+    mode = given.pop("mode")
+    values = {names[0]: given.pop(names[-1].lstrip("-")) for names in COMPARE_OPTIONS}
+    refused = [f"--mode {mode}"] * (mode != "auto") + [name for name, value in values.items() if value is not None]
+    if refused:
+        raise click.UsageError(f"{refused[0]}: {OFFLINE_MODELS}")
 
 
 @dataclass(frozen=True, kw_only=True)

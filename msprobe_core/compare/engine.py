@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe_core.compare.pairs import Chosen, find_pairs
+from msprobe_core.compare.pairs import Chosen, find_pairs_of_modes
 from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.result import ComparisonResult, UnitResult
 from msprobe_core.compare.tensors import Progress
@@ -40,7 +40,7 @@ def compare_dumps(
     target, golden = Path(target), Path(golden)
     if options is None:
         options = CompareOptions(stack_path=None if stack_path is None else Path(stack_path))
-    pairing = find_pairs(target, golden, chosen)
+    pairing = find_pairs_of_modes(target, golden, chosen)
     units: list[UnitResult] = []
     failed: list[str] = []
     for pair in pairing.pairs:

@@ -44,7 +44,7 @@ def _completed(dump: Dump, other: Dump) -> Dump:
     if dump.header.task != Task.TENSOR.value or other.header.task in {Task.TENSOR.value, Task.STRUCTURE.value}:
         return dump
     if other.frame.select(_has_statistics().any()).item():
-        return _with(dump, other, _has_statistics(), _COUNTED, _statistics_of, "statistics", dump.header)
+        return _with(dump, other, _has_statistics(), _COUNTED, statistics_of, "statistics", dump.header)
     checksum = _checksum_of(other)
     if checksum is None or dump.frame["checksum"].null_count() < dump.frame.height:
         return dump
@@ -101,7 +101,7 @@ def _cells_of(dump: Dump, compute: Callable[[TensorSource], Cells], file_name: s
 # --- Statistics -------------------------------------------------------------------------------------------------
 
 
-def _statistics_of(source: TensorSource) -> Cells:
+def statistics_of(source: TensorSource) -> Mapping[str, float | int | str | None]:
     """Return what `msprobe_core.model.Stats` says, of sums in float64; nothing for a tensor without numbers."""
     if source.dtype == "text" or 0 in source.shape:
         return {}

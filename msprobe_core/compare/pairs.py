@@ -91,6 +91,12 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts
     if is_dump(target):
         _refuse_choice(chosen, f"{target} is a single dump")
         return Pairing([UnitPair("", None, None, target, golden)], [])
+    for path in (target, golden):
+        if modes := _execution_modes(path):
+            raise CompareError(
+                f"{path}: holds {' and '.join(modes)}, which were recorded of one run each; give one of them on both "
+                f"sides, for example {path / modes[0]}, or compare them all with `msprobe compare`"
+            )
     kernels = find_kernel_units(target), find_kernel_units(golden)
     if any(kernels):
         return _pair_kernels(target, golden, kernels, chosen)
@@ -116,6 +122,48 @@ def _noted(pairing: Pairing, notes: Sequence[str]) -> Pairing:
         return pairing
     first, *others = pairing.pairs
     return replace(pairing, pairs=[replace(first, notes=(*notes, *first.notes)), *others])
+
+
+_MODES = ("graph", "pynative")
+"""Directories that MindSpore's static and dynamic graphs of one run are dumped to, with steps in each."""
+
+
+def _execution_modes(path: Path) -> list[str]:
+    return [name for name in _MODES if (path / name).is_dir()]
+
+
+def find_pairs_of_modes(
+    target: Path, golden: Path, chosen: Chosen | None = None, layouts: LayoutRules | None = None
+) -> Pairing:
+    """Return what `find_pairs` returns, also of directories with dumps of static graphs and of dynamic ones in each.
+
+    Such pairs have one step and rank in common, so what orders or merges ranks must not take them for ranks of one job.
+
+    Raises:
+        CompareError: see `find_pairs`.
+        DumpError: see there.
+    """
+    for path in (target, golden):
+        check_exists(path)
+    modes = [_execution_modes(path) for path in (target, golden)]
+    if not all(modes):
+        return find_pairs(target, golden, chosen, layouts)
+    pairs: list[UnitPair] = []
+    missing: list[str] = []
+    for mode in _MODES:
+        if mode in modes[0] and mode in modes[1]:
+            try:
+                found = find_pairs(target / mode, golden / mode, chosen, layouts)
+            except (CompareError, DumpError) as error:
+                missing.append(f"{mode} could not be compared: {error}")
+                continue
+            pairs += [replace(pair, label=f"{mode}/{pair.label}".rstrip("/")) for pair in found.pairs]
+            missing += [f"{mode}: {each}" for each in found.missing]
+        elif mode in modes[0] or mode in modes[1]:
+            missing.append(f"{mode} is in {target if mode in modes[0] else golden} only")
+    if not pairs:
+        raise CompareError(f"{target} and {golden} have nothing in common: {missing[0]}")
+    return Pairing(pairs, missing, can_have_replicas=False)
 
 
 def _refuse_choice(chosen: Chosen, reason: str) -> None:

@@ -35,7 +35,7 @@ TREND_DATABASE: Final = (
     "`msprobe export DIR --tensorboard` writes them as event files"
 )
 OFFLINE_MODELS: Final = (
-    "dumps of ONNX, OM and ATB models are not part of msprobe; keep mindstudio-probe in a virtual environment of its "
+    "ONNX, OM, ATB and torchair dumps are not part of msprobe; keep mindstudio-probe in a virtual environment of its "
     "own for them"
 )
 EXTRA_DEPENDENCIES: Final = (
@@ -172,6 +172,15 @@ COMMANDS: Final = {
     "run_ut": API_CHECK,
 }
 """Subcommands of mindstudio-probe 26.x and mstt that msprobe does not have. A plugin may offer one of that name."""
+
+COMPARE_MODES: Final = ("auto", "offline_data", "torchair", "offline_model", "atb")
+"""Values of ``compare --mode``; all but the first are of `OFFLINE_MODELS`."""
+
+COMPARE_OPTIONS: Final = (
+    ("-fr",), ("-qfr",), ("-cfr",), ("--input_data",), ("--input_shape",), ("--output_size",), ("--dym_shape_range",),
+    ("-ofs", "--onnx_fusion_switch"),
+)  # fmt: skip
+"""Options of ``compare`` that go with these modes."""
 
 # --- configuration -----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from msprobe_core.compare.suggest import NameKind, as_yaml
 from msprobe_core.errors import printable
 from msprobe_core.model import Phase
 from msprobe_core.report.difference import write_calls
-from msprobe_core.report.layouts import table_of
+from msprobe_core.report.layouts import is_of_kernels, table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
 from msprobe_core.report.summary import write_summary_file
@@ -121,6 +121,8 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
     forms = (TableForm.XLSX, TableForm.CSV) if is_too_long else (wanted,)
     kind = "debug_compare_result" if _holds_saved_values(unit) else "compare_result"
     marks = [*([name] if unit.rank is not None else []), options.stamp]
+    if options.layout is TableLayout.C and is_of_kernels(unit):
+        marks = [str(unit.rank), str(unit.step or 0), options.stamp]  # as 26.x names them
     paths = unused_paths(directory, "_".join([kind, *marks]), [form.value for form in forms])
     for form, path in zip(forms, paths, strict=True):
         with whole_file(path) as file:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from msprobe_core.compare.result import UnitResult
+from msprobe_core.report.compat_kernels import kernel_table
 from msprobe_core.report.compat_table import compat_table
 from msprobe_core.report.own_table import own_table
 from msprobe_core.report.table import Table, TableLayout
+from msprobe_core.store.kernel_files import holds_kernels
 
 
 def table_of(
@@ -28,5 +30,12 @@ def table_of(
         has_stacks = layout is not TableLayout.A
     if layout is TableLayout.OURS:
         return own_table(result, has_stacks=has_stacks)
+    if layout is TableLayout.C and is_of_kernels(result):
+        return kernel_table(result)
     has_highlights = has_highlights and layout is TableLayout.A
     return compat_table(result, layout, has_stacks=has_stacks, has_highlights=has_highlights)
+
+
+def is_of_kernels(result: UnitResult) -> bool:
+    """Whether the dumps are of kernels, for which some layouts have a table of its own."""
+    return result.target.is_dir() and holds_kernels(result.target)

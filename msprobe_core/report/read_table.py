@@ -30,7 +30,8 @@ _MAX_DESCRIBING_BYTES = 1 << 20
 
 _BYTES_PER_CELL = 16
 
-_RANK_TABLE = re.compile(r"compare_result_rank(\d+)_(\d{14})(?:_\d+)?\.(csv|xlsx)", re.ASCII)
+# Releases up to 8.x name both sides: compare_result_rank1-rank1_….
+_RANK_TABLE = re.compile(r"compare_result_rank(\d+)(?:-rank\d+)?_(\d{14})(?:_\d+)?\.(csv|xlsx)", re.ASCII)
 
 
 class Wording(str, Enum):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from msprobe_core import __version__
-from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs
+from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_modes
 from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
@@ -151,7 +151,7 @@ def compare_run(
     options, run = options or CompareOptions(), run or RunOptions()
     if run.executor is not None:
         _executor_called(run.executor)  # a name that is wrong is, however many pairs there are
-    pairing = find_pairs(target, golden, chosen, options.layouts)
+    pairing = find_pairs_of_modes(target, golden, chosen, options.layouts)
     if tables.form is None and len(pairing.pairs) > _MANY_PAIRS:
         tables = replace(tables, form=TableForm.PARQUET)
     tasks = [UnitTask(pair, options, directory, tables) for pair in pairing.pairs]

@@ -14,7 +14,7 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core import __version__
 from msprobe_core.cli import main
-from msprobe_core.compat.table import COMMANDS
+from msprobe_core.compat.table import COMMANDS, COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 ENTRY = "Functional.linear.0.forward"
@@ -59,6 +59,18 @@ def test_commands_of_other_releases_say_what_to_use(run, name, arguments):
         code, out, err = run(*before, name, *arguments)
         assert (code, out) == (2, "")
         assert err == f"msprobe: error: there is no command {name!r}: {COMMANDS[name]}\n"
+
+
+def test_modes_of_other_releases(run, dumps):
+    paths = ("-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
+    assert run("compare", "-m", "auto", *paths)[0] == 0
+    for mode in COMPARE_MODES[1:]:
+        code, _, err = run("compare", "--mode", mode, *paths)
+        assert (code, err.splitlines()[-1]) == (2, f"Error: --mode {mode}: {OFFLINE_MODELS}")
+    for names in COMPARE_OPTIONS:
+        for value in ((), ("x",)):
+            code, _, err = run("compare", *paths, names[-1], *value)
+            assert (code, err.splitlines()[-1]) == (2, f"Error: {names[0]}: {OFFLINE_MODELS}")
 
 
 def test_help_lists_the_commands(run):

@@ -433,6 +433,95 @@ def test_other_tables_can_be_had(tmp_path, capsys, layout, has_tensors):
     assert run(capsys, *given)[0] == 1
     table = pl.read_csv(next((tmp_path / "out" / "step0").glob("compare*.csv")), infer_schema=False)
     first, wrong = ("Default_network-Net_a-Dense_MatMul-op0.0", "Default_network-Net_c_ReLU-op0.0")
-    assert table["NPU Name"][0] == (f"{first}.input.0" if has_tensors else "a.0.input.0")
+    name = str(table["NPU Name"][0])
+    if layout == "c" and has_tensors:
+        assert name.startswith(f"{tmp_path}/t/rank_0/Net/0/0/MatMul.{first.removesuffix('.0')}.")
+    else:
+        assert name == (f"{first}.input.0" if has_tensors else "a.0.input.0")
     (found,) = (tmp_path / "out" / "step0").glob("diff_analyze_*.json")
     assert [call["op_name"] for call in json.loads(found.read_text())["rank_0"]] == [wrong if has_tensors else "a.0"]
+
+
+def table_of_26(tmp_path, capsys):
+    run(capsys, "-tp", tmp_path / "t", "-gp", tmp_path / "g", "-o", tmp_path / "out", "--compat", "c")
+    (path,) = (tmp_path / "out" / "step0").glob("compare_result_0_0_*.csv")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_table_of_statistics_that_26_writes(tmp_path, capsys):
+    """The cells of 26.2.0 for the same two tables, but for the order of rows."""
+    healthy = (1.0, 1.0, 1.5, 3.0)
+    cases = {
+        "same": (healthy, healthy, "Yes", "0.0", "0.0%"),
+        "half": ((1.5, 1, 1.5, 3), healthy, "Yes", "0.5", "50.0%"),
+        "far": ((5.0, 1, 1.5, 3), (2.0, 1, 1.5, 3), "No", "3.0", "150.0%"),
+        "zero": ((2.0, 1, 1.5, 3), (0.0, 1, 1.5, 3), "No", "2.0", "N/A"),
+        "zeros": ((0.0, 0, 0, 0), (0.0, 0, 0, 0), "Yes", "0.0", "N/A"),
+        "minimum": ((1.0, 9, 1.5, 3), healthy, "Yes", "0.0", "0.0%"),
+        "inf": (("inf", 1, 1.5, 3), healthy, "No", "inf", "inf%"),
+        "both inf": (("inf", 1, 1.5, 3), ("inf", 1, 1.5, 3), "No", "", "Nan"),
+        "nan": (("nan", 1, 1.5, 3), healthy, "No", "", "Nan"),
+        "both nan": (("nan", 1, 1.5, 3), ("nan", 1, 1.5, 3), "Yes", "", "Nan"),
+        "single": ((1.2, 1, 1.5, 3), healthy, "Yes", "0.20000004768371582", "20.000004768371582%"),
+    }
+    for side in range(2):
+        lines = [line(name, "output", 0, i, case[side]) for i, (name, case) in enumerate(cases.items())]
+        lines.append(line("dtype", "output", 0, 90, dtype=("float16", "float32")[side]))
+        lines.append(line("shape", "output", 0, 91, shape=("(3,2)", "(2,3)")[side]))
+        lines += [line("lone", "output", 0, 92)] * (side == 0)
+        write_table(unit(tmp_path / "tg"[side]), *lines)
+    rows = {row["NPU Name"].removesuffix(".0.output.0"): row for row in table_of_26(tmp_path, capsys)}
+    assert list(rows["same"]) == [
+        "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape", "NPU max",
+        "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm",
+        "Accuracy Reached or Not", "Err_message", "Max diff", "Min diff", "Mean diff", "L2norm diff", "MaxRelativeErr",
+        "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr", "NPU CSV File", "Bench CSV File",
+    ]  # fmt: skip
+    for name, (_, _, accuracy, difference, ratio) in cases.items():
+        row = rows[name]
+        cells = (row["Accuracy Reached or Not"], row["Err_message"], row["Max diff"], row["MaxRelativeErr"])
+        assert cells == (accuracy, "", difference, ratio), name
+    assert (rows["minimum"]["MinRelativeErr"], rows["same"]["NPU Tensor Shape"]) == ("800.0%", "[2,3]")
+    dtype, shape, lone = rows["dtype"], rows["shape"], rows["lone"]
+    assert dtype["Err_message"] == "Dtype of NPU and bench Tensor do not match. Skipped.\n"
+    assert shape["Err_message"] == "Tensor shapes do not match.\n"
+    assert lone["Err_message"] == shape["Err_message"] + dtype["Err_message"]
+    for row in (dtype, shape, lone):
+        assert (row["Accuracy Reached or Not"], row["Max diff"], row["NormRelativeErr"]) == ("", "", "")
+    assert (lone["Bench Name"], lone["Bench CSV File"]) == ("", "")
+    assert lone["NPU CSV File"] == str(tmp_path / "t/rank_0/Net/0/0/statistic.csv")
+
+
+def test_the_table_of_tensors_that_26_writes(tmp_path, capsys):
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with_nan, zeros, ones = values.copy(), np.zeros(3, np.float32), np.ones(3, np.float32)
+    with_nan[0, 0] = np.nan
+    cases = {
+        "same": (values, values, "Yes", "", "1.0"),
+        "thrice": (values * np.float32(3), values, "No", "", "1.0"),
+        "nan": (with_nan, values, "", "The position of inf or nan in NPU and bench Tensor do not match.\n", ""),
+        "both nan": (with_nan, with_nan, "Yes", "", "1.0"),
+        "shape": (values, values.T.copy(), "", "Shape of NPU and bench Tensor do not match.\n", ""),
+        "number": (np.float32(6), np.float32(2), "", "This is type of scalar data, can not compare.\n", ""),
+        "zeros": (
+            zeros,
+            ones,
+            "Yes",
+            "Cannot compare by Cosine Similarity, All the data is Zero in npu dump data.",
+            "Nan",
+        ),
+        "lone": (values, None, "", "Dump file is not ndarray.\n", ""),
+    }
+    for side in range(2):
+        directory = unit(tmp_path / "tg"[side])
+        for i, (name, case) in enumerate(cases.items()):
+            if case[side] is not None:
+                write_tensor(directory, name.replace(" ", ""), "output", 0, i, case[side])
+    rows = {row["NPU Name"].split("/")[-1].split(".")[1]: row for row in table_of_26(tmp_path, capsys)}
+    for name, (_, _, accuracy, message, cosine) in cases.items():
+        row = rows[name.replace(" ", "")]
+        assert (row["Accuracy Reached or Not"], row["Err_message"], row["Cosine"]) == (accuracy, message, cosine), name
+    same, zero = rows["same"], rows["zeros"]
+    assert (same["NPU max"], same["Bench mean"], same["EucDist"]) == ("5.0", "2.5", "0.0")
+    assert (zero["NPU Tensor Shape"], same["NPU Tensor Shape"]) == ("[3,]", "[2, 3]")

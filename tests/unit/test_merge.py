@@ -47,6 +47,15 @@ def results(tmp_path):
     return results
 
 
+def test_tables_that_name_both_sides(results, tmp_path):
+    directory = results()
+    for path in directory.glob("compare_result_rank*.csv"):  # as releases up to 8.x do
+        rank = path.name.split("_")[2]
+        path.rename(directory / path.name.replace(rank, f"{rank}-{rank}"))
+    merged = merge_results(directory, tmp_path / "out", MergeRequest(("linear.0.forward",)))
+    assert merged.ranks == [0, 1]
+
+
 def sheets_of(merged):
     book = openpyxl.load_workbook(merged.path)
     return {sheet.title: [[cell.value for cell in row] for row in sheet.iter_rows()] for sheet in book.worksheets}

@@ -352,3 +352,40 @@ def test_ranges_on_the_command_line(runs):
     done = run_command("-tp", runs / "target", "-gp", runs / "golden", "-o", runs / "out", "--steps", "3-1")
     assert done.returncode == 2
     assert "--steps has the range '3-1', which runs backwards" in done.stderr
+
+
+def test_static_and_dynamic_graphs_of_one_run(runs):
+    """Beside each other, as MindSpore's mixed programs are dumped; the dynamic ones agree."""
+    for side in ("target", "golden"):
+        (runs / f"both_{side}").mkdir()
+        (runs / side).rename(runs / f"both_{side}" / "graph")
+        for step in range(2):
+            write_dump(runs / f"both_{side}" / "pynative" / f"step{step}" / "rank0", data())
+        (runs / f"both_{side}").rename(runs / side)
+    result, files = compare(runs)
+    labels = [unit.label for unit in result.units]
+    assert labels == [f"graph/step{s}/rank{r}" for s in range(3) for r in range(2)] + [
+        "pynative/step0/rank0", "pynative/step1/rank0",
+    ]  # fmt: skip
+    assert [unit.label for unit in result.units if not unit.agrees] == labels[3:6]
+    assert [path.parent.relative_to(runs / "out").as_posix() for (path,) in files.tables[-2:]] == [
+        "pynative/step0", "pynative/step1",
+    ]  # fmt: skip
+    assert [unit.label for unit in compare(runs, chosen=Chosen(steps=(1,)), out="one")[0].units] == labels[
+        2:4
+    ] + labels[-1:]
+    with pytest.raises(
+        CompareError, match="holds graph and pynative, which were recorded of one run each; give one of"
+    ):
+        find_pairs(runs / "target", runs / "golden")
+
+
+def test_a_static_graph_that_one_side_lacks_is_missing(runs):
+    for side in ("target", "golden"):
+        (runs / side).rename(runs / f"pynative_{side}")
+        (runs / side).mkdir()
+        (runs / f"pynative_{side}").rename(runs / side / "pynative")
+    (runs / "golden" / "graph").mkdir()
+    result, _ = compare(runs)
+    assert result.missing == [f"graph is in {runs / 'golden'} only"]
+    assert len(result.units) == 6
