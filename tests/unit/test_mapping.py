@@ -290,6 +290,52 @@ def test_layers(align):
     ]  # fmt: skip
 
 
+def number(value):
+    return {"type": type(value).__name__, "value": value}
+
+
+MASK = tensor([1.0, 0.0, 1.0])
+ATTENTION = {
+    "by keyword": (
+        call(X, X, X, head_num=number(2), attn_mask=MASK, scalar_value=number(0.5), pre_tokens=number(9),
+             next_tokens=number(0), input_layout=number("BSH")),
+        call(X, X, X, number(2), number("BSH"), pse=None, padding_mask=None, atten_mask=MASK, scale=number(0.5),
+             pre_tockens=number(9), next_tockens=number(0)),
+    ),
+    "by place": (
+        call(X, X, X, number(2), None, None, None, MASK, scalar_value=number(0.5), input_layout=number("BSH")),
+        call(X, X, X, number(2), number("BSH"), None, None, MASK, number(0.5)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ATTENTION)
+def test_arguments_of_attention_with_a_mask(align, style):
+    own, other = "Functional.flash_attention_score.0.forward", "NPU.npu_fusion_attention.0.forward"
+    sides = [dict(TARGET[0]), dict(GOLDEN[0])]
+    for side, entry, record in zip(sides, (own, other), ATTENTION[style], strict=True):
+        side[entry] = record
+    alignment = align(*sides, parents=(TARGET[1], GOLDEN[1]), layer_mapping=LAYERS, frameworks=("mindspore", "pytorch"))
+    pairs = {
+        target.removeprefix(f"{own}."): golden.removeprefix(f"{other}.")
+        for target, golden in row_pairs(alignment).items()
+        if target.startswith(own)
+    }
+    expected = {f"input.{i}": f"input.{i}" for i in range(3)} | {"output.0": "output.0"}
+    if style == "by keyword":
+        expected |= {
+            "input.head_num": "input.3", "input.input_layout": "input.4", "input.attn_mask": "input.atten_mask",
+            "input.scalar_value": "input.scale", "input.pre_tokens": "input.pre_tockens",
+            "input.next_tokens": "input.next_tockens",
+        }  # fmt: skip
+    else:
+        expected |= {"input.3": "input.3", "input.input_layout": "input.4", "input.4": "input.5", "input.6": "input.6",
+                     "input.7": "input.7", "input.scalar_value": "input.8"}  # fmt: skip
+    assert pairs == expected
+    rows = alignment.rows.filter(entry=own)
+    assert rows.filter(match="only target").height == (0 if style == "by keyword" else 1)  # drop_mask
+
+
 def test_the_longest_child_path_counts(align):
     target = nested("Module.a.b.B.forward.0 < Module.Net.forward.0\nModule.a.A.forward.0 < Module.Net.forward.0")
     golden = nested("Module.q.B.forward.0 < Module.Net.forward.0\nModule.p.A.forward.0 < Module.Net.forward.0")
