@@ -211,6 +211,10 @@ TASK_FIELDS: Final = {
     "file_format": "it is ignored: PyTorch tensors are stored as .pt, MindSpore tensors as .npy",
     "backward_input": "it is ignored: gradients are recorded in the running step",
     "check_mode": "it is ignored: NaN and Inf are looked for in the tensors themselves, on any device",
+    **dict.fromkeys(
+        ("online_run_ut", "online_run_ut_recompute", "nfs_path", "host", "port", "tls_path"),
+        f"it is ignored: {ONLINE_CHECK}",
+    ),
 }
 """Fields of older releases in the block of a task."""
 

@@ -10,7 +10,7 @@ import pytest
 import msprobe_core
 from msprobe_core.capture import PrecisionDebugger
 from msprobe_core.compat.imports import advice_for, former_attribute, offer_former_names
-from msprobe_core.compat.table import ABSENT, MOVED
+from msprobe_core.compat.table import ABSENT, COMMANDS, MOVED, TASKS
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
 
@@ -80,3 +80,12 @@ def test_members_of_older_debuggers():
     with pytest.raises(AttributeError, match=r"PrecisionDebugger has no monitor\(\): .* recordings at level L0 hold"):
         PrecisionDebugger.monitor(None)
     assert PrecisionDebugger.forward_backward_dump_end.__func__ is PrecisionDebugger.stop.__func__
+
+
+def test_the_page_has_the_tables():
+    page = (REPOSITORY / "docs" / "migration.md").read_text().splitlines()
+    places = {name: f"`{place.replace(':', '.')}`" for name, place in MOVED.items()}
+    expected = [f"| `{name}` | {text} |" for table in (places, ABSENT, COMMANDS, TASKS) for name, text in table.items()]
+    # Line by line, so that what is missing can be copied from the message.
+    assert [line for line in expected if line not in page] == []
+    assert len([line for line in page if line.startswith("| `")]) == len(expected) + 6
