@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import polars as pl
 
 from msprobe_core.compare.align import Match
@@ -122,6 +123,29 @@ def _crc32_of_texts(texts: pl.Series) -> pl.Series:
     distinct = texts.drop_nulls().unique().to_list()
     checksums = [f"{zlib.crc32(text.encode()):08x}" for text in distinct]
     return texts.to_frame("text").select(pl.col("text").replace(distinct, checksums)).to_series()
+
+
+def with_metrics_of_tables(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with metrics of tensors as both generations have them: rounded, and tiny norms counted as 0."""
+    if "cosine" not in rows.columns:
+        return rows
+    cosine = pl.col("cosine")
+    are_zero = [pl.col(f"norm_{side}").abs() <= _EPSILON for side in _SIDES]
+    as_zero = pl.when(pl.all_horizontal(are_zero)).then(1.0).when(pl.any_horizontal(are_zero)).then(float("nan"))
+    similarity = pl.when(cosine.is_null()).then(None).otherwise(as_zero.otherwise(cosine))
+    return rows.with_columns(
+        pl.when(cosine > 0.9999).then(similarity.round(6)).otherwise(similarity.round(12)).alias("cosine"),
+        *[_rounded(name) for name in ("largest_abs", "largest_rel", "within_1e3", "within_5e3")],
+    )
+
+
+_EPSILON = float(np.finfo(np.float64).eps)
+
+
+def _rounded(name: str) -> pl.Expr:
+    """Return a metric to 12 decimals, which are more than float64 has from 10,000 on."""
+    number = pl.col(name)
+    return pl.when(number.abs() < 1e4).then(number.round(12)).otherwise(number).alias(name)
 
 
 def compat_c(rows: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:

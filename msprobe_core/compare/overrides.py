@@ -45,7 +45,8 @@ def with_overrides(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     ).with_columns(
         **{
             f"fails_{term}": ~(
-                pl.col(f"known_{term}") >= pl.col(f"own_{term}")
+                # NaN, where one side is all zero, would count as the largest number.
+                (pl.col(f"known_{term}") >= pl.col(f"own_{term}")) & pl.col(f"known_{term}").is_not_nan()
                 if term == "cos"
                 else pl.col(f"known_{term}") <= pl.col(f"own_{term}")
             )

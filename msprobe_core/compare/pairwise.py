@@ -295,13 +295,12 @@ class WideSum:
 def cosine(sums: PairSums) -> float:
     """Return the cosine similarity, -1 to 1; of two sides of zeros 1, and NaN where one side is.
 
-    A norm up to float64's epsilon counts as 0.
+    However small the elements are: of gradients of 1e-20, too, the sign matters.
     """
     products, first, second = sums.products, sums.target_squares, sums.golden_squares
-    epsilon = float(np.finfo(np.float64).eps)
-    are_zero = [squares.root() <= epsilon for squares in (first, second)]
-    if any(are_zero):
-        return 1.0 if all(are_zero) else math.nan
+    are_zero = [squares.value == 0 for squares in (first, second)]
+    if any(are_zero) or sums.num_different == 0:  # the roots below have roundings of their own
+        return 1.0 if all(are_zero) or not any(are_zero) else math.nan
     exponent = products.exponent - (first.exponent + second.exponent) // 2
     ratio = products.value / math.sqrt(first.value) / math.sqrt(second.value)
     return min(1.0, max(-1.0, _ldexp(ratio, exponent)))

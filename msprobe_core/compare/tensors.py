@@ -198,8 +198,8 @@ def _metrics_of(sums: PairSums, shape: tuple[int, ...]) -> TensorMetrics:
     euclidean, golden_norm = sums.difference_squares.root(), sums.golden_squares.root()
     single = replace(
         counts,
-        largest_abs=round(sums.largest_abs, 12),
-        largest_rel=round(sums.largest_rel, 12),
+        largest_abs=sums.largest_abs,
+        largest_rel=sums.largest_rel,
         ulp_max=sums.largest_ulp if sums.has_distances else None,
         ulp_p99=sums.ulp_percentile(99) if sums.has_distances else None,
         bias=_ratio(sums.difference_sum, math.sqrt(sums.num_elements) * golden_norm),
@@ -209,14 +209,12 @@ def _metrics_of(sums: PairSums, shape: tuple[int, ...]) -> TensorMetrics:
     )
     if sums.num_elements == 1:
         return single
-    similarity = cosine(sums)
     return replace(
         single,
-        # As tables have it: to 6 decimals close to 1, to 12 elsewhere.
-        cosine=round(similarity, 6 if similarity > 0.9999 else 12),
+        cosine=cosine(sums),
         euclidean=euclidean,
-        within_1e3=round(sums.num_within_1e3 / sums.num_elements, 12),
-        within_5e3=round(sums.num_within_5e3 / sums.num_elements, 12),
+        within_1e3=sums.num_within_1e3 / sums.num_elements,
+        within_5e3=sums.num_within_5e3 / sums.num_elements,
     )
 
 

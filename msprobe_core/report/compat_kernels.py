@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.compat import with_metrics_of_tables
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.mixed import statistics_of
 from msprobe_core.compare.result import Mode, UnitResult
@@ -157,7 +158,7 @@ def _with_statistics(result: UnitResult) -> pl.DataFrame:
             pl.Series(f"{name}_{side}", [None if each is None else each[i] for each in found], dtype=pl.Float64)
             for i, name in enumerate(STATISTICS)
         )
-    return rows
+    return with_metrics_of_tables(rows)
 
 
 def _statistics_in(directory: Path, file_name: str | None) -> Sequence[float | None] | None:

@@ -25,8 +25,9 @@ def add_verdicts(result: UnitResult, layout: TableLayout, *, has_highlights: boo
     """
     judge = compat.compat_a if layout is TableLayout.A else compat.compat_c
     by_checksum = result.mode is Mode.CHECKSUM
-    judged = judge(result.rows, by_checksum=by_checksum)
-    seen = compat.rows_of_c(result.rows) if layout is TableLayout.C else result.rows
+    own = compat.with_metrics_of_tables(result.rows)
+    judged = judge(own, by_checksum=by_checksum)
+    seen = compat.rows_of_c(own) if layout is TableLayout.C else own
     rows = seen.with_columns(
         judged[compat.RESULT].alias(COMPAT_RESULT),
         judged[compat.MESSAGES].alias(COMPAT_MESSAGES),

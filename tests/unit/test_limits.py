@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 
-from msprobe_core.compare import metrics
+from msprobe_core.compare import CompareOptions, compare_dumps, metrics
 from msprobe_core.compare.align import align
 from msprobe_core.compare.fault import judge_nodes
 from msprobe_core.compare.limits import conventional, load_limits, parse_limit
@@ -171,6 +171,21 @@ def test_arguments_have_limits_too(judged):
 def test_terms_that_tensors_know(judged, limit, expected):
     known = {"cosine": 0.95, "largest_abs": 0.3, "ulp_max": 8.0}
     assert verdict(judged(tensor(scaled(1.05)), tensor(X), ("linear", limit), extra=known))[0] == expected
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-20, 1e-36])
+@pytest.mark.parametrize("factor", [-1.0, 0.0], ids=["sign", "zero"])
+def test_a_cosine_is_held_to_its_limit_however_small_the_tensors_are(tmp_path, unit, factor):
+    for side, scale in (("target", unit * factor), ("golden", unit)):
+        values = (np.array(X) * scale).astype(np.float32)
+        record = tensor(values, data_name=f"{ROW}.npy")
+        path = write_dump(tmp_path / side, {ENTRY: api(output=record)}, task="tensor")
+        (path.parent / "dump_tensor_data").mkdir()
+        np.save(path.parent / "dump_tensor_data" / f"{ROW}.npy", values)
+    limits = conventional().with_overrides([parse_limit("linear", "cos>=0.999")])
+    paths = [tmp_path / side / "dump.json" for side in ("target", "golden")]
+    (unit_result,) = compare_dumps(*paths, options=CompareOptions(limits=limits)).units
+    assert verdict(unit_result.rows)[0] == "error"
 
 
 @pytest.mark.parametrize(

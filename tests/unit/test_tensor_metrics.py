@@ -1,11 +1,13 @@
 """The six metrics of stored tensors, against the published table and against NumPy in float64."""
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from msprobe_core.compare.compat import with_metrics_of_tables
 from msprobe_core.compare.tensors import compare_tensors
 
 NAN, INF = float("nan"), float("inf")
@@ -66,12 +68,44 @@ TABLE = {
 }  # fmt: skip
 
 
+SIX = ("cosine", "euclidean", "largest_abs", "largest_rel", "within_1e3", "within_5e3")
+
+
+def metrics_in_tables(target, golden):
+    """Return the six as tables of other tools have them."""
+    metrics = compare_tensors(target, golden)
+    norms = {
+        f"norm_{side}": float(np.linalg.norm(values.astype(np.float64)))
+        for side, values in (("target", target), ("golden", golden))
+    }
+    row = pl.DataFrame([{name: getattr(metrics, name) for name in SIX} | norms])
+    return with_metrics_of_tables(row).row(0)[: len(SIX)]
+
+
 @pytest.mark.parametrize("case", TABLE)
 def test_published_table(case):
     target, golden, expected = TABLE[case]
-    m = compare_tensors(target, golden)
-    found = (m.cosine, m.euclidean, m.largest_abs, m.largest_rel, m.within_1e3, m.within_5e3)
-    assert found == pytest.approx(expected, rel=1e-12, nan_ok=True)
+    assert metrics_in_tables(target, golden) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("unit", [1e-7, 1e-14, 1e-20, 1e-37, 1e-300])
+def test_tiny_tensors_have_metrics_as_others(unit, dtype):
+    golden = (np.random.default_rng(0).standard_normal(100) * unit).astype(dtype)
+    if not golden.any():
+        pytest.skip("float32 has no such numbers")
+    flipped = compare_tensors(-golden, golden)
+    assert (flipped.cosine, flipped.error, flipped.scale) == (pytest.approx(-1), pytest.approx(2), pytest.approx(-2))
+    assert flipped.largest_abs == 2.0 * float(np.abs(golden).max())
+    assert compare_tensors(golden, golden).cosine == 1.0
+    assert np.isnan(compare_tensors(np.zeros_like(golden), golden).cosine)
+
+
+def test_near_equal_tensors_are_not_rounded_to_equal():
+    golden = np.ones(4)
+    metrics = compare_tensors(golden + np.array([1e-13, 0, 0, 1e-3]), golden)
+    assert 1 - metrics.cosine == pytest.approx(9.37e-8, rel=1e-2)
+    assert compare_tensors(golden + 1e-13, golden).largest_abs == pytest.approx(1e-13, rel=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +158,13 @@ def test_metrics_agree_with_numpy(golden, shift):
     assert metrics.euclidean == pytest.approx(np.linalg.norm(target - golden), rel=1e-9)
     assert metrics.largest_abs == pytest.approx(np.abs(target - golden).max(), abs=1e-11)
     norms = np.linalg.norm(target), np.linalg.norm(golden)
-    # Below float64's epsilon a norm counts as zero, and the cosine is no number; there is a test of its own for that.
-    assume(min(norms) > np.finfo(np.float64).eps)
+    assume(min(norms) > 0)
     assert metrics.cosine == pytest.approx(float(target @ golden / (norms[0] * norms[1])), abs=1e-6)
 
 
 @pytest.mark.parametrize(("target", "expected"), [([0.0, 1e-17], 1.0), ([1.0, 0.0], np.nan)])
-def test_a_norm_below_the_epsilon_counts_as_zero(target, expected):
-    assert compare_tensors(np.array(target), np.array([1e-17, 0.0])).cosine == pytest.approx(expected, nan_ok=True)
+def test_in_tables_of_other_tools_a_norm_below_the_epsilon_counts_as_zero(target, expected):
+    assert metrics_in_tables(np.array(target), np.array([1e-17, 0.0]))[0] == pytest.approx(expected, nan_ok=True)
 
 
 @given(values, st.floats(1e-3, 1e3))
