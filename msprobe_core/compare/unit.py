@@ -107,7 +107,14 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]
     scorer = _scorer(options.noise, pair.golden, told := [])
-    rows = judge(rows, by_checksum=mode is Mode.CHECKSUM, limits=options.limits, is_foreign=is_foreign, scorer=scorer)
+    rows = judge(
+        rows,
+        by_checksum=mode is Mode.CHECKSUM,
+        limits=options.limits,
+        is_foreign=is_foreign,
+        scorer=scorer,
+        parents=target.parents,
+    )
     if is_foreign:
         rows, excused = excuse_inner_calls(rows, target, golden)
         notes = [*notes, *excused]

@@ -5,9 +5,9 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
 * A row that one side lacks is unmatched; it never passes.
 * NaN or Inf that are not the same on both sides are an error, and so are different shapes, a tensor against
   nothing, and different scalar arguments.
-* Otherwise the row's ``error`` is held against the limit of the coarsest precision that either side has computed in
-  up to this row: what comes after a bfloat16 operation is no better than bfloat16. A different dtype alone is
-  therefore no error. Integers and booleans must be equal.
+* Otherwise the row's ``error`` is held against the limit of the coarsest precision that the value has come through on
+  either side, see `msprobe_core.compare.inherited`: what a bfloat16 operation has made is no better than bfloat16,
+  whatever is computed from it. A different dtype alone is therefore no error. Integers and booleans must be equal.
 * Where both sides have sketches, what the relative error is at least by these takes part.
 * Where checksums are compared, different ones are an error whatever the statistics say.
 * Exempt are: memory that nobody has set; the gradient of a bias that vanishes, on both sides, beside the gradient it is
@@ -35,7 +35,8 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare import kinks, metrics, overrides
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, conventional, kind_of, precision_of
+from msprobe_core.compare.inherited import inherited_precision
+from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
 from msprobe_core.compare.noise import model as noise_model
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
 from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
@@ -45,7 +46,7 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     Scorer = Callable[[pl.DataFrame], pl.DataFrame]
     """Adds the columns of `msprobe_core.compare.noise.model.SCORES` and its helpers to judged rows."""
@@ -92,6 +93,7 @@ def judge(
     limits: LimitTable | None = None,
     is_foreign: bool = False,
     scorer: Scorer | None = None,
+    parents: Mapping[str, str | None] | None = None,
 ) -> pl.DataFrame:
     """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
 
@@ -107,9 +109,10 @@ def judge(
         scorer: What scores rows by the noise of healthy runs. With it there are the columns ``noise_floor``, ``score``,
             ``score_limit`` and ``score_measure``, and of a row that has a score, and no limit by name, that decides;
             its ``limit`` is null.
+        parents: The enclosing call of each of the target's calls.
     """
     table = conventional() if limits is None else limits
-    prepared = kinks.with_kinks(_with_precision(_with_absent_columns(compared), table), table)
+    prepared = kinks.with_kinks(_with_precision(_with_absent_columns(compared), table, parents or {}), table)
     prepared = _with_source(prepared)
     prepared = overrides.with_overrides(_with_judged_error(prepared, table), table)
     prepared = _with_scores(prepared, scorer).with_row_index("row")
@@ -154,7 +157,7 @@ def _with_absent_columns(compared: pl.DataFrame) -> pl.DataFrame:
     return compared
 
 
-def _with_precision(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+def _with_precision(compared: pl.DataFrame, table: LimitTable, parents: Mapping[str, str | None]) -> pl.DataFrame:
     sides = ("target", "golden")
     # Texts are looked at once each; a dump has few dtypes.
     dtypes = [dtype for dtype in pl.concat([compared[f"dtype_{s}"] for s in sides]).unique().to_list() if dtype]
@@ -162,20 +165,27 @@ def _with_precision(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     kinds = {dtype: kind_of(dtype) for dtype in dtypes}
     own = [pl.col(f"dtype_{side}").replace_strict(precisions, default=None, return_dtype=pl.Int8) for side in sides]
     is_tensor = (pl.col("kind_target") == RowKind.TENSOR.value).fill_null(False)
-    # cum_max passes over nulls, so integers in between do not reset it.
-    so_far = pl.col("precision").cum_max().forward_fill()
+    own_precisions = compared.with_columns(
+        precision=pl.when(is_tensor).then(_at_least_of_mask(pl.max_horizontal(own))),
+        precision_target=own[0],
+        precision_golden=own[1],
+        kind_of_target=pl.col("dtype_target").replace_strict(kinds, default=None, return_dtype=pl.String),
+        kind_of_golden=pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
+    )
     return (
-        compared.with_columns(
-            precision=pl.when(is_tensor).then(pl.max_horizontal(own)),
-            precision_target=own[0],
-            precision_golden=own[1],
-            kind_of_target=pl.col("dtype_target").replace_strict(kinds, default=None, return_dtype=pl.String),
-            kind_of_golden=pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
-        )
-        .with_columns(precision=pl.when(pl.col("precision").is_not_null()).then(so_far))
+        own_precisions.with_columns(inherited_precision(own_precisions, parents))
         .with_columns(precision_limit=table.limit_of(pl.col("precision")))
         .with_columns(limit=pl.col("precision_limit"))
     )
+
+
+def _at_least_of_mask(own: pl.Expr) -> pl.Expr:
+    """Return a precision, or that of a coarser format whose lowest number the tensor holds, as masks do."""
+    for number, precision in ((LOWEST_FINITE[0], Precision.FLOAT16), (LOWEST_FINITE[1], Precision.BFLOAT16)):
+        holds = pl.any_horizontal(pl.col(f"min_{side}") == number for side in ("target", "golden"))
+        level = pl.max_horizontal(own, pl.lit(int(precision), dtype=pl.Int8))
+        own = pl.when(own.is_not_null() & holds).then(level).otherwise(own)
+    return own
 
 
 def _with_source(compared: pl.DataFrame) -> pl.DataFrame:

@@ -259,14 +259,15 @@ def test_what_follows_bfloat16_is_judged_as_bfloat16(compare):
     def dump(factor):
         half = tensor(X, dtype="torch.bfloat16")
         return {"data": {
-            "Tensor.a.0.forward": api(tensor(X), output=tensor(scaled(factor))),
+            "Tensor.a.0.forward": api(tensor([5.0, 7.0]), output=tensor(scaled(factor))),
             "Tensor.b.0.forward": api(output=half),
-            "Tensor.c.0.forward": api(tensor(X), output=tensor(scaled(factor))),
+            "Tensor.c.0.forward": api(tensor(X), output=tensor(scaled(factor, [[8.0]]))),
+            "Tensor.d.0.forward": api(tensor([5.0, 7.0]), output=tensor(scaled(factor, [[9.0]]))),
         }}  # fmt: skip
 
     result = compare(dump(1.01), dump(1.0))
-    assert verdict(result, "Tensor.a.0.forward.output.0")[0] == "error"
-    assert verdict(result, "Tensor.c.0.forward.output.0")[0] == "pass"
+    for call, expected in (("a", "error"), ("c", "pass"), ("d", "error")):
+        assert verdict(result, f"Tensor.{call}.0.forward.output.0")[0] == expected
 
 
 def test_gradients_that_are_zero_but_for_rounding_are_not_compared(compare):
