@@ -207,6 +207,10 @@ def tensor_file_stem(entry: str, category: str, path: str) -> str:
     return ".".join(part for part in (entry, category, path) if part)
 
 
+SAVED_GRADIENT = "_grad"
+"""What the gradient of a saved value is called behind the name of the value."""
+
+
 def saved_entry(name: str, index: int) -> str:
     """Return the entry name of the value number ``index``, from 0, that the program has saved under ``name``."""
     return f"{name}.{index}.{Phase.DEBUG.value}"
@@ -215,6 +219,11 @@ def saved_entry(name: str, index: int) -> str:
 def is_saved(entry: str) -> bool:
     """Whether an entry is a value that the program has saved itself."""
     return entry.endswith(f".{Phase.DEBUG.value}")
+
+
+def is_saved_gradient(entry: str) -> bool:
+    """Whether an entry is that of a saved value's gradient: ``{name}_grad.{n}.debug``."""
+    return is_saved(entry) and entry.rsplit(".", 2)[0].endswith(SAVED_GRADIENT)
 
 
 def path_within(path: str) -> str:

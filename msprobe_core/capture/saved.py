@@ -69,7 +69,7 @@ class SavedRecorder(Recorder):
                 return
             self._finish(entry, value)
             if save_backward:
-                self._watch(variable, f"{name}_grad")
+                self._watch(variable, f"{name}{names.SAVED_GRADIENT}")
         if self.on_backlog is not None:
             self.on_backlog()
 

@@ -274,17 +274,21 @@ def _describe(
         num_communications=nodes.filter(
             (pl.col("position") < node["position"]) & pl.col("entry").str.contains(_COMMUNICATION)
         ).height,
-        place=_place_of(node, nodes) if only_on == "golden" else None,
+        place=entry_beside(nodes.filter(pl.col("match") != Match.GOLDEN.value), node["position"])
+        if only_on == "golden"
+        else None,
     )
 
 
-def _place_of(node: dict[str, Any], nodes: pl.DataFrame) -> str | None:
-    """Return the target's entry beside which a call stands that only the golden dump has."""
-    beside = nodes.filter(pl.col("match") != Match.GOLDEN.value).select(
-        "entry", distance=pl.col("position").cast(pl.Int64) - node["position"]
-    )
-    before = beside.filter(pl.col("distance") < 0)["entry"]
-    return before[-1] if len(before) else next(iter(beside["entry"]), None)
+def entry_beside(nodes: pl.DataFrame, position: int) -> str | None:
+    """Return the entry of the target beside which a call stands that only the golden dump has; ``None`` of nothing.
+
+    Args:
+        nodes: Those that the target has, with ``entry`` and ``position``.
+        position: Of the call.
+    """
+    before = nodes.filter(pl.col("position") < position)["entry"]
+    return before[-1] if len(before) else next(iter(nodes["entry"]), None)
 
 
 def _disagrees(node: dict[str, Any], part: str) -> bool:

@@ -16,6 +16,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.fault import entry_beside
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
@@ -302,7 +303,7 @@ def _examine(task: UnitTask) -> UnitFindings:
     return UnitFindings(
         pair=pair,
         mode=unit.mode,
-        suspects=[_suspect(source, rows, nesting, unit, is_first=task.is_first) for source in sources],
+        suspects=[_suspect(source, rows, nodes, nesting, unit, is_first=task.is_first) for source in sources],
         num_nodes=nodes.height,
         num_flagged=nodes.filter(is_flagged()).height,
         facts=facts_of(rows, nodes),
@@ -315,7 +316,9 @@ def _examine(task: UnitTask) -> UnitFindings:
     )
 
 
-def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitResult, *, is_first: bool) -> Suspect:
+def _suspect(
+    source: Source, rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting, unit: UnitResult, *, is_first: bool
+) -> Suspect:
     node = source.node
     is_golden = node["only_on"] == "golden"
     entry: str = node["entry_golden"] if is_golden and node["entry_golden"] else node["entry"]
@@ -358,6 +361,9 @@ def _suspect(source: Source, rows: pl.DataFrame, nesting: Nesting, unit: UnitRes
         seen_at=None if source.seen_at is None else seen_at["entry"],
         golden_entry=None if node["only_on"] else node["entry_golden"],
         about=parameter_of(own, rows) if kind is FaultKind.OPTIMIZER else None,
+        beside=entry_beside(nodes.filter(pl.col("only_on").ne_missing("golden")), node["position"])
+        if is_golden
+        else None,
     )
 
 

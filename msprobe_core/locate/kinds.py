@@ -59,13 +59,20 @@ def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_s
 
 
 def _of_outside(node: Node, own: pl.DataFrame, *, is_first_step: bool) -> FaultKind:
-    if node["phase"] != Phase.FORWARD.value:
+    if _is_gradient(node):
         return FaultKind.GRADIENT
     if node["parameter_excess"] > 1:
         return FaultKind.PARAMETER if is_first_step else FaultKind.OPTIMIZER
     integers = own.filter((pl.col("role") == Role.INPUT.value) & (pl.col("kind_of_target") == "int"))
     is_input = integers["excess"].max() if integers.height else 0.0
     return FaultKind.INPUT_DATA if isinstance(is_input, float) and is_input > 1 else FaultKind.OUTSIDE
+
+
+def _is_gradient(node: Node) -> bool:
+    """Whether a node is of gradients; of what the program saves itself the name says so."""
+    if node["phase"] == Phase.DEBUG.value:
+        return names.is_saved_gradient(node["entry"])
+    return node["phase"] != Phase.FORWARD.value
 
 
 def _of_lone_call(lone: Node, api: str) -> FaultKind:
@@ -105,7 +112,7 @@ def _of_values(node: Node, own: pl.DataFrame, api: str) -> FaultKind:
         return FaultKind.NON_FINITE
     if DECIDES.match(api) and made.filter(pl.col("kind_of_target") == "int").height:
         return FaultKind.DECISION
-    if node["phase"] != Phase.FORWARD.value:
+    if _is_gradient(node):
         return FaultKind.GRADIENT
     for target, golden in made.select("dtype_target", "dtype_golden").rows():
         if precision_of(target) != precision_of(golden):
@@ -162,6 +169,8 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> str:
     if kind is FaultKind.PARAMETER or (kind is FaultKind.OPTIMIZER and node["parameter_excess"] > 1):
         return _reason_of_parameter(kind, own)
     made = _made(node)
+    if node["phase"] == Phase.DEBUG.value:
+        return f"This value, which the program saves itself, {made}."
     if node["phase"] != Phase.FORWARD.value:
         given = "are bitwise equal" if node["inputs_equal"] else f"are within rounding ({_times(node['input_score'])})"
         is_of_parameters = node["phase"] == Phase.PARAMETERS_GRAD.value
@@ -184,6 +193,8 @@ def _made(node: Node) -> str:
         return "is on one side only"
     if node["output_excess"] == INFINITE:
         return "differs in what no rounding changes"
+    if node["output_score"] == 0:
+        return "is within what rounding explains, and not so behind it"
     if node["output_excess"] <= 1:
         return f"is {_times(node['output_score'])} what rounding explains, and stronger behind"
     return f"is {_times(node['output_score'])} what rounding explains"

@@ -54,10 +54,12 @@ def ordered(
             (rank, suspect)
             for rank, suspect in found
             if rank is None
-            or not (suspect.kind is FaultKind.COMMUNICATION and wrong.intersection(causal.senders(rank, suspect.entry)))
+            or not (
+                suspect.kind is FaultKind.COMMUNICATION and wrong.intersection(causal.senders(rank, _place(suspect)))
+            )
         ]
         places = {
-            (rank, suspect.entry): causal.depth(rank, suspect.entry) for rank, suspect in found if rank is not None
+            (rank, suspect.entry): causal.depth(rank, _place(suspect)) for rank, suspect in found if rank is not None
         }
 
     def key(item: tuple[int | None, Suspect]) -> tuple[bool, int, int, int]:
@@ -66,6 +68,11 @@ def ordered(
         return suspect.excess < MARGINAL_EXCESS, depth, suspect.position, rank or 0
 
     return _together(suspect for _, suspect in sorted(found, key=key))
+
+
+def _place(suspect: Suspect) -> str:
+    """Return the entry of the target that stands where a suspect is: the order is that of its dumps."""
+    return suspect.beside or suspect.entry
 
 
 def _together(suspects: Iterable[Suspect]) -> list[Suspect]:

@@ -143,6 +143,7 @@ class Suspect:
         golden_entry: What the golden run's dump calls it, where both have it.
         confirmation: Who is wrong, by making the call again; ``None`` if that was not asked.
         about: What the call is about, where its name does not tell: the parameter that an optimizer updates.
+        beside: Of a call that only the golden dump has, the entry of the target that would be before it.
     """
 
     step: int | None
@@ -168,6 +169,7 @@ class Suspect:
     about: str | None = None
     golden_entry: str | None = None
     confirmation: Confirmation | None = None
+    beside: str | None = None
 
     @property
     def strength(self) -> Strength:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import polars as pl
 import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
 
 from msprobe_core.cli.locate import locate as command
 from msprobe_core.locate import FaultKind, LocateVerdict, locate
+from msprobe_core.locate.kinds import reason_of
 from msprobe_core.locate.result import CheckState, Strength
+from msprobe_core.locate.sources import Source
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((4, 8))
@@ -189,6 +192,46 @@ def test_ranks_that_show_the_same_are_one_suspect(tmp_path):
     result = locate(tmp_path / "target", tmp_path / "golden")
     assert len(result.suspects) == 1
     assert list(result.suspects[0].ranks) == [1, 2]
+
+
+@pytest.mark.parametrize("dead", [False, True], ids=["detached layer", "dead rank"])
+def test_a_gradient_that_one_rank_lacks_is_named(tmp_path, dead):
+    """The order over ranks is that of the target, which has no such entry."""
+    for rank in range(2):
+        Run().forward().backward().write(tmp_path / "golden" / "step0" / f"rank{rank}")
+        run = Run(**({"detached2": 1} if rank else {})).forward()
+        (run if rank and dead else run.backward()).write(tmp_path / "target" / "step0" / f"rank{rank}")
+    result = locate(tmp_path / "target", tmp_path / "golden")
+    assert result.verdict is LocateVerdict.FAULT
+    first = result.suspects[0]
+    assert (first.kind, first.only_on, list(first.ranks)) == (FaultKind.GRADIENT, "golden", [1])
+    assert first.entry == ("Functional.linear.3.backward" if dead else "Module.layers.2.Layer.parameters_grad.0")
+
+
+def test_values_that_the_program_saves_are_no_gradients(tmp_path):
+    for side, factor in (("target", 3.0), ("golden", 1.0)):
+        (tmp_path / side).mkdir()
+        data = {"loss.0.debug": tensor(X * factor), "loss_grad.0.debug": tensor(X * factor + 1)}
+        header = {"task": "statistics", "level": "debug", "framework": "pytorch", "dump_data_dir": None}
+        (tmp_path / side / "debug.json").write_text(json.dumps(header | {"data": data}))
+    first, second = locate(tmp_path / "target", tmp_path / "golden").suspects
+    assert (first.entry, first.kind) == ("loss.0.debug", FaultKind.SCALE)
+    assert first.reason.startswith("This value, which the program saves itself, is ")
+    assert (second.entry, second.kind) == ("loss_grad.0.debug", FaultKind.GRADIENT)
+    assert "gradient that it passes on" not in second.reason
+
+
+def test_nothing_is_0_times_what_rounding_explains():
+    """Integers that rounding may have turned have an error only where they are used."""
+    node = {
+        "entry": "Torch.argmax.0.forward", "phase": "forward", "is_lost": False, "is_added_up": False,
+        "parameter_excess": 0.0, "parts_missing": False, "output_excess": 0.0, "output_score": 0.0,
+        "inputs_equal": True, "input_score": 0.0, "arguments_differ": False, "argument_gap": 0.0,
+    }  # fmt: skip
+    source = Source(node, seen_at=node | {"entry": "Functional.embedding.0.forward"})
+    assert reason_of(source, FaultKind.COMPUTATION, pl.DataFrame()) == (
+        "What it was given is bitwise equal, its output is within what rounding explains, and not so behind it."
+    )
 
 
 # --- the command ------------------------------------------------------------------------------------------------
