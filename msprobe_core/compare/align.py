@@ -176,8 +176,11 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         if not matcher.disproves(pairs, by_number):
             pairs = by_number
     units = _units(own, other, pairs, naming, crowded)
-    left = _with_places(_columns(target), own.entries, naming.target)
-    right = _with_units(_with_places(_columns(golden), other.entries, naming.golden), units, own.entries)
+    left, right = (
+        _with_places(_columns(dump), calls.entries, side, is_foreign=is_foreign)
+        for dump, calls, side in ((target, own, naming.target), (golden, other, naming.golden))
+    )
+    right = _with_units(right, units, own.entries)
     told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
     notes = [*naming.notes, *told, *_note_types(own, other, pairs, naming)]
     if matching.rows:
@@ -244,7 +247,7 @@ def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:
     return column.replace_strict(list(texts), list(texts.values()), default=None, return_dtype=pl.String)
 
 
-def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names) -> pl.DataFrame:
+def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names, *, is_foreign: bool) -> pl.DataFrame:
     """Add ``place``, canonical: where in its entry a row belongs; and ``numbered``, the entry as keys have it."""
     rows = frame.join(entries.select("entry", "numbered", "stem"), on="entry", how="left", maintain_order="left")
     rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
@@ -259,7 +262,23 @@ def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names) -> pl.
             maintain_order="left",
         )
         rows = rows.with_columns(place=pl.coalesce("canonical", "place")).drop("canonical")
+    if is_foreign:
+        rows = _with_single_results_unpacked(rows)
     return rows.drop("stem").with_columns(key=_key("numbered"))
+
+
+def _with_single_results_unpacked(rows: pl.DataFrame) -> pl.DataFrame:
+    """Give the elements of a call's only result, which is a sequence, the places of results of their own.
+
+    One framework returns a named tuple, recorded as one value, where another returns its elements: ``topk``, ``sort``.
+    """
+    is_backward = pl.col("phase") == Phase.BACKWARD.value
+    of_results = pl.when(is_backward).then(pl.lit(Role.INPUT.value)).otherwise(pl.lit(Role.OUTPUT.value))
+    is_result = pl.col("role").cast(pl.String) == of_results
+    is_element = pl.col("place").str.contains(r"^(input|output)\.0\.\d")
+    is_packed = is_result & (is_element | ~is_result).all().over("entry")
+    unpacked = pl.col("place").str.replace(r"^(\w+)\.0\.", "${1}.")
+    return rows.with_columns(place=pl.when(is_packed).then(unpacked).otherwise("place"))
 
 
 def _canonical_place(side: Names, stem: str, phase: str, role: str, place: str) -> str:

@@ -14,12 +14,15 @@ An excused row passes, with a note that says why it is not judged:
   module itself, which a compiled graph does not count;
 * everything of a kind of which one side has recorded nothing at all, as calls of APIs at level L0;
 * a call of an API without partner inside a pair of modules whose results agree, or inside the optimizer: it is another
-  way to compute the same.
+  way to compute the same;
+* a module without partner inside a pair of modules whose results agree, if the other one of the pair has no modules
+  inside at all: a layer that is one module here may be put together from several there, as recurrent layers are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -182,13 +185,13 @@ def excuse_inner_calls(judged: pl.DataFrame, target: Dump, golden: Dump) -> tupl
     )
     if not lone.height:
         return judged, []
-    agreeing = _agreeing_modules(judged)
+    pairs = _pairs_of_modules(judged, target, golden)
     excused: dict[str, str] = {}
     for entry, match, own_golden in lone.rows():
         if match == Match.GOLDEN.value:
-            reason = _reason(own_golden, golden, agreeing[1])
+            reason = _reason(own_golden, golden, pairs[1])
         else:
-            reason = _reason(entry, target, agreeing[0])
+            reason = _reason(entry, target, pairs[0])
         if reason is not None:
             excused[entry] = reason
     if not excused:
@@ -204,8 +207,25 @@ def excuse_inner_calls(judged: pl.DataFrame, target: Dump, golden: Dump) -> tupl
     return rows, [f"{note}: {len(excused):,}; the first is {first}"]
 
 
-def _agreeing_modules(judged: pl.DataFrame) -> tuple[Mapping[str, bool], Mapping[str, bool]]:
-    """Return whether a pair's results agree, by the entry of a module of the target, and by that of the golden dump."""
+@dataclass(frozen=True)
+class _ModulePair:
+    """What there is to know of a pair of modules, from one side.
+
+    Attributes:
+        agrees: Whether their results agree.
+        other_is_leaf: Whether no module is inside of the other side's.
+    """
+
+    agrees: bool
+    other_is_leaf: bool
+
+
+_Pairs = Mapping[str, _ModulePair]
+"""By entry of one side."""
+
+
+def _pairs_of_modules(judged: pl.DataFrame, target: Dump, golden: Dump) -> tuple[_Pairs, _Pairs]:
+    """Return what is known of each pair of modules, by the entry of the target's, and by that of the golden dump's."""
     is_module = pl.col("entry").str.contains(_MODULE)
     is_result = pl.col("role").is_in([Role.OUTPUT.value])
     pairs = (
@@ -216,23 +236,28 @@ def _agreeing_modules(judged: pl.DataFrame) -> tuple[Mapping[str, bool], Mapping
             agrees=~((pl.col("verdict") == Verdict.ERROR.value) & is_result).any(),
         )
     )
-    agrees: list[bool] = pairs["agrees"].to_list()
-    own: list[str] = pairs["entry"].to_list()
-    other: list[str] = pairs["entry_golden"].to_list()
-    return dict(zip(own, agrees, strict=True)), dict(zip(other, agrees, strict=True))
+    enclosing = [
+        {dump.parents.get(entry) for entry in dump.parents if names.is_module(entry)} for dump in (target, golden)
+    ]
+    of_target: dict[str, _ModulePair] = {}
+    of_golden: dict[str, _ModulePair] = {}
+    for own, other, agrees in pairs.select("entry", "entry_golden", "agrees").rows():
+        of_target[own] = _ModulePair(agrees, other not in enclosing[1])
+        of_golden[other] = _ModulePair(agrees, own not in enclosing[0])
+    return of_target, of_golden
 
 
-def _reason(entry: str, dump: Dump, agreeing: Mapping[str, bool]) -> str | None:
+def _reason(entry: str, dump: Dump, pairs: _Pairs) -> str | None:
     """Return why a call that has no partner is not judged; ``None`` if it is."""
-    if names.is_module(entry):
-        return None
     seen = {entry}
     parent = dump.parents.get(entry)
     while parent is not None and parent not in seen:
         if parent in _OWNERS:
             return f"inside '{parent}', which each framework has of its own"
-        if parent in agreeing:
-            return f"inside {parent}, whose results agree" if agreeing[parent] else None
+        if (pair := pairs.get(parent)) is not None:
+            if not pair.agrees or (names.is_module(entry) and not pair.other_is_leaf):
+                return None
+            return f"inside {parent}, whose results agree"
         seen.add(parent)
         parent = dump.parents.get(parent)
     return None

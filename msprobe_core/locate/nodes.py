@@ -160,7 +160,8 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     tensors = is_input & ~pl.col("is_argument")
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
     is_lone = pl.col("match") != Match.BOTH.value
-    is_error = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
+    is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
+    is_error = (pl.col("verdict") == Verdict.ERROR.value) | is_unmatched
     is_discrete, is_beyond = pl.col("kind_of_target").is_in(["int", "bool"]).fill_null(False), pl.col("excess") > 1
     parts = {"input": tensors, "parameter": pl.col("is_parameter"), "output": is_output}
     largest = {
@@ -180,7 +181,8 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             local_excess=pl.col("local_excess").max(),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             is_added_up=is_sum().any() & ~is_lone.all(),
-            parts_missing=(is_lone & is_output & _is_tensor()).any() & ~is_lone.all(),
+            # What is excused, as results that one of two frameworks returns besides, is not unmatched.
+            parts_missing=(is_unmatched & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
             other_input_excess=pl.col("excess").filter(tensors & ~is_discrete).max().fill_null(0.0),
             may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),

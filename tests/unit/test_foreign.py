@@ -13,8 +13,10 @@ import pytest
 from msprobe_core import names
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.mapping_files import read_matching
+from msprobe_core.compare.noise import NoiseModel
 from msprobe_core.compare.result import Mode
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 from msprobe_core.plugins import registry
 from msprobe_core.report.files import TableOptions
 from msprobe_core.report.run import compare_run
@@ -156,6 +158,55 @@ def test_a_module_that_one_side_lacks_is_unmatched(pair):
     unit = compared(*pair)
     assert not unit.agrees
     assert unit.first_fault.entry == "Module.blocks.1.relu.ReLU.forward.0"
+
+
+def put_inside(side, parent, stem):
+    """Put a module inside of another, as forward and backward of one number."""
+    for phase in ("forward", "backward"):
+        enclosing = f"{parent}.{phase}.0"
+        values = {name: side.data[enclosing][name] for name in ("input_args", "input_kwargs", "input", "output")
+                  if name in side.data[enclosing]}  # fmt: skip
+        content = {}
+        for entry, value in side.data.items():
+            if entry == enclosing:
+                content[f"{stem}.{phase}.0"] = values
+            content[entry] = value
+        side.content["data"] = content
+        side.parents[f"{stem}.{phase}.0"] = enclosing
+
+
+@pytest.mark.parametrize("is_target", [True, False], ids=["of the target", "of the golden"])
+def test_modules_that_a_layer_is_put_together_from_are_another_way(pair, is_target):
+    """As recurrent layers are in one framework; a module that has lost what it had inside is none."""
+    side, parent = (pair[0], "Cell.model.head.Dense") if is_target else (pair[1], "Module.head.Linear")
+    put_inside(side, parent, f"{parent.rpartition('.')[0]}.inner.Inner")
+    unit = compared(*pair)
+    assert unit.agrees
+    inside = pl.coalesce("name_target", "name_golden").str.ends_with("inner.Inner.forward.0.output.0")
+    (found,) = unit.rows.filter(inside)["messages"].to_list()
+    assert found == [f"note: inside {parent}.forward.0, whose results agree."]
+    other, there = (pair[1], "Module.head.Linear") if is_target else (pair[0], "Cell.model.head.Dense")
+    put_inside(other, there, f"{there.rpartition('.')[0]}.another.Another")
+    assert not compared(*pair).agrees
+
+
+def test_a_named_tuple_is_its_elements(pair):
+    relu = pair[1].data["Functional.relu.0.forward"]
+    relu["output"] = [[relu["output"][0], relu["output"][0] | {"dtype": "torch.int64"}]]
+    backward = pair[1].data["Functional.relu.0.backward"]
+    backward["input"] = [[backward["input"][0], None]]
+    unit = compared(*pair)
+    assert unit.agrees
+    assert row(unit, "Functional.relu.0.forward.output.0.0")["name_target"] == "Primitive.relu.ReLU.0.forward.output.0"
+    assert row(unit, "Functional.relu.0.backward.input.0.0")["match"] == "both"
+    assert row(unit, "Functional.relu.0.forward.output.0.1")["messages"] == ["note: only the golden returns this."]
+
+
+@pytest.mark.parametrize("sides", [("mindspore", "pytorch"), ("pytorch", "mindspore")], ids="-".join)
+def test_results_that_one_framework_has_besides_are_no_fault_for_locate(sides):
+    """MindSpore's normalisations return their statistics too."""
+    found = locate(*(DATA / side for side in sides), LocateOptions(compare=CompareOptions(noise=NoiseModel())))
+    assert found.verdict is LocateVerdict.AGREE
 
 
 @pytest.mark.parametrize(
