@@ -29,9 +29,6 @@ _SHAPED, _NESTED = 1, 2
 _ALL_SHAPED = (0, 1, 3)
 """Which of them know the shapes."""
 
-_WITHOUT_FURTHER = 2
-"""Which of them, between frameworks, is that of its name and its shapes but for those of further results."""
-
 NO_CALL = -1
 
 
@@ -53,6 +50,7 @@ class Calls:
         results: Equal where the first results have the same shape; 0 within one framework.
         are_named: Whether the user has said what the call is on the other side.
         are_backward: Whether no forward was recorded.
+        have_backward: Whether a backward was recorded; calls of an optimizer have none.
         are_recomputed: Whether a forward ran inside a backward pass, as far as the dump tells.
         parents: Position of the enclosing call, or `NO_CALL`.
         chains: Equal where the calls around it have the same names; 0 where the nesting is not known.
@@ -71,6 +69,7 @@ class Calls:
     results: list[int]
     are_named: list[bool]
     are_backward: list[bool]
+    have_backward: list[bool]
     are_recomputed: list[bool]
     parents: list[int]
     chains: list[int]
@@ -172,6 +171,7 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
         # Gradients of parameters are numbered by themselves.
         call=pl.when(pl.col("phase") != Phase.PARAMETERS_GRAD.value).then(pl.col("call").cast(pl.Int64))
     )
+    with_backward = {*entries.filter(pl.col("phase") == Phase.BACKWARD.value)["call"].drop_nulls().to_list()}
     nesting = _Nesting(dump.parents, side, crowded)
     names_of_leads: list[str] = leads["entry"].to_list()
     stems: list[str] = leads["stem"].to_list()
@@ -190,6 +190,7 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
         results=leads["results"].to_list(),
         are_named=[not names.is_module(stem) and side.is_named(stem) for stem in stems],
         are_backward=(leads["phase"] == Phase.BACKWARD.value).to_list(),
+        have_backward=[call in with_backward for call in range(len(names_of_leads))],
         are_recomputed=[entry in recomputed for entry in names_of_leads],
         parents=[calls_of.get(parent or "", NO_CALL) for parent in enclosing],
         chains=[nesting.chain(parent) for parent in enclosing] if dump.parents else [0] * len(stems),
@@ -349,12 +350,14 @@ def _foreign_identities(target: Calls, golden: Calls) -> tuple[list[list[int]], 
             [*map(hash, zip(side.texts, side.are_backward, kind, strict=True))]
             for kind in (side.shapes, side.arguments, side.results)
         )
+        # What has a backward on both sides first, so that a call of the model is none of the optimizer's.
+        by_gradients = [*map(hash, zip(by_shapes, side.have_backward, strict=True))]
         # What the user names is the same although its arguments are others; nothing else is.
         by_results = [
             identity if text in named else hash((number, i))
             for i, (identity, text) in enumerate(zip(by_results, side.texts, strict=True))
         ]
-        found.append([by_shapes, by_shapes, by_arguments, by_results])
+        found.append([by_gradients, by_shapes, by_arguments, by_results])
     return found[0], found[1]
 
 
@@ -448,12 +451,12 @@ class _Left:
         partners = {j: i for i, j in self.partners.items()}
         inside = _by_enclosing(self._target, own, self.partners.keys())
         other_inside = _by_enclosing(self._golden, other, partners.keys())
-        kinds, other_kinds = ([side[0], *side[_WITHOUT_FURTHER:]] for side in self._identities)
-        for module, rows in inside.items():
-            columns = other_inside.get(self.partners[module] if module != NO_CALL else NO_CALL, [])
+        kinds, other_kinds = self._identities
+        for (module, owner), rows in inside.items():
+            columns = other_inside.get((self.partners[module] if module != NO_CALL else NO_CALL, owner), [])
             found = align_sequences(*([[kind[k] for k in listed] for kind in side] for side, listed in
                                       ((kinds, rows), (other_kinds, columns))))  # fmt: skip
-            strict = [kinds[0][k] for k in rows], [other_kinds[0][k] for k in columns]
+            strict = [kinds[_SHAPED][k] for k in rows], [other_kinds[_SHAPED][k] for k in columns]
             found = settle(found, *strict, lambda i, j, rows=rows, columns=columns: distance(rows[i], columns[j]))
             for k, m in found:
                 self._add(rows[k], columns[m])
@@ -499,15 +502,19 @@ def _by_parent(side: Calls, calls: Sequence[int]) -> dict[int, list[int]]:
     return inside
 
 
-def _by_enclosing(side: Calls, calls: Sequence[int], modules: Collection[int]) -> dict[int, list[int]]:
-    """Return calls by the innermost of some modules around them, or `NO_CALL`."""
-    found: dict[int, list[int]] = {}
+_NOT_OF_MODEL = frozenset({names.OPTIMIZER, names.CLIP_GRAD})
+
+
+def _by_enclosing(side: Calls, calls: Sequence[int], modules: Collection[int]) -> dict[tuple[int, str], list[int]]:
+    """Return calls by the innermost of some modules around them, or `NO_CALL`, those of an optimizer by themselves."""
+    found: dict[tuple[int, str], list[int]] = {}
     for call in calls:
         module, seen = side.parents[call], {call}
         while module != NO_CALL and module not in modules and module not in seen:
             seen.add(module)
             module = side.parents[module]
-        found.setdefault(NO_CALL if module in seen else module, []).append(call)
+        owner = side.owners[call] if side.owners[call] in _NOT_OF_MODEL else ""
+        found.setdefault((NO_CALL if module in seen else module, owner), []).append(call)
     return found
 
 

@@ -113,6 +113,33 @@ def test_pairs_of_apis_and_of_their_arguments():
 
 def test_what_may_differ_without_a_fault():
     unit = compared(DATA / "mindspore", DATA / "pytorch")
+def test_a_call_of_the_model_is_none_of_the_optimizers(pair):
+    """At level L1, without nesting: what has a backward on one side alone is another call."""
+    for side in pair:
+        for entry in [name for name in side.data if names.is_module(name)]:
+            del side.data[entry]
+        side.parents.clear()
+    vector = {
+        "type": "torch.Tensor",
+        "dtype": "float32",
+        "shape": [12],
+        "requires_grad": True,
+        "num_nan": 0,
+        "num_inf": 0,
+    }
+    vector |= {"Max": 1.0, "Min": -1.0, "Mean": 0.1, "Norm": 2.0}
+    for number in range(100, 108):
+        add = {"input_args": [vector, vector], "input_kwargs": {}, "output": [vector]}
+        back = {"input": [vector], "output": [vector, vector]}
+        pair[0].content["data"] = {f"Tensor.__add__.{number}.forward": add} | pair[0].data
+        pair[0].content["data"] |= {f"Tensor.__add__.{number}.backward": back}
+        pair[1].content["data"] |= {f"Tensor.add_.{number}.forward": add}  # as SGD ends a step
+    unit = compared(*pair)
+    both = unit.rows.filter(pl.col("match") == "both").select("entry", "entry_golden").unique().rows()
+    assert ("Primitive.relu.ReLU.0.forward", "Functional.relu.0.forward") in both
+    assert not [each for each in both if "add" in each[0]]
+
+
     messages = {reason.removeprefix("note: ").rstrip(".") for listed in unit.rows["messages"] for reason in listed}
     assert {
         "only the target records this as a parameter; it is a buffer elsewhere",
