@@ -179,10 +179,20 @@ class TranslatedNames(Names):
 
     def __init__(self, words: Words, golden: Words, cells: Sequence[Rule], apis: Sequence[ApiRule]) -> None:
         super().__init__(words)
+        self.golden_wrapper = ""
         self._golden = golden
         self._cells = [(_without_prefix(rule.target), _without_prefix(rule.golden), rule) for rule in cells]
         self._exact = {target: (golden, rule) for target, golden, rule in self._cells}
         self._apis = {rule.target: rule for rule in apis}
+
+    def path_of(self, stem: str) -> str:
+        """Return the path by which a module is known."""
+        translated = self._cell(stem)
+        if translated is None:
+            return super().path_of(stem)
+        path = names.split_module(translated)[1]
+        # What a file says is the golden dump's name, with what is around its modules.
+        return path.removeprefix(f"{self.golden_wrapper}.") if self.golden_wrapper else path
 
     def own_path(self, stem: str) -> str:
         """Return that path with what is around the modules that both sides have."""
@@ -463,6 +473,8 @@ def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) ->
     told: list[str] = []
     for side, wrapper, name in zip(sides, chosen, ("target", "golden dump"), strict=True):
         side.wrapper = wrapper
+        if isinstance(side, TranslatedNames):
+            side.golden_wrapper = chosen[1]
         if wrapper:
             told.append(f"the {name} has around its modules what the other has not: '{wrapper}'; paths are without it")
     return told

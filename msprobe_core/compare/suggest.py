@@ -63,12 +63,14 @@ class Suggestion:
         target: What the target calls it.
         candidates: What the golden dump may call it, the best first.
         is_partly_paired: Whether other calls of this name have partners.
+        is_path: Whether it is the path of modules, without the class of one.
     """
 
     kind: NameKind
     target: str
     candidates: Sequence[Candidate]
     is_partly_paired: bool = False
+    is_path: bool = False
 
 
 @dataclass
@@ -88,11 +90,13 @@ class _Named:
     parameters: list[tuple[str, float]]
 
 
-def suggest_names(judged: pl.DataFrame) -> list[Suggestion]:
+def suggest_names(judged: pl.DataFrame, wrappers: tuple[str, str] = ("", "")) -> list[Suggestion]:
     """Return suggestions for the names of the target's calls that have no partner.
 
     Args:
         judged: Judged rows; calls that pass for another reason need no partner.
+        wrappers: What was found out to be around the modules that both have, of target and golden dump. A file of names
+            has to say so where it says anything of what is inside.
     """
     has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
     is_lone = ~has_partner & (pl.col("verdict") == Verdict.UNMATCHED.value)
@@ -101,11 +105,15 @@ def suggest_names(judged: pl.DataFrame) -> list[Suggestion]:
     other = _named(lone.filter(pl.col("match") == Match.GOLDEN.value), "golden", judged.height)
     paired = judged.filter(pl.col("match") == Match.BOTH.value)["entry"].unique()
     stems = {names.stem_of(entry) for entry in paired} if own and other else set[str | None]()
-    return [
+    found = [
         replace(suggestion, is_partly_paired=suggestion.target in stems)
         for kind in NameKind
         for suggestion in _suggest(kind, own.get(kind, [])[:_MAX_NAMES], other.get(kind, [])[:_MAX_NAMES])
     ]
+    if all(wrappers) and any(suggestion.kind is NameKind.CELL for suggestion in found):
+        around = Candidate(wrappers[1], "most of the modules inside have the same names")
+        found.append(Suggestion(NameKind.CELL, wrappers[0], [around], is_path=True))
+    return found
 
 
 def _named(lone: pl.DataFrame, side: str, total: int) -> Mapping[NameKind, list[_Named]]:
@@ -244,7 +252,7 @@ def _shortened(suggestions: Sequence[Suggestion]) -> list[tuple[str, str]]:
     for suggestion in suggestions:
         own, other = suggestion.target.split("."), suggestion.candidates[0].golden.split(".")
         # The class is part of the name only where it alone tells the two apart.
-        if own[:-1] != other[:-1]:
+        if own[:-1] != other[:-1] and not suggestion.is_path:
             own, other = own[:-1], other[:-1]
         while len(own) > 1 and len(other) > 1 and own[-1] == other[-1]:
             own, other = own[:-1], other[:-1]

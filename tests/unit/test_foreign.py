@@ -370,3 +370,74 @@ def test_an_edited_file_of_suggestions_is_not_written_over(pair, tmp_path):
         compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp=stamp))[1].suggestions for stamp in "12"
     )
     assert [path.name for path in (*first, *second)] == ["suggested_cells.yaml", "suggested_cells_2.yaml"]
+
+
+def test_a_container_of_another_name_is_suggested_with_what_is_inside(pair, tmp_path):
+    """Most paths agree without it, so that it was taken for what is around the model; a file of names needs it."""
+    for content in (pair[0].data, pair[0].parents):
+        for entry in [name for name in content if name.startswith("Cell.WithLoss.")]:
+            del content[entry]
+    pair[0].rename(r"^Cell\.model\.(blocks\.)?", lambda found: "Cell.encoder.layers." if found[1] else "Cell.")
+    pair[0].rename(r"\.norm\.", ".batch_normalisation.")
+    target, golden = (side.write() for side in pair)
+    _, files = compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp="1"))
+    path = next(path for path in files.suggestions if path.name == "suggested_cells.yaml")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    assert "encoder.layers: blocks" in lines
+    unit = compared(*pair, cell_mapping=path)
+    assert unit.agrees
+
+
+# --- locate -------------------------------------------------------------------------------------------------------
+
+
+def located(target, golden, **options):
+    paths = [side.write() if isinstance(side, Recorded) else side for side in (target, golden)]
+    return locate(*paths, LocateOptions(compare=CompareOptions(noise=NoiseModel()), **options))
+
+
+@pytest.mark.parametrize("factor", [1 + 3e-5, 1.1], ids=["a little", "much"])
+def test_what_no_library_explains_is_a_fault(pair, factor):
+    """A sum of 27 products in float32 rounds to some 1e-6 at the most."""
+    output = pair[0].data["Cell.model.blocks.0.conv.Conv2d.forward.0"]["output"][0]
+    output |= {name: output[name] * factor for name in ("Max", "Min", "Norm")}
+    first = located(*pair).suspects[0]
+    assert first.entry == "Cell.model.blocks.0.conv.Conv2d.forward.0"
+    assert first.only_on is None  # that either framework calls its own convolution there is no explanation
+
+
+def test_a_wrong_weight_is_called_so_and_not_by_the_call_that_uses_it(pair):
+    weight = pair[0].data["Cell.model.head.Dense.forward.0"]["parameters"]["weight"]
+    weight |= {name: weight[name] * 1.01 for name in ("Max", "Min", "Norm")}
+    output = pair[0].data["Cell.model.head.Dense.forward.0"]["output"][0]
+    output |= {name: output[name] * 1.01 for name in ("Max", "Min", "Norm")}
+    first = located(*pair).suspects[0]
+    assert first.entry == "Cell.model.head.Dense.forward.0"
+    assert first.kind is FaultKind.PARAMETER
+
+
+def test_a_call_is_not_to_be_confirmed_between_frameworks():
+    first = located(DATA / "mindspore_fault", DATA / "pytorch").suspects[0]
+    assert "--confirm" not in first.command
+    assert first.command.endswith("then compare them")
+
+
+def test_calls_without_partner_in_one_step_do_not_hide_errors_in_another(pair, tmp_path, capsys):
+    for content in (pair[0].data, pair[0].parents):
+        for entry in [name for name in content if ".blocks.1.relu." in name]:
+            del content[entry]
+    for step, target in (("step0", pair[0]), ("step1", DATA / "mindspore_fault")):
+        for side, source in (("target", target), ("golden", pair[1])):
+            place = tmp_path / "run" / side / step / "rank0"
+            if isinstance(source, Recorded):
+                source.directory = place
+                source.write()
+            else:
+                shutil.copytree(source, place)
+    result = compare_dumps(tmp_path / "run/target", tmp_path / "run/golden")
+    unit, fault = result.first_fault
+    assert unit.step == 1
+    assert fault.entry == "Primitive.bn_train.BatchNorm.1.forward"
+    with pytest.raises(SystemExit):
+        main(["compare", "-tp", str(result.target), "-gp", str(result.golden), "-o", str(tmp_path / "out")])
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"DIFFERENT: first at step1/rank0: {fault.entry} in ")
