@@ -163,8 +163,13 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
-        """The first fault of the earliest step, and its unit; of several ranks, of that which parts first."""
+        """The first fault of the earliest step, and its unit; of several ranks, of that which parts first.
+
+        Between frameworks calls without partner count only where nothing that has one is at fault in any step.
+        """
         found = {unit.label: (unit, fault) for unit in self.units if (fault := unit.first_fault) is not None}
+        of_pairs = {label: each for label, each in found.items() if not each[0].is_foreign or each[1].only_on is None}
+        found = of_pairs or found
         by_causality = next((found[label] for label in self.parted_first if label in found), None)
         return by_causality or min(
             found.values(),
