@@ -10,6 +10,8 @@ An excused row passes, with a note that says why it is not judged:
   if the other side has no module without partner that it could be;
 * a gradient with respect to an input that one framework alone computes: they differ in which inputs they take for such
   that need one. Gradients of parameters are not excused;
+* a gradient of a parameter that one side alone has, if it is zero: nothing has used the parameter, for which one
+  framework has zeros and the other nothing;
 * a gradient with respect to a result besides the first, which one side alone has: nothing may use it, or only the
   module itself, which a compiled graph does not count;
 * everything of a kind of which one side has recorded nothing at all, as calls of APIs at level L0;
@@ -21,6 +23,7 @@ An excused row passes, with a note that says why it is not judged:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +31,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.compare.verdict import FROM_END, Verdict
 from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
@@ -44,7 +47,7 @@ _SIDES = ("target", "golden")
 def with_excuses(
     rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows of two frameworks with `EXCUSE`, and what there is to say about them.
+    """Return aligned rows of two frameworks with `EXCUSE` and `FROM_END`, and what there is to say about them.
 
     Args:
         rows: Aligned rows.
@@ -76,16 +79,65 @@ def with_excuses(
         .then(pl.format("only the {} is given this argument", side))
         .when(is_lone & has_partner & is_buffer)
         .then(pl.format("only the {} records this as a parameter; it is a buffer elsewhere", side))
+        .when(is_lone & (pl.col("role") == Role.PARAMETERS_GRAD.value) & _is_zero())
+        .then(pl.format("only the {} has a gradient of this parameter, which is zero", side))
         .when((one_has_none | (is_lone & has_partner)) & is_passed_on & ~place.str.contains(r"^input\.0(\.|$)"))
         .then(pl.format("only the {} has a gradient of this result", computed_by))
         .when((one_has_none | (is_lone & has_partner)) & is_gradient)
         .then(pl.format("only the {} computes this gradient", computed_by))
     )
-    rows = rows.with_columns(pl.coalesce(EXCUSE, found).alias(EXCUSE))
+    rows = rows.with_columns(
+        pl.coalesce(EXCUSE, found).alias(EXCUSE), pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END)
+    )
     return rows, [*notes, *_note_gradients(rows)]
 
 
 _MODULE = rf"^({'|'.join(sorted(names.MODULE_PREFIXES))})\."
+
+
+def _counted_from_end(rows: pl.DataFrame) -> list[int]:
+    """Return the numbers of the rows of two integers that are one size or one dimension.
+
+    A dimension that is counted from the end is less by as many as a tensor of the call has. In place of a size, -1
+    stands for what is left of the elements, or as it was: it is then one of the result's.
+    """
+    pairs = rows.with_row_index("row").filter(
+        pl.all_horizontal(*[(pl.col(f"type_{side}") == "int").fill_null(value=False) for side in _SIDES])
+        & ((pl.col("max_target") < 0) != (pl.col("max_golden") < 0))
+    )
+    if not pairs.height:
+        return []
+    shapes: dict[str, tuple[set[int], set[int]]] = {}  # how many dimensions there are, and the sizes of results
+    own = rows.filter(pl.col("entry").is_in(pairs["entry"].unique().to_list()))
+    for entry, role, *listed in own.select("entry", "role", "shape_target", "shape_golden").rows():
+        dimensions, sizes = shapes.setdefault(entry, (set(), set()))
+        for shape in filter(None, listed):
+            found = [int(size) for size in re.findall(r"\d+", shape)]
+            is_result = role == Role.OUTPUT.value
+            # A result that has more, as of what stacks, has places for one more.
+            if not is_result or len(found) > max(dimensions, default=0):
+                dimensions.add(len(found))
+            sizes.update(found if is_result else ())
+    counted: list[int] = []
+    columns = ("row", "entry", "name_target", "name_golden", "max_target", "max_golden")
+    for row, entry, own_name, other_name, *values in pairs.select(columns).rows():
+        dimensions, sizes = shapes[entry]
+        low, high = sorted(int(value) for value in values)
+        is_dimension = _DIMENSION.search(own_name) or _DIMENSION.search(other_name)
+        is_size = low == -1 and high in sizes and not is_dimension
+        if high - low in dimensions or is_size:
+            counted.append(row)
+    return counted
+
+
+_DIMENSION = re.compile(r"\.input\.(dims?|axis|axes)\d?(\.|$)")
+"""Names of arguments that are no sizes."""
+
+
+def _is_zero() -> pl.Expr:
+    """Whether a value that one side alone has is a tensor of zeros."""
+    extremes = [pl.coalesce(f"{name}_target", f"{name}_golden") for name in ("max", "min")]
+    return pl.all_horizontal(*[extreme == 0 for extreme in extremes]).fill_null(value=False)
 
 
 def _is_around(rows: pl.DataFrame, wrappers: tuple[str, str]) -> pl.Expr:

@@ -61,6 +61,9 @@ class Verdict(str, Enum):
     UNMATCHED = "unmatched"
 
 
+FROM_END = "is_counted_from_end"
+"""Column that says of two numbers that they are one size or dimension, which one side counts from the end."""
+
 UNRECORDED = "unrecorded"
 """How counts call the rows of values that a side could not record."""
 
@@ -73,6 +76,7 @@ _HELPERS = (
     "row",
     "precision_target",
     "excuse",
+    FROM_END,
     "precision_golden",
     "precision_limit",
     "own_error",
@@ -145,7 +149,13 @@ def _is_scored() -> pl.Expr:
     return pl.col("score").is_not_null() & ~pl.col("is_overridden")
 
 
-_ABSENT = {"problem": pl.String, "excuse": pl.String, SKETCH_ERROR: pl.Float64, SKETCH_LOW: pl.Float64}
+_ABSENT = {
+    "problem": pl.String,
+    "excuse": pl.String,
+    FROM_END: pl.Boolean,
+    SKETCH_ERROR: pl.Float64,
+    SKETCH_LOW: pl.Float64,
+}
 """Columns that only some comparisons have."""
 
 
@@ -588,11 +598,9 @@ def _scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
     if is_foreign:
         types = [pl.col(f"type_{side}") for side in ("target", "golden")]
         are_values = pl.all_horizontal(*[kind.is_in(["int", "float", "bool"]) for kind in types])
-        are_ints = (types[0] == "int") & (types[1] == "int")
-        # One may write -1 where the other writes the size or the dimension that this is.
-        from_the_end = are_ints & ((pl.col("max_target") < 0) != (pl.col("max_golden") < 0))
         named = [text.str.to_lowercase().str.contains(_FOREIGN_DTYPE) for text in (target, golden)]
-        grounds += [are_values & metrics.is_equal("max"), from_the_end, named[0] & named[1]]
+        # One may write -1 where the other writes the size or the dimension that this is.
+        grounds += [are_values & metrics.is_equal("max"), pl.col(FROM_END), named[0] & named[1]]
     return pl.any_horizontal(ground.fill_null(False) for ground in grounds)
 
 

@@ -188,6 +188,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
             takes_values=(~is_discrete & is_output & _is_tensor()).any(),
             parameters_equal=pl.col("is_equal").filter(pl.col("role") == Role.PARAMETERS.value).all(),
+            is_unmatched=is_unmatched.any(),
             input_noise=(pl.col("noise_floor") if "noise_floor" in rows.columns else pl.lit(0.0))
             .filter(tensors | pl.col("is_parameter"))
             .max()
@@ -199,7 +200,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     forwards = set(nodes.filter((pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null())["entry"])
     is_golden = (pl.col("only_on") == "golden").fill_null(False)
     late = (
-        nodes.filter(pl.col("only_on").is_not_null() & pl.col("phase").is_in(_LATE))
+        nodes.filter(pl.col("only_on").is_not_null() & pl.col("is_unmatched") & pl.col("phase").is_in(_LATE))
         .select("entry", pl.when(is_golden).then(pl.coalesce("entry_golden", "entry")).otherwise("entry").alias("name"))
         .rows()
     )

@@ -111,8 +111,6 @@ def test_pairs_of_apis_and_of_their_arguments():
     assert {f"{own}.{i}": f"{other}.{j}" for i, j in places.items()}.items() <= pairs.items()
 
 
-def test_what_may_differ_without_a_fault():
-    unit = compared(DATA / "mindspore", DATA / "pytorch")
 def test_a_call_of_the_model_is_none_of_the_optimizers(pair):
     """At level L1, without nesting: what has a backward on one side alone is another call."""
     for side in pair:
@@ -142,6 +140,8 @@ def test_a_call_of_the_model_is_none_of_the_optimizers(pair):
 
     messages = {reason.removeprefix("note: ").rstrip(".") for listed in unit.rows["messages"] for reason in listed}
     assert {
+def test_what_may_differ_without_a_fault():
+    unit = compared(DATA / "mindspore", DATA / "pytorch")
         "only the target records this as a parameter; it is a buffer elsewhere",
         "only the golden is given this argument",
         "only the target returns this",
@@ -152,6 +152,18 @@ def test_a_call_of_the_model_is_none_of_the_optimizers(pair):
 
 def test_a_gradient_of_a_parameter_is_never_excused(pair):
     del pair[0].data["Cell.model.head.Dense.parameters_grad.0"]["weight"]
+@pytest.mark.parametrize(("size", "agrees"), [(0.0, True), (1e-9, False)], ids=["of zeros", "of something"])
+def test_a_gradient_that_one_side_lacks_is_excused_if_it_is_zero(pair, size, agrees):
+    """MindSpore has zeros for a parameter that nothing has used, PyTorch nothing."""
+    del pair[1].data["Module.head.Linear.parameters_grad.0"]
+    own = pair[0].data["Cell.model.head.Dense.parameters_grad.0"]
+    for value in (own["weight"], own["bias"]):
+        value[0] |= {"Max": size, "Min": 0.0, "Mean": 0.0, "Norm": size}
+    assert compared(*pair).agrees == agrees
+    found = locate(*(side.write() for side in pair), LocateOptions(compare=CompareOptions(noise=NoiseModel())))
+    assert (found.verdict is LocateVerdict.AGREE) == agrees
+
+
     unit = compared(*pair)
     assert not unit.agrees
     assert row(unit, "Module.head.Linear.parameters_grad.0.weight")["verdict"] == "unmatched"
@@ -239,7 +251,8 @@ def test_results_that_one_framework_has_besides_are_no_fault_for_locate(sides):
 @pytest.mark.parametrize(
     ("own", "other", "verdict"),
     [
-        ({"type": "int", "value": -1}, {"type": "int", "value": 8}, "pass"),
+        ({"type": "int", "value": -1}, {"type": "int", "value": 12}, "pass"),
+        ({"type": "int", "value": -1}, {"type": "int", "value": 8}, "error"),
         ({"type": "int", "value": 4}, {"type": "int", "value": 8}, "error"),
         ({"type": "bool", "value": True}, {"type": "int", "value": 1}, "pass"),
         ({"type": "mindspore.dtype", "value": "Float32"}, {"type": "torch.dtype", "value": "torch.float16"}, "pass"),
@@ -247,7 +260,16 @@ def test_results_that_one_framework_has_besides_are_no_fault_for_locate(sides):
         ({"type": "float", "value": 1e-5}, {"type": "float", "value": 1e-2}, "error"),
         ({"type": "str", "value": "mean"}, {"type": "str", "value": "sum"}, "error"),
     ],
-    ids=["from the end", "another size", "true is 1", "dtypes", "default", "another number", "another word"],
+    ids=[
+        "what is left",
+        "no size of the result",
+        "another size",
+        "true is 1",
+        "dtypes",
+        "default",
+        "another number",
+        "another word",
+    ],
 )
 def test_arguments(pair, own, other, verdict):
     pair[0].data["Tensor.mean.0.forward"]["input_kwargs"]["keepdim"] = own
@@ -258,6 +280,18 @@ def test_arguments(pair, own, other, verdict):
 
 def test_positional_and_keyword_arguments_are_one(pair):
     mean = pair[0].data["Tensor.mean.0.forward"]
+@pytest.mark.parametrize(
+    ("own", "other", "verdict"),
+    [(1, -3, "pass"), (-2, 2, "pass"), (1, -1, "error"), (-4, 3, "error"), (-1, 4, "error")],
+)
+def test_a_dimension_from_the_end_is_one_of_as_many_as_the_tensor_has(pair, own, other, verdict):
+    for side, number in zip(pair, (own, other), strict=True):
+        side.data["Tensor.mean.0.forward"]["input_kwargs"]["dim"] = {"type": "int", "value": number}
+        side.data["Tensor.mean.0.forward"]["input_args"][1:] = []
+    unit = compared(*pair)
+    assert row(unit, "Tensor.mean.0.forward.input.dim")["verdict"] == verdict
+
+
     assert len(mean["input_args"]) == 2
     mean["input_kwargs"]["dim"] = mean["input_args"].pop()
     unit = compared(*pair)
