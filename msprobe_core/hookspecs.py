@@ -873,6 +873,9 @@ class ApiMap:
             the rest, as in ``x.reshape((2, 3))``. Gradients of arguments follow.
         buffers: Canonical names of parameters that other frameworks may keep without recording them.
         unit_dimensions: By own class, the parameters that are stored with further dimensions of size 1.
+        inexact: Functions that the framework approximates by more than a digit or two, by the canonical name of the
+            operation in lower case without ``_``: up to which magnitude of the argument they are off by no more than
+            how much, ascending. An absolute error of what is bounded, a relative one of exponentials.
     """
 
     name: str
@@ -883,6 +886,9 @@ class ApiMap:
     arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     buffers: Sequence[str] = ()
     unit_dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    inexact: Mapping[str, Sequence[tuple[float, float]]] = field(
+        default_factory=dict[str, Sequence[tuple[float, float]]]
+    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from msprobe_core import names
 from msprobe_core.compare.calls import Calls, Matcher, canonical_text, list_calls, list_entries
 from msprobe_core.compare.mapping import Matching, Rule
 from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
+from msprobe_core.compare.noise.operations import Operations, merged
 from msprobe_core.compare.sequence import Pair
 from msprobe_core.hookspecs import ApiMap, Dump
 from msprobe_core.model import Phase, Role
@@ -46,12 +47,14 @@ class Alignment:
         notes: What there is to say about how calls were paired, for people.
         buffers: Canonical names of parameters that a framework may keep without recording them.
         wrappers: Path of what is around the modules that the other side has too, of target and golden dump.
+        operations: What the golden dump's calls compute; ``None`` within one framework.
     """
 
     rows: pl.DataFrame
     notes: Sequence[str]
     buffers: Sequence[str] = ()
     wrappers: tuple[str, str] = ("", "")
+    operations: Operations | None = None
 
 
 def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignment:  # noqa: B008  # frozen
@@ -193,6 +196,7 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
         sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
         (naming.target.wrapper, naming.golden.wrapper),
+        _operations(other, naming) if is_foreign else None,
     )
 
 
@@ -200,6 +204,17 @@ def _have_all_calls(target: Dump, golden: Dump, own: set[str], other: set[str]) 
     """Whether each side has all calls of the other, but for what a recording that ended early may lack."""
     lacks = [not ending_of(dump).is_whole for dump in (target, golden)]
     return own == other or (lacks[0] and own < other) or (lacks[1] and other < own)
+
+
+def _operations(golden: Calls, naming: Naming) -> Operations:
+    """Return what the golden dump's calls compute, and what either framework approximates."""
+    rows = golden.entries.filter(pl.col("phase") == Phase.FORWARD.value).drop_nulls("stem")
+    side = naming.golden
+    found = {
+        stem: side.type_of(stem) if names.is_module(stem) else side.words.api(stem) for stem in rows["stem"].unique()
+    }
+    inexact = [words.map.inexact for words in (naming.target.words, side.words)]
+    return Operations({entry: found[stem] for entry, stem in rows.select("entry", "stem").rows()}, merged(*inexact))
 
 
 def _crowded(side: Names, stems: set[str]) -> frozenset[str]:

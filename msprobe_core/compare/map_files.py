@@ -4,7 +4,8 @@ A directory has any of these; ``docs/plugins.md`` says what is in them:
 
 * ``apis.yaml``: by prefix, the canonical name of each API;
 * ``arguments.yaml``: by prefix, the parameters of each API in their order;
-* ``modules.yaml``: ``prefixes``, ``types``, ``parameters``, ``buffers`` and ``unit_dimensions``.
+* ``modules.yaml``: ``prefixes``, ``types``, ``parameters``, ``buffers`` and ``unit_dimensions``;
+* ``inexact.yaml``: by operation, how far the framework's approximation of a function is off.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class _Modules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit_dimensions: dict[str, tuple[str, ...]] = {}
 
 
+_Inexact = dict[str, dict[float, float]]
+
+
 def load_api_map(name: str, directory: Path) -> ApiMap:
     """Return the map that the files of a directory make.
 
@@ -66,6 +70,10 @@ def load_api_map(name: str, directory: Path) -> ApiMap:
         arguments={own: _places(listed) for own, listed in load_parameters(directory / "arguments.yaml").items()},
         buffers=modules.buffers,
         unit_dimensions=modules.unit_dimensions,
+        inexact={
+            name: tuple(sorted(steps.items()))
+            for name, steps in _converted(directory / "inexact.yaml", _Inexact).items()
+        },
     )
 
 

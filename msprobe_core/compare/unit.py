@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from msprobe_core.compare.layouts.rules import LayoutRules
+    from msprobe_core.compare.noise.operations import Operations
     from msprobe_core.compare.shards.findings import ReplicaFinding
 
 
@@ -106,7 +107,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     if mode is Mode.TENSOR:
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]
-    scorer = _scorer(options.noise, pair.golden, told := [])
+    scorer = _scorer(options.noise, pair.golden, told := [], alignment.operations)
     rows = judge(
         rows,
         by_checksum=mode is Mode.CHECKSUM,
@@ -159,13 +160,15 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     )
 
 
-def _scorer(noise: NoiseModel | None, golden: Path, notes: list[str]) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
+def _scorer(
+    noise: NoiseModel | None, golden: Path, notes: list[str], operations: Operations | None
+) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
     """Return what scores rows, and appends what there is to note."""
     if noise is None:
         return None
 
     def score(rows: pl.DataFrame) -> pl.DataFrame:
-        scored, own = noise.score(rows, golden)
+        scored, own = noise.score(rows, golden, operations)
         notes.extend(own)
         return scored
 

@@ -296,7 +296,11 @@ def examine(task: UnitTask) -> UnitFindings | UnitFailed | TaskLost:
 def _examine(task: UnitTask) -> UnitFindings:
     pair = task.pair
     unit = compare_unit(pair, task.options)
-    rows = with_scores(unit.rows, task.options.limits, unit.parents, is_first_step=task.is_first)
+    rows = with_scores(
+        unit.rows, task.options.limits, unit.parents, is_first_step=task.is_first, is_foreign=unit.is_foreign
+    )
+    if task.before is not None:
+        rows = with_judged_updates(rows, task.before)
     nodes = nodes_of(rows)
     nesting = Nesting(unit.parents, unit.golden_parents)
     sources = find_sources(rows, nodes, nesting)

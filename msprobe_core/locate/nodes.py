@@ -16,6 +16,7 @@ from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import given_parameters
 from msprobe_core.compare.limits import LimitTable
+from msprobe_core.compare.noise.carried import SUMMED
 from msprobe_core.compare.noise.nulls import LEAST_LIMITS
 from msprobe_core.compare.verdict import Verdict, differs
 from msprobe_core.locate.decisions import DECIDES, api_of
@@ -33,10 +34,9 @@ _SIDES = ("target", "golden")
 _LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
 
 
-WEIGHT_ERROR = 64 * 2.0**-24
-"""Two runs begin with the same weights, bit by bit, and their statistics are off by what summing them up in float32 is:
-64 unit round-offs are more than pairwise or blocked sums of any length show. Where dtypes differ, the weights were
-rounded, and are judged as other tensors are."""
+WEIGHT_ERROR = SUMMED
+"""Two runs begin with the same weights, bit by bit, and their statistics are off by what summing them up in float32 is.
+Where dtypes differ, the weights were rounded, and are judged as other tensors are."""
 
 
 _SAME, _NEARLY_SAME = 1e-6, 1e-2
@@ -45,7 +45,12 @@ computed from tensors that are not quite."""
 
 
 def with_scores(
-    rows: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None], *, is_first_step: bool = False
+    rows: pl.DataFrame,
+    limits: LimitTable,
+    parents: Mapping[str, str | None],
+    *,
+    is_first_step: bool = False,
+    is_foreign: bool = False,
 ) -> pl.DataFrame:
     """Return judged rows with what nodes are made of.
 
@@ -57,6 +62,7 @@ def with_scores(
         limits: Those they were judged by.
         parents: The enclosing call of each of the target's calls.
         is_first_step: Whether parameters are those that the runs began with.
+        is_foreign: Whether the two are of different frameworks. The closed form then knows what each call rounds.
     """
     if "score" not in rows.columns:
         rows = rows.with_columns(score=pl.col("judged_error") / pl.col("limit"), score_limit=pl.lit(1.0))
@@ -80,7 +86,9 @@ def with_scores(
     larger = pl.max_horizontal(*[pl.col(f"max_{side}").abs() for side in _SIDES])
     gap = (pl.col("max_target") - pl.col("max_golden")).abs() / larger
     is_parameter = (pl.col("role") == Role.PARAMETERS.value) | (is_given & is_input)
-    is_weight = is_parameter & (pl.col("dtype_target") == pl.col("dtype_golden"))
+    # Frameworks spell one dtype in their own ways.
+    dtypes = [pl.col(f"dtype_{side}").str.to_lowercase().str.strip_prefix("torch.") for side in _SIDES]
+    is_weight = is_parameter & (dtypes[0] == dtypes[1])
     is_other = is_weight & (pl.col("judged_error") > WEIGHT_ERROR) & is_first_step
     return (
         rows.with_columns(
@@ -100,7 +108,7 @@ def with_scores(
             .otherwise(pl.min_horizontal("ratio", 1.0)),
         )
         .drop("ratio")
-        .with_columns(local_excess=local_excess(rows))
+        .with_columns(local_excess=pl.lit(0.0) if is_foreign else local_excess(rows))
         .pipe(lambda scored: scored if is_first_step else with_updated_parameters(scored))
         .pipe(_with_singled_out)
     )  # fmt: skip
@@ -180,6 +188,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             argument_gap=pl.col("argument_gap").max().fill_null(0.0),
             local_excess=pl.col("local_excess").max(),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
+            is_unmatched=is_unmatched.any(),
             is_added_up=is_sum().any() & ~is_lone.all(),
             # What is excused, as results that one of two frameworks returns besides, is not unmatched.
             parts_missing=(is_unmatched & is_output & _is_tensor()).any() & ~is_lone.all(),
@@ -188,7 +197,6 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
             takes_values=(~is_discrete & is_output & _is_tensor()).any(),
             parameters_equal=pl.col("is_equal").filter(pl.col("role") == Role.PARAMETERS.value).all(),
-            is_unmatched=is_unmatched.any(),
             input_noise=(pl.col("noise_floor") if "noise_floor" in rows.columns else pl.lit(0.0))
             .filter(tensors | pl.col("is_parameter"))
             .max()

@@ -15,6 +15,7 @@ import polars as pl
 
 from msprobe_core.compare.noise.measures import MEASURES, Measure
 from msprobe_core.compare.noise.nulls import Null, Nulls
+from msprobe_core.compare.noise.operations import Operations
 from msprobe_core.compare.noise.rounding import least
 
 ROUNDINGS = 0.35
@@ -30,23 +31,30 @@ CLOSED_NULLS: Nulls = {
 """Wider than those of a measured profile: a formula knows nothing of the row."""
 
 
-def with_closed_form(rows: pl.DataFrame) -> pl.DataFrame:
+def with_closed_form(rows: pl.DataFrame, operations: Operations | None = None) -> pl.DataFrame:
     """Return aligned rows with ``closed_`` and the name of each measure: its floor; null where there are no floats.
 
     Args:
         rows: In execution order, with ``roundoff`` and ``num_rows``.
+        operations: What the golden dump's calls compute, if the two are of different frameworks.
     """
     depth = (pl.col("entry") != pl.col("entry").shift()).fill_null(value=True).cum_sum()
     distance = pl.col("roundoff") * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
-    rows = rows.with_columns(closed_distance=distance)
+    shift = pl.lit(0.0)
+    if operations is not None:
+        from msprobe_core.compare.noise.flow import SHIFT, SPREAD, with_flow  # within one framework nobody needs it
+
+        rows = with_flow(rows, operations)
+        distance, shift = pl.max_horizontal(distance, SPREAD), pl.col(SHIFT).fill_null(0.0)
+    rows = rows.with_columns(closed_distance=distance, closed_shift=shift)
     return rows.with_columns(
         (
-            least(measure, pl.col("closed_distance")) * _AVERAGED
+            least(measure, pl.col("closed_distance")) * _AVERAGED + pl.col("closed_shift")
             if measure.averages
-            else pl.max_horizontal(pl.col("closed_distance"), pl.col("roundoff"))
+            else pl.max_horizontal(pl.col("closed_distance"), pl.col("roundoff")) + pl.col("closed_shift")
         ).alias(closed(measure))
         for measure in MEASURES
-    ).drop("closed_distance")
+    ).drop("closed_distance", "closed_shift")
 
 
 def closed(measure: Measure) -> str:

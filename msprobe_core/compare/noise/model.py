@@ -14,6 +14,7 @@ from msprobe_core.compare.noise.carried import carried_distance, is_parameter
 from msprobe_core.compare.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
 from msprobe_core.compare.noise.measures import MEASURES, WORDS, Measure, with_measures
 from msprobe_core.compare.noise.nulls import EXTREME_LIMIT
+from msprobe_core.compare.noise.operations import Operations
 from msprobe_core.compare.noise.profile import NoiseProfile, UnitNoise, find_profile
 from msprobe_core.compare.noise.rounding import least, with_sizes
 from msprobe_core.errors import CompareError
@@ -61,7 +62,9 @@ class NoiseModel:
     profile: Path | None = None
     alpha: float = ALPHA
 
-    def score(self, rows: pl.DataFrame, golden: Path) -> tuple[pl.DataFrame, list[str]]:
+    def score(
+        self, rows: pl.DataFrame, golden: Path, operations: Operations | None = None
+    ) -> tuple[pl.DataFrame, list[str]]:
         """Return aligned rows with `SCORES` and `HELPERS`, and what there is to note.
 
         ``score`` is ``error / floor`` of the measure that is farthest over its limit, or closest to it; 0 where the two
@@ -70,14 +73,21 @@ class NoiseModel:
         Args:
             rows: In execution order, with ``judged_error``, ``precision`` and the metrics.
             golden: The golden dump.
+            operations: What the golden dump's calls compute, if the two are of different frameworks.
 
         Raises:
             CompareError: the profile cannot be read.
         """
         found = NoiseProfile(self.profile).unit(golden) if self.profile is not None else None
-        prepared = with_closed_form(with_sizes(with_measures(rows)))
+        prepared = with_closed_form(with_sizes(with_measures(rows)), operations)
         measured = found if isinstance(found, UnitNoise) else None
         prepared = _with_profile(prepared, measured)
+        if operations is not None:
+            # Repetitions of one framework say nothing of the other one's kernels.
+            prepared = prepared.with_columns(
+                pl.when(pl.col(_floor(measure)).is_not_null()).then(pl.max_horizontal(_floor(measure), closed(measure)))
+                for measure in MEASURES
+            )
         carried = 0.0 if measured is not None and measured.parameters_vary else carried_distance(prepared)
         if carried:
             prepared = _with_carried(prepared, carried)

@@ -1,0 +1,559 @@
+"""What one call does to errors: by how much it may round, and by how much it makes larger what it was given.
+
+Two libraries that compute the same add up in other orders, fuse or do not fuse multiplications with additions, take
+variances in one pass or in two, and approximate elementary functions. None of that is a fault, and how far it makes
+results differ follows from what is computed and from the sizes of what went in and came out, which statistics tell.
+``u`` is the unit round-off; errors are relative to the norm of a tensor.
+
+Sums of products
+    Let every result be a sum of ``K`` products. The rounding of each addition is relative to the partial sum there,
+    which is ``k / K`` of the whole and, beside it, a random walk of steps of the size of a term. Independent
+    roundings add up as squares (Higham and Mary, *A New Approach to Probabilistic Rounding Error Analysis*, SIAM J.
+    Sci. Comput. 41(5), 2019): ``K / 3`` for the first part, and for the second half of the square of ``|A| |B| /
+    |C|``, where ``|A| |B|`` is ``K sqrt(number of results) rms(a) rms(b)``. That ratio is the condition of the sums:
+    it is large where terms cancel (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 3.1 and
+    4.2). Blocked sums and fused multiplications round less. Errors of the factors are independent from element to
+    element; they become larger by the condition over ``sqrt(K)``, and what they have in common by the condition.
+Sums, means, gradients of biases and of what was broadcast
+    The same with one factor.
+Normalisations
+    Their statistics are sums of ``K`` elements. With ``k^2 = mean(x^2) / var(x)``, the mean is off by ``u sqrt(K / 3)
+    k`` standard deviations, and the variance by ``u sqrt(K / 3)`` if it is taken in two passes, by ``k^2`` times that
+    in one (Chan, Golub and LeVeque, *Algorithms for Computing the Sample Variance*, The American Statistician 37(3),
+    1983); the standard deviation by half of it. Without the mean, what was given is ``k`` times as far off. In
+    backward, two projections are taken away from the gradient: everything becomes larger by the ratio of what is
+    before, ``g / sigma``, to what is left.
+Softmax
+    Exponentials make absolute errors relative ones. Elements more than ``ln(1 / u)`` below the largest add nothing,
+    so the size that counts is that of the largest and this, not that of a mask.
+Functions of single elements
+    ``|f'|`` at the most, times the size of what went in over that of what came out; in backward also ``|f''|`` for what
+    was kept. Results are rounded in the last two digits, and a framework's own approximations add what they say.
+Copies
+    Round nothing. What is selected may be smaller than what it is taken from, and has the same error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msprobe_core.compare.noise.operations import Kind, Operations, kind_of, known_as
+
+ACCUMULATED = 2.0**-24
+"""Unit round-off of sums: coarser formats are summed up in float32."""
+
+
+class Size(NamedTuple):
+    """How large a tensor is.
+
+    Attributes:
+        numel: Its number of elements, at least 1.
+        norm: Its Euclidean norm.
+        mean: Of its elements.
+        high: The largest.
+        low: The smallest.
+        shape: Its dimensions.
+    """
+
+    numel: float
+    norm: float
+    mean: float
+    high: float
+    low: float
+    shape: tuple[int, ...]
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the elements."""
+        return self.norm / math.sqrt(self.numel)
+
+    @property
+    def largest(self) -> float:
+        """Largest magnitude."""
+        return max(abs(self.high), abs(self.low))
+
+    @property
+    def smallest(self) -> float:
+        """Smallest magnitude, as far as it is known: 0 where there are both signs."""
+        return max(self.low, -self.high, 0.0)
+
+
+class Error(NamedTuple):
+    """How far a tensor may be off, in units of its norm.
+
+    Attributes:
+        spread: What roundings do, which are independent of each other in most elements.
+        shift: What approximations do, which elements have in common, so that it does not average out.
+    """
+
+    spread: float = 0.0
+    shift: float = 0.0
+
+    def times(self, gain: float, of_shift: float | None = None) -> Error:
+        """Return the error after a gain; ``of_shift``: that of what elements have in common, if it is another."""
+        return Error(min(self.spread * gain, 1.0), min(self.shift * (gain if of_shift is None else of_shift), 1.0))
+
+
+def together(errors: Sequence[Error]) -> Error:
+    """Return what independent errors are together."""
+    return Error(
+        min(math.sqrt(sum(error.spread**2 for error in errors)), 1.0), min(sum(error.shift for error in errors), 1.0)
+    )
+
+
+class Operand(NamedTuple):
+    """What a call was given, or made.
+
+    Attributes:
+        size: How large it is.
+        error: How far it may be off.
+        place: Where in the call it belongs, such as ``0`` or ``weight``.
+        is_parameter: Whether it is a parameter of the module.
+    """
+
+    size: Size
+    error: Error = Error()
+    place: str = "0"
+    is_parameter: bool = False
+
+
+class Forward(NamedTuple):
+    """A forward call.
+
+    Attributes:
+        operation: Canonical name.
+        given: What it was given, in order.
+        result: What it made.
+    """
+
+    operation: str
+    given: Sequence[Operand]
+    result: Operand
+
+
+class Backward(NamedTuple):
+    """What a backward call makes.
+
+    Attributes:
+        forward: The call that it goes back through.
+        gradient: What it got.
+        place: Of what it makes the gradient of.
+        result: The size of that.
+    """
+
+    forward: Forward
+    gradient: Operand
+    place: str
+    result: Size
+
+
+class Effect(NamedTuple):
+    """What a call does to errors.
+
+    Attributes:
+        own: What it rounds itself, beside the last digit.
+        inherited: What becomes of the errors of what it was given.
+    """
+
+    own: Error
+    inherited: Error
+
+
+def of_forward(call: Forward, operations: Operations) -> Effect:
+    """Return the effect of a forward call on its result."""
+    kind = kind_of(call.operation)
+    if not call.given:
+        return Effect(Error(), Error())
+    return _FORWARD[kind](call, operations)
+
+
+def of_backward(call: Backward, operations: Operations) -> Effect:
+    """Return the effect of a backward call on the gradient that it makes."""
+    if not call.forward.given:
+        return Effect(Error(), call.gradient.error)
+    return _BACKWARD[kind_of(call.forward.operation)](call, operations)
+
+
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+
+def _ratio(a: float, b: float) -> float:
+    """Return ``a / b``; what is divided by nothing is all error."""
+    return a / b if b > 0 and math.isfinite(a / b) else 1 / ACCUMULATED
+
+
+def _sums(num_terms: float) -> float:
+    """Return the error of a sum whose terms have one sign."""
+    return ACCUMULATED * math.sqrt(max(num_terms, 1.0) / 3)
+
+
+def _contracted(num_terms: float, rms: float, result: Size, *, factor: float = 1.0) -> tuple[float, float, float]:
+    """Return what sums of products round, and by how much they make errors larger: independent ones, and common ones.
+
+    Args:
+        num_terms: Of each sum.
+        rms: Of the terms, the product of those of the factors.
+        result: What comes out.
+        factor: What the sums were multiplied by to make it, as by one over their number in a mean.
+    """
+    terms = max(num_terms, 1.0)
+    condition = _ratio(terms * math.sqrt(result.numel) * rms * factor, result.norm)
+    own = ACCUMULATED * math.sqrt(terms / 3 + condition**2 / 2) if terms > 1 else 0.0
+    return own, max(1.0, condition / math.sqrt(terms)), max(1.0, condition)
+
+
+def _deviation(given: Size) -> float:
+    """Return the standard deviation of a tensor's elements, at least what rounding leaves of it."""
+    return math.sqrt(max(given.rms**2 - given.mean**2, ACCUMULATED * given.rms**2))
+
+
+_FAR = 17.0
+"""``ln(1 / u)`` in float32: what is farther below the largest adds nothing to a sum of exponentials."""
+
+
+def _exponent(given: Size) -> float:
+    """Return the size of those elements that count in a sum of exponentials."""
+    return max(1.0, min(given.rms, abs(given.high) + _FAR))
+
+
+def _derivatives(operation: str, given: Size) -> tuple[float, float]:
+    """Return the largest first and second derivative of a function of single elements; 1 of those that are bounded."""
+    known = known_as(operation)
+    if known in _EXPONENTIALS:
+        largest = math.exp(min(given.largest if known == "cosh" else given.high, 80.0))
+        return largest, largest
+    if known in _POWERS:
+        power = _POWERS[known]
+        # Steepest at the smallest, unless it is a power above 1; where the smallest is not known, what most are.
+        at = given.largest if power > 1 else (given.smallest or given.rms)
+        scale = 1.0 if power == 0 else abs(power)
+        return scale * _power(at, power - 1), scale * abs(power - 1) * _power(at, power - 2)
+    return 1.0, 1.0
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return base**exponent if base > 0 else 0.0
+    except OverflowError:
+        return 1 / ACCUMULATED
+
+
+_EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
+_POWERS = {"log": 0.0, "log1p": 0.0, "log2": 0.0, "log10": 0.0, "sqrt": 0.5, "rsqrt": -0.5, "pow": 2.0}
+"""The power whose derivatives a function has, 0 of logarithms."""
+
+
+def _main(operands: Sequence[Operand]) -> Operand:
+    """Return what a call works on: the largest of what it was given, no parameter if there is anything else."""
+    own = [each for each in operands if not each.is_parameter] or operands
+    return max(own, key=lambda each: each.size.numel)
+
+
+def _factors(call: Forward) -> tuple[Operand, Operand] | None:
+    """Return the two factors of a sum of products: the largest of two dimensions or more, in their order."""
+    wide = [each for each in call.given if len(each.size.shape) > 1]
+    found = wide if len(wide) > 1 else list(call.given)
+    if len(found) < 2:
+        return None
+    chosen = sorted(range(len(found)), key=lambda i: -found[i].size.numel)[:2]
+    first, second = sorted(chosen)
+    return found[first], found[second]
+
+
+def _num_products(call: Forward, factors: tuple[Operand, Operand]) -> float:
+    """Return how many products a sum of a forward call has."""
+    first, second = (each.size for each in factors)
+    if kind_of(call.operation) is Kind.CONVOLUTION:
+        channels = max(second.shape[0] if second.shape else 1, 1)
+        if known_as(call.operation) == "convtranspose":
+            return first.numel * (second.numel / channels) / call.result.size.numel
+        return second.numel / channels
+    return first.shape[-1] if first.shape else 1.0
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+def _copied(call: Forward, _: Operations) -> Effect:
+    rms = call.result.size.rms
+    errors = [each.error.times(max(1.0, _ratio(each.size.rms, rms))) for each in call.given if each.error.spread]
+    return Effect(Error(), max(errors, default=Error()))
+
+
+def _added(call: Forward, _: Operations) -> Effect:
+    size = call.result.size
+    return Effect(Error(), together([each.error.times(_ratio(each.size.rms, size.rms)) for each in call.given]))
+
+
+def _multiplied(call: Forward, _: Operations) -> Effect:
+    product = math.prod(each.size.rms for each in call.given) if len(call.given) > 1 else 0.0
+    gain = max(1.0, _ratio(product, call.result.size.rms)) if product else 1.0
+    return Effect(Error(), together([each.error.times(gain) for each in call.given]))
+
+
+def _divided(call: Forward, _: Operations) -> Effect:
+    if len(call.given) < 2:
+        return Effect(Error(), call.given[0].error)
+    above, below = call.given[:2]
+    # Where a divisor is small, what it is off by is large beside it.
+    gain = below.size.rms / below.size.smallest if below.size.smallest else 1.0
+    return Effect(Error(), together([above.error, below.error.times(gain)]))
+
+
+def _contraction(call: Forward, operations: Operations) -> Effect:
+    factors = _factors(call)
+    if factors is None:
+        return _other(call, operations)
+    first, second = factors
+    own, gain, _ = _contracted(_num_products(call, factors), first.size.rms * second.size.rms, call.result.size)
+    return Effect(Error(own), together([first.error, second.error]).times(gain))
+
+
+_MEANS = frozenset({"mean", "nanmean", "avgpool", "adaptiveavgpool"})
+
+
+def _summed(call: Forward, _: Operations) -> Effect:
+    given, result = _main(call.given), call.result.size
+    terms = given.size.numel / result.numel
+    terms = terms if terms > 1 else max(given.size.shape, default=1)
+    is_mean = known_as(call.operation) in _MEANS
+    own, gain, common = _contracted(terms, given.size.rms, result, factor=1 / terms if is_mean else 1.0)
+    return Effect(Error(own), given.error.times(gain, common))
+
+
+def _difference(call: Forward, _: Operations) -> Effect:
+    """A loss of the difference of two: what they are off by is large beside a small difference."""
+    given = _main(call.given)
+    apart = call.result.size.largest
+    apart = math.sqrt(apart) if known_as(call.operation) == "mse" else apart
+    gain = max(1.0, _ratio(2 * given.size.rms, apart))
+    return Effect(Error(_sums(given.size.numel) + gain * ACCUMULATED), given.error.times(gain))
+
+
+def _num_normalised(call: Forward, given: Size) -> float:
+    """Return over how many elements a normalisation takes its statistics, or more."""
+    known, result = known_as(call.operation), call.result.size
+    vectors = [each.size for each in call.given if each.size is not given and each.size.numel < given.numel]
+    if known in {"layernorm", "rmsnorm"}:
+        return max((each.numel for each in vectors), default=given.shape[-1] if given.shape else 1)
+    if known in {"batchnorm", "syncbatchnorm"}:
+        channels = max((each.numel for each in vectors), default=given.shape[1] if len(given.shape) > 1 else 1)
+        return given.numel / channels
+    if result.numel < given.numel:
+        return given.numel / result.numel
+    return given.numel / max(given.shape[0] if given.shape else 1, 1)
+
+
+_WITHOUT_MEAN = frozenset({"rmsnorm", "normalize", "norm"})
+
+
+def _condition(call: Forward, given: Size) -> float:
+    """Return the size of what is normalised over that of what is left without its mean."""
+    return 1.0 if known_as(call.operation) in _WITHOUT_MEAN else given.rms / _deviation(given)
+
+
+def _normalised(call: Forward, _: Operations) -> Effect:
+    given = _main(call.given)
+    condition = _condition(call, given.size)
+    own = _sums(_num_normalised(call, given.size)) * (condition + condition**2 / 2)
+    return Effect(Error(min(own, 1.0)), given.error.times(condition))
+
+
+def _softmax(call: Forward, operations: Operations) -> Effect:
+    given = _main(call.given)
+    shift = operations.approximation(call.operation, given.size.largest)
+    exponent = _exponent(given.size)
+    return Effect(Error(ACCUMULATED * 2 + _sums(max(given.size.shape, default=1)), shift), given.error.times(exponent))
+
+
+def _log_softmax(call: Forward, operations: Operations) -> Effect:
+    given, rms = _main(call.given), max(call.result.size.rms, ACCUMULATED)
+    exponent = _exponent(given.size)
+    own = (ACCUMULATED * exponent + _sums(max(given.size.shape, default=1))) / rms
+    shift = operations.approximation(call.operation, given.size.largest) / rms
+    return Effect(Error(min(own, 1.0), min(shift, 1.0)), given.error.times(max(1.0, exponent / rms)))
+
+
+def _function(call: Forward, operations: Operations) -> Effect:
+    given, result = _main(call.given), call.result.size
+    first, _ = _derivatives(call.operation, given.size)
+    error = operations.approximation(call.operation, given.size.largest)
+    # Approximations of what is bounded are off by so much of 1, of an exponential by so much of itself.
+    shift = error if known_as(call.operation) in _EXPONENTIALS else _ratio(error, result.rms)
+    gain = max(1.0, _ratio(first * given.size.rms, result.rms))
+    return Effect(Error(2 * ACCUMULATED, min(shift, 1.0)), given.error.times(gain))
+
+
+def _num_steps(call: Forward) -> float:
+    """Return how many cells a recurrent layer is behind each other: its time steps by its layers."""
+    shape = _main(call.given).size.shape
+    layers = max(1, sum(each.is_parameter for each in call.given) // 4)
+    return layers * (max(shape[:2]) if len(shape) > 2 else 1)
+
+
+def _recurrent(call: Forward, operations: Operations) -> Effect:
+    given = _main(call.given)
+    cell = ACCUMULATED * math.sqrt(4 + 5 / 6 * 2 * (given.size.shape[-1] if given.size.shape else 1))
+    shift = operations.approximation(call.operation, given.size.largest)
+    return Effect(Error(cell * math.sqrt(_num_steps(call)), shift), together([each.error for each in call.given]))
+
+
+def _other(call: Forward, _: Operations) -> Effect:
+    terms = max((max(each.size.shape, default=1) for each in call.given), default=1)
+    own = ACCUMULATED * math.sqrt(terms * 5 / 6) if terms > 1 else 0.0
+    return Effect(Error(own), together([each.error for each in call.given]))
+
+
+_FORWARD: Mapping[Kind, Callable[[Forward, Operations], Effect]] = {
+    Kind.COPY: _copied, Kind.ROUND: _added, Kind.PRODUCT: _multiplied, Kind.QUOTIENT: _divided,
+    Kind.CONTRACTION: _contraction, Kind.CONVOLUTION: _contraction, Kind.SUM: _summed, Kind.DIFFERENCE: _difference,
+    Kind.NORM: _normalised, Kind.SOFTMAX: _softmax, Kind.LOG_SOFTMAX: _log_softmax, Kind.FUNCTION: _function,
+    Kind.RECURRENT: _recurrent, Kind.OTHER: _other,
+}  # fmt: skip
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+def _passed_on(call: Backward, rms: float = 1.0) -> Effect:
+    """The effect on a gradient that is handed on, times something of a size, and added up where that was broadcast."""
+    gradient = call.gradient
+    terms = gradient.size.numel / call.result.numel
+    if terms > 1:
+        own, gain, common = _contracted(terms, gradient.size.rms * rms, call.result)
+    else:
+        own, gain = 0.0, max(1.0, _ratio(gradient.size.norm * rms, call.result.norm))
+        common = gain
+    return Effect(Error(own), gradient.error.times(gain, common))
+
+
+def _copied_back(call: Backward, _: Operations) -> Effect:
+    found = _passed_on(call)
+    # Rows that are taken several times, as of an embedding, are added up.
+    return Effect(Error(max(found.own.spread, ACCUMULATED)), found.inherited)
+
+
+def _others(call: Backward) -> list[Operand]:
+    return [each for each in call.forward.given if each.place != call.place]
+
+
+def _multiplied_back(call: Backward, _: Operations) -> Effect:
+    others = _others(call)
+    if not others:
+        return Effect(Error(), call.gradient.error)
+    found = _passed_on(call, math.prod(each.size.rms for each in others))
+    return Effect(found.own, together([found.inherited, *[each.error for each in others]]))
+
+
+def _divided_back(call: Backward, _: Operations) -> Effect:
+    if len(call.forward.given) < 2:
+        return Effect(Error(), call.gradient.error)
+    above, below = call.forward.given[:2]
+    is_above = call.place == above.place
+    size = 1 / max(below.size.rms, ACCUMULATED) * (1.0 if is_above else call.forward.result.size.rms)
+    gain = below.size.rms / below.size.smallest if below.size.smallest else 1.0
+    found = _passed_on(call, size)
+    return Effect(found.own, together([found.inherited, below.error.times(gain), above.error]))
+
+
+def _contraction_back(call: Backward, operations: Operations) -> Effect:
+    factors = _factors(call.forward)
+    if factors is None:
+        return _other_back(call, operations)
+    other = next((each for each, own in zip(factors[::-1], factors, strict=True) if own.place == call.place), None)
+    if other is None:
+        return _passed_on(call)
+    products = call.forward.result.size.numel * _num_products(call.forward, factors)
+    own, gain, _ = _contracted(products / call.result.numel, call.gradient.size.rms * other.size.rms, call.result)
+    return Effect(Error(own), together([call.gradient.error, other.error]).times(gain))
+
+
+def _summed_back(call: Backward, _: Operations) -> Effect:
+    if call.gradient.size.numel != call.result.numel:
+        return Effect(Error(), call.gradient.error)
+    own, gain, common = _contracted(max(call.result.shape, default=1), call.gradient.size.rms, call.result)
+    return Effect(Error(own), call.gradient.error.times(gain, common))
+
+
+def _difference_back(call: Backward, _: Operations) -> Effect:
+    given = _main(call.forward.given)
+    apart = call.forward.result.size.largest
+    apart = math.sqrt(apart) if known_as(call.forward.operation) == "mse" else apart
+    gain = max(1.0, _ratio(given.size.rms, apart))
+    return Effect(Error(gain * ACCUMULATED), together([call.gradient.error, given.error.times(gain)]))
+
+
+_KEYWORDS = frozenset({"batchnorm", "syncbatchnorm", "instancenorm"})
+"""Normalisations whose weight is no third argument."""
+
+
+def _normalised_back(call: Backward, _: Operations) -> Effect:
+    forward, gradient = call.forward, call.gradient
+    given = _main(forward.given)
+    terms = _num_normalised(forward, given.size)
+    if call.place != given.place:
+        # Of the weight, sums of the gradient times what is normalised, whose elements have the size 1; of the bias.
+        own, gain, common = _contracted(gradient.size.numel / call.result.numel, gradient.size.rms, call.result)
+        error = together([gradient.error, given.error.times(_condition(forward, given.size))])
+        return Effect(Error(own), error.times(gain, common))
+    place = "weight" if known_as(forward.operation) in _KEYWORDS else "2"
+    weights = [each.size.rms for each in forward.given if each.place in {"weight", place}]
+    scale = weights[0] if weights else 1.0
+    gain = max(1.0, _ratio(scale * gradient.size.rms, _deviation(given.size) * call.result.rms))
+    condition = _condition(forward, given.size)
+    own = gain * (ACCUMULATED + _sums(terms) * (condition + condition**2 / 2))
+    return Effect(Error(min(own, 1.0)), together([gradient.error, given.error.times(condition)]).times(gain))
+
+
+def _softmax_back(call: Backward, operations: Operations) -> Effect:
+    gradient, made = call.gradient, call.forward.result
+    terms = min(gradient.size.largest * made.size.norm, made.size.largest * gradient.size.norm)
+    gain = max(1.0, _ratio(terms, call.result.norm))
+    shift = operations.approximation(call.forward.operation, _main(call.forward.given).size.largest)
+    own = Error(2 * ACCUMULATED + _sums(max(call.result.shape, default=1)), shift)
+    return Effect(own.times(gain), together([gradient.error, made.error]).times(gain))
+
+
+def _log_softmax_back(call: Backward, operations: Operations) -> Effect:
+    gradient, given = call.gradient, _main(call.forward.given)
+    if gradient.size.numel > 1:
+        gain = max(1.0, _ratio(2 * gradient.size.norm, call.result.norm))
+    else:  # a loss: a probability less 1 for each row, over the number of rows
+        rows = max(given.size.numel / max(given.size.shape[-1:], default=1), 1.0)
+        gain = max(1.0, _ratio(gradient.size.largest, math.sqrt(rows) * call.result.norm))
+    shift = operations.approximation(call.forward.operation, given.size.largest)
+    own = Error(2 * ACCUMULATED + _sums(max(call.result.shape, default=1)), shift)
+    return Effect(own.times(gain), together([gradient.error, given.error.times(_exponent(given.size))]).times(gain))
+
+
+def _function_back(call: Backward, operations: Operations) -> Effect:
+    gradient, given = call.gradient, _main(call.forward.given)
+    first, second = _derivatives(call.forward.operation, given.size)
+    gain = max(1.0, _ratio(first * gradient.size.norm, call.result.norm))
+    bent = _ratio(second * gradient.size.rms * given.size.norm, call.result.norm)
+    shift = operations.approximation(call.forward.operation, given.size.largest)
+    own = Error(2 * ACCUMULATED, shift).times(gain)
+    return Effect(own, together([gradient.error.times(gain), given.error.times(bent)]))
+
+
+def _recurrent_back(call: Backward, operations: Operations) -> Effect:
+    forward = _recurrent(call.forward, operations)
+    found = _passed_on(call)
+    return Effect(together([forward.own, found.own]), together([found.inherited, forward.inherited]))
+
+
+def _other_back(call: Backward, operations: Operations) -> Effect:
+    forward = _other(call.forward, operations)
+    found = _passed_on(call)
+    return Effect(together([forward.own, found.own]), together([found.inherited, forward.inherited]))
+
+
+_BACKWARD: Mapping[Kind, Callable[[Backward, Operations], Effect]] = {
+    Kind.COPY: _copied_back, Kind.ROUND: lambda call, _: _passed_on(call), Kind.PRODUCT: _multiplied_back,
+    Kind.QUOTIENT: _divided_back, Kind.CONTRACTION: _contraction_back, Kind.CONVOLUTION: _contraction_back,
+    Kind.SUM: _summed_back, Kind.DIFFERENCE: _difference_back, Kind.NORM: _normalised_back, Kind.SOFTMAX: _softmax_back,
+    Kind.LOG_SOFTMAX: _log_softmax_back, Kind.FUNCTION: _function_back, Kind.RECURRENT: _recurrent_back,
+    Kind.OTHER: _other_back,
+}  # fmt: skip
