@@ -303,7 +303,7 @@ def _examine(task: UnitTask) -> UnitFindings:
         rows = with_judged_updates(rows, task.before)
     nodes = nodes_of(rows)
     nesting = Nesting(unit.parents, unit.golden_parents)
-    sources = find_sources(rows, nodes, nesting)
+    sources = find_sources(rows, nodes, nesting, is_foreign=unit.is_foreign)
     return UnitFindings(
         pair=pair,
         mode=unit.mode,

@@ -22,6 +22,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
+from msprobe_core.compare.noise.operations import is_layer
 from msprobe_core.locate.nodes import INFINITE, is_module
 from msprobe_core.model import Phase, Role
 
@@ -87,18 +88,21 @@ class Nesting:
         return found
 
 
-def find_sources(rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting) -> list[Source]:
+def find_sources(
+    rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting, *, is_foreign: bool = False
+) -> list[Source]:
     """Return the sources of one rank of one step, in execution order, `MAX_SOURCES` at the most.
 
     Args:
         rows: With scores, see `msprobe_core.locate.nodes.with_scores`.
         nodes: Those of the rows.
         nesting: Of both sides.
+        is_foreign: Whether the two are of different frameworks, which compute the same by other calls.
     """
     events = _events(_without_old_state(nodes, nesting))
     if events and not _has_consequence(nodes, rows):
         return []
-    alone = _Alone(nodes, nesting)
+    alone = _Alone(nodes, nesting, is_foreign=is_foreign)
     values = _Values(rows, nodes)
     by_entry = {node["entry"]: node for node in events}
     explained: set[str] = set()
@@ -184,9 +188,10 @@ def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone
             return Source(maker, seen_at=node)
         origin = values.changed_behind(node)
         return Source(node, made=False) if origin is None else Source(origin, made=False, seen_at=node)
-    if names.is_module(node["entry"]) and (lone := alone.inside(node)) is not None:
+    is_wrong_parameter = node["parameter_excess"] > 1
+    if not is_wrong_parameter and names.is_module(node["entry"]) and (lone := alone.inside(node)) is not None:
         return Source(lone, lone, seen_at=node)
-    if node["parameter_excess"] > 1 or node["arguments_differ"]:
+    if is_wrong_parameter or node["arguments_differ"]:
         module = by_entry.get(next(iter(nesting.of(node)), ""))
         is_named = module is not None and node["parameter_excess"] > 1 and module["parameter_excess"] > 1
         return Source(module if is_named and module is not None else node)
@@ -199,16 +204,26 @@ def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone
 class _Alone:
     """The calls that one side has alone."""
 
-    def __init__(self, nodes: pl.DataFrame, nesting: Nesting) -> None:
+    def __init__(self, nodes: pl.DataFrame, nesting: Nesting, *, is_foreign: bool) -> None:
         own = nodes.filter(pl.col("only_on").is_not_null() & (pl.col("phase") == Phase.FORWARD.value))
+        pairs = nodes.filter(pl.col("only_on").is_null() & is_module()).select("entry_golden", "entry").rows()
+        partners = dict(pairs) if is_foreign else {}
         self._nodes = own.to_dicts()
-        self._around = [nesting.of(node) for node in self._nodes]
+        self._around = [[partners.get(entry, entry) for entry in nesting.of(node)] for node in self._nodes]
         self._nesting = nesting
         self._entries = {node["entry"] for node in self._nodes}
+        self._is_foreign = is_foreign
 
     def inside(self, module: Node) -> Node | None:
-        """Return the first of a module, unless it has so many that it computes the same in another way."""
-        return self._first([i for i, around in enumerate(self._around) if module["entry"] in around])
+        """Return the first of a module, unless it has so many that it computes the same in another way.
+
+        Between frameworks what is inside of the modules of a module is no sign, nor what a layer of a framework is put
+        together from: that is another way to compute the same.
+        """
+        if self._is_foreign and any(_is_layer(module[name]) for name in ("entry", "entry_golden")):
+            return None
+        around = [outer[:1] for outer in self._around] if self._is_foreign else self._around
+        return self._first([i for i, outer in enumerate(around) if module["entry"] in outer])
 
     def before(self, node: Node) -> Node | None:
         """Return the nearest before a node, in a module that encloses both."""
@@ -223,7 +238,14 @@ class _Alone:
     def _first(self, places: Sequence[int]) -> Node | None:
         # A module that is alone stands for the calls in it.
         outermost = [i for i in places if not self._entries.intersection(self._around[i])]
+        if self._is_foreign and len({self._nodes[i]["only_on"] for i in outermost}) > 1:
+            return None  # both make calls of their own: another way to compute the same
         return self._nodes[outermost[0]] if 0 < len(outermost) <= _MANY_ALONE else None
+
+
+def _is_layer(entry: str | None) -> bool:
+    stem = names.stem_of(entry or "")
+    return stem is not None and is_layer(names.split_module(stem)[2])
 
 
 _IDENTITY = ("numel", "max", "min", "mean", "norm", "num_nan")
