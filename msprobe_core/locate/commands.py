@@ -19,7 +19,9 @@ _BY_LOOKING = {
 }
 
 
-def with_command(suspect: Suspect, mode: Mode, target: Path, golden: Path) -> Suspect:
+def with_command(
+    suspect: Suspect, mode: Mode, target: Path, golden: Path, *, is_foreign: bool = False, is_confirmed: bool = False
+) -> Suspect:
     """Return a suspect with the command that says more about it.
 
     Args:
@@ -27,14 +29,20 @@ def with_command(suspect: Suspect, mode: Mode, target: Path, golden: Path) -> Su
         mode: What was compared.
         target: The run under test, as given.
         golden: The trusted run, as given.
+        is_foreign: Whether the two are of different frameworks; a call is made again within one only.
+        is_confirmed: Whether calls were made again already.
     """
     if suspect.kind in _BY_LOOKING:
         return replace(suspect, command=_BY_LOOKING[suspect.kind])
-    if mode is Mode.TENSOR:
+    if mode is Mode.TENSOR and not (is_foreign or is_confirmed):
         command = shlex.join(["msprobe", "locate", str(target), str(golden), "--confirm"])
         return replace(suspect, command=command)
+    if mode is Mode.TENSOR:
+        # A table of every value: which elements differ, and by how much.
+        return replace(suspect, command=shlex.join(["msprobe", "compare", "-tp", str(target), "-gp", str(golden)]))
     config = msgspec.json.encode(_narrowest(suspect)).decode()
-    return replace(suspect, command=f"record both runs again with {config}, then locate with --confirm")
+    then = "compare them" if is_foreign else "locate with --confirm"
+    return replace(suspect, command=f"record both runs again with {config}, then {then}")
 
 
 def _narrowest(suspect: Suspect) -> dict[str, object]:

@@ -222,7 +222,12 @@ def _result(
         checks=checks_of(of_first, facts, modes),
         decisions=[decision for unit in found for decision in unit.decisions][:MAX_SUSPECTS],
         num_decisions=facts.decisions.different,
-        suspects=[with_command(suspect, modes[0], target, golden) for suspect in suspects[:MAX_SUSPECTS]],
+        suspects=[
+            with_command(
+                suspect, modes[0], target, golden, is_foreign=found[0].is_foreign, is_confirmed=options.confirms
+            )
+            for suspect in suspects[:MAX_SUSPECTS]
+        ],
         examined=_examined(found, done, of_all),
         num_nodes=sum(unit.num_nodes for unit in found),
         num_flagged=sum(unit.num_flagged for unit in found),
