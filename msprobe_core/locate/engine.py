@@ -32,6 +32,7 @@ from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
 from msprobe_core.locate.sources import Nesting, Source, find_sources, is_flagged
+from msprobe_core.locate.updates import parameters_of, with_judged_updates
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
@@ -80,11 +81,13 @@ class UnitTask:
         pair: Where the two dumps are.
         options: How they are compared.
         is_first: Whether it is of the first step, whose parameters are those that the runs began with.
+        before: The rank's parameters in the step before, which tell what an update should make of them.
     """
 
     pair: UnitPair
     options: CompareOptions
     is_first: bool
+    before: pl.DataFrame | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class UnitFindings:
         facts: What preconditions are told from.
         decisions: Discrete decisions that fell otherwise.
         given_wrong: Calls of communication that were given what is beyond rounding.
+        is_foreign: Whether the two are of different frameworks.
+        parameters: Those of the step, for the next one.
         notes: What there is to say about the dumps.
         incomplete: Which of the two ended early or is damaged, in words.
     """
@@ -112,6 +117,8 @@ class UnitFindings:
     facts: Facts
     decisions: Sequence[Decision]
     given_wrong: frozenset[str]
+    is_foreign: bool
+    parameters: pl.DataFrame
     notes: Sequence[str]
     incomplete: Sequence[str]
 
@@ -147,21 +154,28 @@ def locate(
     left_out = list(pairing.missing)
     suspects: Sequence[Suspect] = []
     notes: list[str] = []
+    before: dict[int | None, pl.DataFrame] = {}
     num_looked_at = 0
     for step in steps:
         own = [pair for pair in pairing.pairs if pair.step == step]
-        tasks = [UnitTask(pair, options.compare, step == steps[0]) for pair in own]
+        tasks = [UnitTask(pair, options.compare, step == steps[0], before.get(pair.rank)) for pair in own]
         findings, failed = _examine_all(tasks, options, progress, len(found), len(pairing.pairs))
+        before = {unit.pair.rank: unit.parameters for unit in findings}
         found += findings
         left_out += failed
         num_looked_at += 1
         suspects, told = _suspects_of(findings, options)
         notes += told
-        if suspects:
+        if suspects or _tells_nothing_of_updates(findings):
             break
     if not found:
         raise CompareError(f"nothing of {target} and {golden} could be compared; {left_out[0]}")
     return _result(target, golden, options, found, suspects, left_out, notes, (num_looked_at, len(steps)))
+
+
+def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
+    """Whether nothing says how far apart the parameters of later steps may be: of two frameworks none were recorded."""
+    return bool(findings) and all(unit.is_foreign and not unit.facts.weights.total for unit in findings)
 
 
 def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[str]]:
@@ -208,6 +222,11 @@ def _result(
     is_unknown = bool(incomplete) and not options.allows_incomplete
     if not suspects and (is_unknown or all(mode is Mode.STRUCTURE for mode in modes)):
         verdict = LocateVerdict.INSUFFICIENT
+    if not suspects and num_steps[0] < num_steps[1]:
+        told.append(
+            "later steps were not looked at: no parameters were recorded, so nothing tells how far what two frameworks "
+            "make of them may be apart; record at level L0 or mix"
+        )
     if not suspects and facts.lone_calls.different:
         told.append(
             f"calls that one side has alone, without consequence for what both have: {facts.lone_calls.different:,}; "
@@ -320,6 +339,8 @@ def _examine(task: UnitTask) -> UnitFindings:
         given_wrong=frozenset(
             entry for entry in nodes.filter(pl.col("input_excess") > 1)["entry"] if is_communication(entry)
         ),
+        is_foreign=unit.is_foreign,
+        parameters=parameters_of(rows),
         notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
         incomplete=unit.incomplete,
     )

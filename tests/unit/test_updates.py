@@ -1,10 +1,11 @@
 """Parameters behind an update: which of them are another, and which have moved as rounding moves them."""
 
+import numpy as np
 import polars as pl
 import pytest
 
 from msprobe_core.compare.align import Match
-from msprobe_core.locate.updates import with_updated_parameters
+from msprobe_core.locate.updates import parameters_of, with_judged_updates, with_updated_parameters
 from msprobe_core.model import Role
 
 NUM_LAYERS = 8
@@ -72,3 +73,92 @@ def test_floors_of_whole_trainings_win():
 def test_without_a_measure_of_noise_nothing_changes():
     frame = rows().drop("noise_floor")
     assert with_updated_parameters(frame).equals(frame)
+
+
+# --- updates themselves ---
+
+NUM_PARAMETERS = 12
+SEED = np.random.RandomState(3)
+INITIAL = [SEED.randn(64, 64) * 0.1 for _ in range(NUM_PARAMETERS)]
+UPDATES = [SEED.randn(64, 64) * 1e-4 * (1 + number) for number in range(NUM_PARAMETERS)]
+
+
+def step(arrays, golden, *, gradient_error=1e-6, digits=np.float64):
+    """Return the rows of parameters and of their gradients in one step."""
+    table = []
+    for number, sides in enumerate(zip(arrays, golden, strict=True)):
+        stem = f"Module.layers.{number}.fc.Linear"
+        statistics = {
+            f"{name}_{side}": float(digits(function(array)))
+            for side, array in zip(("target", "golden"), sides, strict=True)
+            for name, function in (("mean", np.mean), ("norm", np.linalg.norm), ("max", np.max), ("min", np.min))
+        }
+        error = float(np.linalg.norm(sides[0] - sides[1]) / np.linalg.norm(sides[1]))
+        own = {
+            "key": f"{stem}.forward.0.parameters.weight", "role": Role.PARAMETERS.value, "is_parameter": True,
+            "judged_error": error, **statistics,
+        }  # fmt: skip
+        gradient = {
+            "key": f"{stem}.parameters_grad.0.weight", "role": Role.PARAMETERS_GRAD.value, "is_parameter": False,
+            "judged_error": gradient_error,
+        }  # fmt: skip
+        table += [own, own | gradient]
+    return pl.DataFrame(table).with_columns(
+        *[pl.lit(NUMEL).alias(f"numel_{side}") for side in ("target", "golden")],
+        *[pl.lit("[64, 64]").alias(f"shape_{side}") for side in ("target", "golden")],
+        pl.lit(Match.BOTH.value).alias("match"),
+        pl.lit(1, pl.Int8).alias("precision"),
+        pl.lit(False).alias("is_exempt"),
+        *[pl.lit(0.0).alias(name) for name in ("score", "excess")],
+        pl.lit(1.0).alias("score_limit"),
+    )
+
+
+def updated(factors, *, noise=1e-7, **options):
+    """Return what is judged of a second step whose updates are so many times the golden ones, and a bit of rounding."""
+    random = np.random.RandomState(5)
+    golden = [(initial + update).astype(np.float32) for initial, update in zip(INITIAL, UPDATES, strict=True)]
+    target = [
+        (initial + update * factor * (1 + noise * random.randn(64, 64))).astype(np.float32)
+        for initial, update, factor in zip(INITIAL, UPDATES, factors, strict=True)
+    ]
+    before = parameters_of(step(INITIAL, INITIAL, **options))
+    judged = with_judged_updates(step(target, golden, **options), before)
+    wrong = judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))
+    factor = judged["update_factor"][0]
+    return [int(key.split(".")[2]) for key in wrong["key"]], factor
+
+
+def test_updates_that_round_are_the_same():
+    assert updated([1.0] * NUM_PARAMETERS) == ([], None)
+
+
+@pytest.mark.parametrize("factor", [1.1, 0.98, 0.0])
+def test_an_update_that_is_another_is_told_however_small(factor):
+    wrong, common = updated([factor if number == 4 else 1.0 for number in range(NUM_PARAMETERS)])
+    assert wrong == [4]
+    assert common is None
+
+
+def test_a_factor_that_all_updates_have_is_told():
+    wrong, factor = updated([1.1] * NUM_PARAMETERS)
+    assert wrong == list(range(NUM_PARAMETERS))
+    assert factor == pytest.approx(1.1, abs=1e-3)
+
+
+def test_an_optimizer_that_makes_more_of_rounding_says_nothing_of_single_updates():
+    """As Adam does, whose updates differ in elements; a factor that all have still shows."""
+    assert updated([1.0] * NUM_PARAMETERS, noise=0.05) == ([], None)
+    assert updated([1.0 if number else 1.02 for number in range(NUM_PARAMETERS)], noise=0.05)[0] == []
+    wrong, factor = updated([1.3] * NUM_PARAMETERS, noise=0.05)
+    assert len(wrong) == NUM_PARAMETERS
+    assert factor == pytest.approx(1.3, abs=0.03)
+
+
+def test_an_update_is_as_far_off_as_its_gradient():
+    assert updated([1.01 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], gradient_error=1.0) == ([], None)
+
+
+def test_statistics_in_float32_are_rounded_themselves():
+    assert updated([1.0] * NUM_PARAMETERS, digits=np.float32) == ([], None)
+    assert updated([0.0 if number == 11 else 1.0 for number in range(NUM_PARAMETERS)], digits=np.float32)[0] == [11]
