@@ -83,6 +83,8 @@ demo-cross: $(MS_READY)
 	$(MS_BIN)/msprobe compare -tp $(DEMO)/cross/healthy/step0 -gp $(DEMO)/cross/golden/step0 -o $(DEMO)/cross/agree
 	$(MS_BIN)/msprobe compare -tp $(DEMO)/cross/target/step0 -gp $(DEMO)/cross/golden/step0 -o $(DEMO)/cross/result; \
 		test $$? -eq 1
+	$(MS_BIN)/msprobe locate $(DEMO)/cross/healthy $(DEMO)/cross/golden -o $(DEMO)/cross/agree
+	$(MS_BIN)/msprobe locate $(DEMO)/cross/target $(DEMO)/cross/golden -o $(DEMO)/cross/result; test $$? -eq 1
 
 # The page of `msprobe view`, from its source, with Node 20 or newer: commit what it writes. Users need neither of the two.
 page:
