@@ -41,8 +41,9 @@ def with_command(
         # A table of every value: which elements differ, and by how much.
         return replace(suspect, command=shlex.join(["msprobe", "compare", "-tp", str(target), "-gp", str(golden)]))
     config = msgspec.json.encode(_narrowest(suspect)).decode()
-    then = "compare them" if is_foreign else "locate with --confirm"
-    return replace(suspect, command=f"record both runs again with {config}, then {then}")
+    if is_foreign:
+        return replace(suspect, command=f"record both runs again with {config}, then compare them")
+    return replace(suspect, command=f"record both runs again with {config}, then locate with --confirm")
 
 
 def _narrowest(suspect: Suspect) -> dict[str, object]:

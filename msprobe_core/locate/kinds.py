@@ -219,8 +219,12 @@ def _reason_of_parameter(kind: FaultKind, own: pl.DataFrame) -> str:
     named = ", ".join(re.sub(r"^.*\.(parameters|input)\.", "", name) for name in wrong[:3])
     when = "from the start" if kind is FaultKind.PARAMETER else "since the last update, whose gradients agree"
     factor = own["update_factor"][0] if "update_factor" in own.columns and own.height else None
-    scaled = "" if factor is None else f" The updates of all parameters are {factor:.4g} times the golden ones."
-    return f"Its parameter {named} is another {when}; what else it was given is right.{scaled}"
+    if factor is None:
+        return f"Its parameter {named} is another {when}; what else it was given is right."
+    return (
+        f"Its parameter {named} is another {when}; what else it was given is right. The updates of all parameters are "
+        f"{factor:.4g} times the golden ones."
+    )
 
 
 _IDENTITY = ("numel", "max", "min", "mean", "norm")
