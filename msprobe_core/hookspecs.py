@@ -89,35 +89,13 @@ class Reducer(Protocol):
         """
         ...
 
-    def identity(self, tensor: Any) -> tuple[int, int] | None:
-        """Return a key that tells this tensor, with the values it has now, from every other until ``collect``.
-
-        ``None`` where the framework cannot tell: the tensor is then read each time it is seen.
-        """
-        ...
-
-    def shows_writes(self, tensor: Any) -> bool:
-        """Whether whoever may write to this tensor now changes its identity by it; if not, it is read each time."""
-        ...
-
-    def keeps_still(self, tensor: Any) -> bool:
-        """Whether a tensor that does not show all writes has none of those while a model's forward runs, or a step.
-
-        Of an optimizer, that is, whose calls are recorded. What was read there is not read again before its end.
-        """
-        ...
-
-    def distrust(self, tensor: Any) -> None:
-        """Take note that somebody can write to this tensor's memory without its identity, or a view's, showing it."""
-        ...
-
     @property
     def is_complete(self) -> bool:
         """Whether all digests are filled in, so that there is nothing to wait for."""
         ...
 
     def collect(self) -> None:
-        """Fetch all results in few transfers per device, fill in their digests, and forget all identities."""
+        """Fetch all results in few transfers per device, and fill in their digests."""
         ...
 
 
@@ -160,16 +138,22 @@ class CallRecorder(Protocol):
         """Begin a call of a module; calls that open before it closes become its children."""
         ...
 
-    def record_inputs(self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments as they are now, before the call can overwrite them."""
+    def record_inputs(
+        self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
+    ) -> None:
+        """Take the arguments as they are now, before the call can overwrite them.
+
+        ``unset`` are the tensors among them whose values are not read: their memory has not been set yet, so the
+        values are arbitrary and would differ between equal runs.
+        """
         ...
 
     def record_parameters(self, call: Any, parameters: Mapping[str, Any]) -> None:
         """Take a module's own parameters."""
         ...
 
-    def record_outputs(self, call: Any, output: Any) -> None:
-        """Take the result of the call."""
+    def record_outputs(self, call: Any, output: Any, unset: Sequence[Any] = ()) -> None:
+        """Take the result of the call; see ``record_inputs`` for ``unset``."""
         ...
 
     def close(self, call: Any, *, keep: bool = True) -> None:
@@ -198,10 +182,6 @@ class CallRecorder(Protocol):
         """
         ...
 
-    def distrust(self, tensor: Any) -> None:
-        """Read this tensor and all that share its memory whenever they are seen: somebody can write unnoticed."""
-        ...
-
     def nesting(self) -> object:
         """Return the module calls that are open on this thread, for ``nest_in``."""
         ...
@@ -221,10 +201,6 @@ class CallRecorder(Protocol):
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Take note that something could not be recorded, and why; it is said once for each kind of failure."""
-        ...
-
-    def pass_over(self, tensor: Any) -> None:
-        """Do not read this tensor until it is written to: nobody has set its memory, so its values are chance."""
         ...
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:

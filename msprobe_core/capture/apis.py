@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, ClassVar, Protocol, cast
@@ -65,9 +65,22 @@ class ApiCalls(ABC):
     def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool) -> ResultWatch:
         """Begin to watch the gradients of a call; a function that is foreign may use tensors besides its arguments."""
 
-    @abstractmethod
-    def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Follow what a call has done to memory without a trace."""
+    def _unset_inputs(
+        self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool
+    ) -> Sequence[Any]:
+        """Return the arguments whose memory has not been set yet, unless the function computes from their values.
+
+        A function that is foreign may do either.
+        """
+        del function, args, kwargs, is_foreign
+        return ()
+
+    def _unset_outputs(
+        self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, *, is_foreign: bool
+    ) -> Sequence[Any]:
+        """Return the results whose memory has not been set yet; follow what the function does to such memory."""
+        del function, args, kwargs, output, is_foreign
+        return ()
 
     def _written_by(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """Return what a function that mutates has written to: its first argument, where the framework knows no more."""
@@ -96,16 +109,16 @@ class ApiCalls(ABC):
             mutates: Whether it writes to arguments, which are its output if it returns nothing.
         """
         recorder = self._recorder
-        call, gradients = self._open(prefix, name, args, kwargs)
+        call, gradients = self._open(prefix, name, function, args, kwargs)
         result = self._call(call, function, args, kwargs)
         if call is None:
             return result
         with self._quiet():
             output = self._written_by(function, args, kwargs) if result is None and mutates else result
             is_computation = self.has_tensor(output)
-            self._follow(function, args, kwargs, output)
+            unset = self._unset_outputs(function, args, kwargs, output, is_foreign=False)
             if is_computation:
-                recorder.record_outputs(call, output)
+                recorder.record_outputs(call, output, unset)
                 if gradients is not None:
                     gradients.attach(output)
             recorder.close(call, keep=is_computation)
@@ -123,8 +136,8 @@ class ApiCalls(ABC):
     ) -> Any:
         """Run and record a function that is not the framework's, unless it is inside of a call that is recorded.
 
-        Nothing is known of such a function. It may write to its arguments unnoticed, so they are read anew; if it
-        returns no tensor, they are its outputs.
+        Nothing is known of such a function. It may write to its arguments; if it returns no tensor, they are its
+        outputs.
 
         Args:
             prefix: First part of its name.
@@ -140,17 +153,16 @@ class ApiCalls(ABC):
             return function(*args, **kwargs)
         shown_args, shown_kwargs = shown or (args, kwargs)
         call, gradients = self._open(
-            prefix, name, shown_args, shown_kwargs, owner, has_gradients=shown is None, is_foreign=True
+            prefix, name, function, shown_args, shown_kwargs, owner, has_gradients=shown is None, is_foreign=True
         )
         result = self._call(call, function, args, kwargs)
         if call is None:
             return result
         with self._quiet():
-            tensors = list(tensors_in((shown_args, tuple(shown_kwargs.values())), self.tensor_type))
-            for tensor in tensors:
-                recorder.distrust(tensor)
             returns = self.has_tensor(result)
-            recorder.record_outputs(call, result if returns else tuple(tensors) or result)
+            written = () if returns else tuple(tensors_in((shown_args, tuple(shown_kwargs.values())), self.tensor_type))
+            unset = self._unset_outputs(function, shown_args, shown_kwargs, result, is_foreign=True)
+            recorder.record_outputs(call, written or result, unset)
             if gradients is not None and returns:
                 gradients.attach(result)
             recorder.close(call)
@@ -164,6 +176,7 @@ class ApiCalls(ABC):
         self,
         prefix: str,
         name: str,
+        function: Function,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         owner: str | None = None,
@@ -180,7 +193,8 @@ class ApiCalls(ABC):
                 owner = self._owner_of(_caller())
             is_recomputed = builds_graph and self._is_in_backward()
             call = recorder.open_api(prefix, name, owner, is_recomputed=is_recomputed)
-            recorder.record_inputs(call, args, kwargs)
+            unset = self._unset_inputs(function, args, kwargs, is_foreign=is_foreign)
+            recorder.record_inputs(call, args, kwargs, unset)
             if call.wants_gradients and builds_graph:
                 gradients = self._watch(call, args, kwargs, is_foreign=is_foreign)
         return call, gradients

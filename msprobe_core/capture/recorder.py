@@ -49,7 +49,7 @@ _NOTHING = Digest(Stats())
 """Stands for values that could not be read."""
 
 _UNSET = Digest(Stats())
-"""Stands for the values of memory that nobody has set: they are chance, and would differ between equal runs."""
+"""Stands for the values of memory that has not been set: they are arbitrary, and would differ between equal runs."""
 
 
 class _MicroSteps:
@@ -75,8 +75,7 @@ class _Call:
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
-        "last_pass", "micro_step", "name", "num_later", "outermost", "parent", "stem", "step", "wants_forward",
-        "wants_gradients",
+        "last_pass", "micro_step", "name", "num_later", "parent", "stem", "step", "wants_forward", "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -84,7 +83,6 @@ class _Call:
         self.key = key
         self.index = index
         self.parent = parent
-        self.outermost: _Call | None = None if parent is None else parent.root
         self.step = step
         self.stem: str | None = None
         self.entry: Entry | None = None
@@ -98,11 +96,6 @@ class _Call:
         self.covers_backward = False
         self.micro_step: int | None = None
         self.is_recomputed = False
-
-    @property
-    def root(self) -> _Call:
-        """The outermost call around it, or itself; not kept there, which would be a cycle."""
-        return self.outermost or self
 
 
 _PASSED_OVER = _Call("", "", 0, None, -1)
@@ -176,7 +169,6 @@ class Recorder:
         """
         self._framework = framework
         self._reducer = framework.reducer()
-        self._identity = self._reducer.identity
         self._describe = framework.describe
         self._processor = processor
         self._selection = selection
@@ -202,17 +194,12 @@ class Recorder:
         self.on_backlog: Callable[[], None] | None = None
         self.check: BenchCheck | None = None  # compares each call with an earlier run, and decides what is kept whole
         self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
-        self._span = 0  # counts forwards of outermost modules and steps of optimizers; other calls are one each
-        self._span_root: _Call | None = None
-        self._sees_apis = False
         self.has_sole = False  # whether one module only is recorded, which reports through `SoleModule`
         self._reset()
 
     def _reset(self) -> None:
         self._counts: dict[str, int] = {}
         self._num_roots: dict[str, int] = {}
-        self._digests: dict[tuple[int, int] | None, Digest] = {}
-        self._spans: dict[tuple[int, int], int] = {}
         self._finished: list[tuple[int, Entry]] = []
         self._backwards: list[_Backward] = []
         self._later: dict[tuple[_Call, int], _Backward] = {}
@@ -246,8 +233,6 @@ class Recorder:
         key = f"{prefix}.{name}"
         with self._lock:
             parent = self._owner(owner)
-            self._sees_apis = True
-            self._enter_span(parent)
             index = self._counts.get(key, 0)
             self._counts[key] = index + 1
             call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
@@ -284,16 +269,8 @@ class Recorder:
             self._select(call)
             if call.wants_gradients:
                 self._covered.add(stem)
-            self._enter_span(parent or call)
         stack.append(call)
         return call
-
-    def _enter_span(self, parent: _Call | None) -> None:
-        """Note whether what is read now belongs to the same forward, or step of an optimizer, as what was before."""
-        root = None if parent is None else parent.root
-        if root is None or root is not self._span_root:
-            self._span_root = root
-            self._span += 1
 
     def _place(self, call: _Call, is_recomputed: bool) -> None:
         """Note which micro-batch of the step a call belongs to, and whether it computes something again."""
@@ -343,23 +320,25 @@ class Recorder:
         if self._tracks_parents:
             self._parents[call.name] = _name_of(call.parent)
 
-    def record_inputs(self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def record_inputs(
+        self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
+    ) -> None:
         """Take the arguments as they are now."""
         entry = call.entry
         if entry is None or not self._takes_inputs:
             return
-        entry.inputs = self._values.positional(args, self._taker(call.name, "input"))
-        entry.input_kwargs = self._values.named(kwargs, self._taker(call.name, "kwargs")) if kwargs else {}
+        entry.inputs = self._values.positional(args, self._taker(call.name, "input", unset))
+        entry.input_kwargs = self._values.named(kwargs, self._taker(call.name, "kwargs", unset)) if kwargs else {}
 
     def record_parameters(self, call: _Call, parameters: Mapping[str, Any]) -> None:
         """Take a module's own parameters."""
         if call.entry is not None and self._takes_parameters:
             call.entry.parameters = self._values.named(parameters, self._taker(call.name, "parameters"))
 
-    def record_outputs(self, call: _Call, output: Any) -> None:
+    def record_outputs(self, call: _Call, output: Any, unset: Sequence[Any] = ()) -> None:
         """Take the result of the call."""
         if call.entry is not None and self._takes_outputs:
-            call.entry.outputs = self._values.positional(_as_results(output), self._taker(call.name, "output"))
+            call.entry.outputs = self._values.positional(_as_results(output), self._taker(call.name, "output", unset))
 
     def close(self, call: _Call, *, keep: bool = True) -> None:
         """End the call."""
@@ -477,7 +456,6 @@ class Recorder:
                 self._note_late(name)
                 return
             self._micro_steps().in_backward = call.micro_step
-            self._span_root = None
             self._selection.begin(name)
             if self._selection.is_inside:
                 if not backward.begun:
@@ -591,10 +569,15 @@ class Recorder:
 
     # --- tensors ----------------------------------------------------------------------------------------------
 
-    def _taker(self, entry: str, category: str) -> Callable[[Any, str], Value]:
-        return lambda tensor, path: self._take(tensor, entry, category, path)
+    def _taker(self, entry: str, category: str, unset: Sequence[Any] = ()) -> Callable[[Any, str], Value]:
+        if not unset:
+            return lambda tensor, path: self._take(tensor, entry, category, path)
+        arbitrary = {id(tensor) for tensor in unset}
+        return lambda tensor, path: self._take(tensor, entry, category, path, is_unset=id(tensor) in arbitrary)
 
-    def _take(self, tensor: Any, entry: str, category: str, path: str) -> TensorValue | Failure:
+    def _take(
+        self, tensor: Any, entry: str, category: str, path: str, *, is_unset: bool = False
+    ) -> TensorValue | Failure:
         try:
             value = TensorValue(self._describe(tensor), _NOTHING)
         except BaseException as caught:  # noqa: BLE001  # a plugin's failure must not reach the training
@@ -605,19 +588,16 @@ class Recorder:
             part = tensor if self._slices is None else self._part_of(tensor, value)
             if part is None:
                 return value
-            value.digest = self._digest(tensor, part)
+            value.digest = _UNSET if is_unset else self._digest(part)
             if self.check is not None:
                 self.check.hold(part, entry, category, path, value)
-            elif self._keep_tensor is not None and self._keeps(entry, value):
+            elif self._keep_tensor is not None and not is_unset and self._selection.keeps_tensors(entry):
                 self._keep_tensor(part, names.tensor_file_stem(entry, category, path), value)
         except BaseException as caught:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             error = kept(caught)
             self.note_failure(f"{entry} {category} {path}", error)
             value.failure = reason_of(error)
         return value
-
-    def _keeps(self, entry: str, value: TensorValue) -> bool:
-        return value.digest is not _UNSET and self._selection.keeps_tensors(entry)
 
     def _part_of(self, tensor: Any, value: TensorValue) -> Any:
         """Return what is recorded of a tensor, and say in ``value`` if that is a part; ``None`` if none can be had."""
@@ -638,36 +618,11 @@ class Recorder:
         except BaseException as caught:  # noqa: BLE001  # of a framework or a disk
             self.note_failure(entry, kept(caught))
 
-    def _digest(self, tensor: Any, part: Any) -> Digest:
-        key = self._identity(tensor)
-        known = None if key is None else self._digests.get(key)
-        if known is not None and (known is _UNSET or self._reducer.shows_writes(tensor) or self._is_still(key, tensor)):
-            return known
+    def _digest(self, tensor: Any) -> Digest:
+        # For each record anew: no version shows what a kernel outside of the framework has written in between.
         digest = Digest()
-        self._processor.reduce(part, digest, self._reducer)
-        if key is not None:
-            self._digests[key] = digest
-            self._spans[key] = self._span
+        self._processor.reduce(tensor, digest, self._reducer)
         return digest
-
-    def _is_still(self, key: tuple[int, int] | None, tensor: Any) -> bool:
-        """Whether nobody has written to a tensor since it was read, for all that it would not show it.
-
-        Calls that hand out memory must be seen for that.
-        """
-        is_in_span = key is not None and self._sees_apis and self._spans.get(key) == self._span
-        return is_in_span and self._reducer.keeps_still(tensor)
-
-    def pass_over(self, tensor: Any) -> None:
-        """Do not read this tensor until it is written to."""
-        key = self._identity(tensor)
-        if key is not None:
-            self._digests[key] = _UNSET
-
-    def distrust(self, tensor: Any) -> None:
-        """Read this tensor, and all that share its memory, anew whenever they are seen."""
-        self._digests.pop(self._identity(tensor), None)  # of memory that nobody had set before
-        self._reducer.distrust(tensor)
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Say what could not be recorded: once for each kind of failure, and how many there were at the step's end."""
@@ -696,8 +651,6 @@ class Recorder:
         """Return what has been recorded since the last call, complete and in execution order, and forget it."""
         with self._lock:
             self._reducer.collect()
-            self._digests.clear()
-            self._spans.clear()
             for (stem, _), count in self._gradient_counts.items():
                 self._gradients_written[stem] = max(count, self._gradients_written.get(stem, 0))
             entries = self._take_out([*self._finished, *self._gradients.values()], self._backwards)

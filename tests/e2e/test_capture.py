@@ -13,7 +13,7 @@ from recorded import Recorded, leaves
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  # its usual name
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_has import needs_dtype, needs_indexing, needs_owners_of_memory
+from torch_has import needs_dtype, needs_indexing
 
 from msprobe_core import compare_dumps, names
 from msprobe_core.model import Phase, SiteKind
@@ -481,34 +481,6 @@ def test_shared_modules_and_lists_of_models(record):
     assert dump.starting("Module.0.0.Linear.forward.") == ["Module.0.0.Linear.forward.0", "Module.0.0.Linear.forward.1"]
     assert "Module.0.1.ReLU.forward.0" in dump.data
     assert "Module.1.Sequential.forward.0" in dump.data
-
-
-@needs_owners_of_memory
-def test_one_reading_serves_all_records_of_a_tensor(record):
-    """The reductions see each tensor once, however many calls it passes through."""
-    from msprobe.pytorch._framework import PyTorchFramework
-    from msprobe.pytorch._reduce import TorchReducer
-
-    seen = []
-
-    class Counting(TorchReducer):
-        def statistics(self, tensor, digest):
-            seen.append((tensor._cdata, tensor._version))
-            super().statistics(tensor, digest)
-
-    original = PyTorchFramework.reducer
-    PyTorchFramework.reducer = lambda _self: Counting()
-    try:
-        model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Linear(2, 2))
-        x = torch.ones(1, 2)
-        dump = record(lambda: model(x), level="mix", model=model)
-    finally:
-        PyTorchFramework.reducer = original
-    num_leaves = sum(len(leaves({k: v for k, v in entry.items() if k != "execution"})) for entry in dump.data.values())
-    # Input, four parameters, and the results of linear, relu and linear. Fused optimizers write to parameters
-    # unnoticed, but not inside a forward.
-    assert len(set(seen)) == len(seen) == 8
-    assert num_leaves > 20
 
 
 def test_a_tensor_that_was_written_to_is_read_again(record):

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from msprobe.pytorch import PrecisionDebugger, _reduce
+from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded, leaves
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch_has import needs_fused, needs_owners_of_memory, needs_scaler
+from torch_has import needs_fused, needs_scaler
 from torch_traces import HOOKS, traces_in
 
 import msprobe_core
@@ -422,12 +422,7 @@ def test_optimizers_of_other_packages_write_unnoticed(level, probe, dump):
                 assert data[f"Functional.linear.{2 * i + layer}.forward"]["input_args"][1]["Max"] == wanted
 
 
-@needs_owners_of_memory
-def test_a_gradient_that_becomes_the_parameters_is_read_once_and_anew_when_it_is_written_to(probe, dump, monkeypatch):
-    read = []
-    monkeypatch.setattr(_reduce, "host_statistics", lambda values, _of=_reduce.host_statistics: (
-        read.append(tuple(values.shape)) or _of(values)
-    ))  # fmt: skip
+def test_a_gradient_that_becomes_the_parameters_is_read_anew_when_it_is_written_to(probe, dump):
     model = nn.Linear(4, 7, bias=False)
     with probe("mix").start(model):
         model(torch.ones(1, 4)).sum().backward()
@@ -438,8 +433,6 @@ def test_a_gradient_that_becomes_the_parameters_is_read_once_and_anew_when_it_is
     assert sent["Max"] == data["Module.Linear.parameters_grad.0"]["weight"][0]["Max"] == 1.0
     assert data["Tensor.mul_.0.forward"]["input_args"][0]["Max"] == 1.0
     assert data["Tensor.add.0.forward"]["input_args"][0]["Max"] == 3.0
-    # The weight, its gradient before and after the write, and the sum.
-    assert read.count((7, 4)) == 4
 
 
 @needs_fused

@@ -165,18 +165,6 @@ class ArrayReducer:
         if tensor.values.size:
             digest.sketch = self._sketcher.sketch(tensor.values).astype("<f4").tobytes()
 
-    def identity(self, tensor: Array) -> tuple[int, int] | None:
-        return None
-
-    def shows_writes(self, tensor: Array) -> bool:
-        return True
-
-    def keeps_still(self, tensor: Array) -> bool:
-        return False
-
-    def distrust(self, tensor: Array) -> None:
-        return
-
     @property
     def is_complete(self) -> bool:
         return True

@@ -73,10 +73,6 @@ needs_scaler = pytest.mark.skipif(
 needs_indexing = pytest.mark.skipif(
     not dispatched_indexing(), reason="this release shows x[i] and x[i] = y to nobody, so neither is recorded"
 )
-needs_owners_of_memory = pytest.mark.skipif(
-    not hasattr(torch.UntypedStorage, "resizable"),
-    reason="this release does not tell whose memory it is, so tensors are read each time they are seen",
-)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""From reported calls to entries: names, nesting, order, one reading per tensor, gradients early, late and twice."""
+"""From reported calls to entries: names, nesting, order, gradients early, late and twice."""
 
 import gc
 import threading
@@ -17,45 +17,9 @@ from msprobe_core.config import TaskOptions
 from msprobe_core.model import Entry, Phase
 
 
-class CountingReducer(ArrayReducer):
-    """Knows a tensor by its object and version, and counts readings."""
-
-    def __init__(self):
-        self.num_read = 0
-        self._alive = []  # so that no identity is used again
-        self._distrusted = set()
-        self.still = set()
-
-    def keeps_still(self, tensor):
-        return id(tensor) in self.still
-
-    def shows_writes(self, tensor):
-        return id(tensor) not in self._distrusted
-
-    def distrust(self, tensor):
-        self._distrusted.add(id(tensor))
-
-    def statistics(self, tensor, digest):
-        self.num_read += 1
-        super().statistics(tensor, digest)
-
-    def identity(self, tensor):
-        self._alive.append(tensor)
-        return id(tensor), tensor.version
-
-
-class CountingFramework(ArrayFramework):
-    def __init__(self):
-        super().__init__()
-        self.counting = CountingReducer()
-
-    def reducer(self):
-        return self.counting
-
-
 @pytest.fixture
 def framework():
-    return CountingFramework()
+    return ArrayFramework()
 
 
 @pytest.fixture
@@ -161,122 +125,26 @@ def test_threads_have_nestings_of_their_own(recorder):
     assert recorder.drain().parents["Functional.relu.0.forward"] is None
 
 
-def test_a_tensor_is_read_once_until_it_is_written_to(recorder, framework):
+def test_a_tensor_is_read_for_each_record_as_it_is_then(recorder):
     tensor = array(1.0)
     api(recorder, "relu", tensor, output=tensor)
+    tensor.values[...] = 5.0  # without a new version, as a kernel outside of the framework does
     api(recorder, "gelu", tensor)
-    assert framework.counting.num_read == 1
-    tensor.write(2.0)
-    api(recorder, "relu", tensor)
-    assert framework.counting.num_read == 2
-    entries = recorder.drain().entries
-    assert [entry.inputs[0].digest.stats.max for entry in entries] == [1.0, 1.0, 2.0]
+    first, second = recorder.drain().entries
+    assert [first.inputs[0].digest.stats.max, first.outputs[0].digest.stats.max] == [1.0, 1.0]
+    assert second.inputs[0].digest.stats.max == 5.0
 
 
-def test_a_distrusted_tensor_is_read_each_time(recorder, framework):
-    tensor = array(1.0)
-    api(recorder, "relu", tensor)
-    recorder.distrust(tensor)
-    tensor.values[...] = 5.0  # without a new version, as through an alias
-    api(recorder, "relu", tensor)
-    entries = recorder.drain().entries
-    assert [entry.inputs[0].digest.stats.max for entry in entries] == [1.0, 5.0]
-
-
-class Weight:
-    """A parameter that does not show writes, but keeps still while a model runs."""
-
-    def __init__(self, recorder, framework):
-        self.tensor = array(1.0)
-        self._recorder = recorder
-        recorder.distrust(self.tensor)
-        framework.counting.still.add(id(self.tensor))
-
-    def set(self, value):
-        self.tensor.values[...] = value
-
-    def use(self, *, in_module):
-        """Run a layer, or its function alone."""
-        layer = self._recorder.open_module("Module", "layer", "Linear") if in_module else None
-        if layer is not None:
-            self._recorder.record_parameters(layer, {"weight": self.tensor})
-        api(self._recorder, "linear", self.tensor)
-        if layer is not None:
-            self._recorder.close(layer)
-
-
-def maxima(recorder):
-    recorded = []
-    for entry in recorder.drain().entries:
-        if entry.phase is not Phase.FORWARD:
-            continue
-        values = [*(entry.inputs or []), *(entry.parameters or {}).values()]
-        recorded += [value.digest.stats.max for value in values]
-    return recorded
-
-
-def test_a_parameter_is_read_once_in_a_forward_of_the_model_and_anew_in_the_next(recorder, framework):
-    weight = Weight(recorder, framework)
-    api(recorder, "arange")
-    for value in (1.0, 2.0):
-        weight.set(value)
-        root = recorder.open_module("Module", "", "Net")
-        weight.use(in_module=True)
-        weight.use(in_module=True)
-        recorder.close(root)
-    assert maxima(recorder) == [1.0] * 4 + [2.0] * 4
-    assert framework.counting.num_read == 2
-
-
-def test_a_parameter_is_read_once_in_a_step_of_an_optimizer(recorder, framework):
-    weight = Weight(recorder, framework)
-    for name in ("mul_", "addcdiv_"):
-        call = recorder.open_api("Tensor", name, "optimizer")
-        recorder.record_inputs(call, [weight.tensor], {})
-        recorder.close(call)
-    assert maxima(recorder) == [1.0, 1.0]
-    assert framework.counting.num_read == 1
-
-
-def test_a_parameter_is_read_anew_after_a_gradient(recorder, framework):
-    weight, x = Weight(recorder, framework), array()
-    root = recorder.open_module("Module", "", "Net")
-    call = api(recorder, "square", x, output=x)
-    out, _ = with_gradients(recorder, call, [x], x)
-    weight.use(in_module=True)
-    recorder.record_gradient(call, out[0], array())
-    weight.set(2.0)
-    weight.use(in_module=True)
-    recorder.close(root)
-    assert sorted(maxima(recorder)) == [1.0, 1.0, 1.0, 2.0, 2.0], "the square's input, and the weight twice twice"
-
-
-def test_a_parameter_is_read_anew_in_every_call_outside_of_a_model(recorder, framework):
-    weight = Weight(recorder, framework)
-    for value in (1.0, 2.0):
-        weight.set(value)
-        weight.use(in_module=False)
-    assert maxima(recorder) == [1.0, 2.0]
-
-
-def test_parameters_are_read_anew_where_calls_that_hand_out_memory_are_not_seen(recorder, framework):
-    weight = Weight(recorder, framework)
-    root = recorder.open_module("Module", "", "Net")
-    for value in (1.0, 2.0):
-        weight.set(value)
-        layer = recorder.open_module("Module", "layer", "Linear")
-        recorder.record_parameters(layer, {"weight": weight.tensor})
-        recorder.close(layer)
-    recorder.close(root)
-    assert maxima(recorder) == [1.0, 2.0]
-
-
-def test_a_drain_forgets_readings(recorder, framework):
-    tensor = array()
-    for _ in range(2):
-        api(recorder, "relu", tensor)
-        recorder.drain()
-    assert framework.counting.num_read == 2
+def test_memory_that_has_not_been_set_is_described_and_not_read(recorder):
+    unset, tensor = array(1.0), array(2.0)
+    call = recorder.open_api("Tensor", "copy_")
+    recorder.record_inputs(call, [unset, tensor], {"out": [unset]}, [unset])
+    recorder.record_outputs(call, unset)
+    recorder.close(call)
+    (entry,) = recorder.drain().entries
+    found = [entry.inputs[0], entry.inputs[1], entry.input_kwargs["out"][0], entry.outputs[0]]
+    assert [value.digest.stats.max for value in found] == [None, 2.0, None, 1.0]
+    assert found[0].meta.shape == (2,)
 
 
 def test_gradients_stand_where_their_tensors_were(recorder):
@@ -430,11 +298,11 @@ def test_parameter_gradients_of_micro_batches_are_counted(recorder):
     assert list(entries[0].parameters) == ["weight", "bias"]
 
 
-def test_a_tensor_that_cannot_be_read_is_said_and_the_rest_recorded(recorder, framework, caplog):
-    def fail(tensor, digest):
+def test_a_tensor_that_cannot_be_read_is_said_and_the_rest_recorded(recorder, monkeypatch, caplog):
+    def fail(_reducer, _tensor, _digest):
         raise RuntimeError("device lost")
 
-    framework.counting.statistics = fail
+    monkeypatch.setattr(ArrayReducer, "statistics", fail)
     api(recorder, "relu", array(), 3)
     api(recorder, "relu", array(), 3)
     entries = recorder.drain().entries
@@ -541,8 +409,8 @@ def test_what_is_complete_can_be_written_early(recorder):
     assert recorder.drain().entries == []
 
 
-def test_nothing_is_written_early_while_results_are_on_a_device(recorder, framework, monkeypatch):
-    monkeypatch.setattr(CountingReducer, "is_complete", False)
+def test_nothing_is_written_early_while_results_are_on_a_device(recorder, monkeypatch):
+    monkeypatch.setattr(ArrayReducer, "is_complete", False)
     api(recorder, "relu", array())
     assert recorder.drain_complete().entries == []
     assert names(recorder.drain()) == ["Functional.relu.0.forward"]

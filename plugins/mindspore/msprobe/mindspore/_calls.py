@@ -13,7 +13,7 @@ from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_back
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture import apis
-from msprobe_core.capture.apis import Function, tensors_in
+from msprobe_core.capture.apis import tensors_in
 from msprobe_core.capture.owners import Owners, is_clipping
 from msprobe_core.hookspecs import Call, CallRecorder
 from msprobe_core.names import CLIP_GRAD, OPTIMIZER
@@ -41,9 +41,6 @@ class ApiCalls(apis.ApiCalls):
     def is_looking(self) -> bool:
         """Whether a call that begins now on this thread is recorded."""
         return not inside.value and self._recorder.is_open
-
-    def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Do nothing: every tensor is read whenever it is seen."""
 
     def _quiet(self) -> Quiet:
         return Quiet(self._recorder.note_failure)

@@ -102,21 +102,6 @@ class MindSporeReducer:
             self._copies.collect()
         self._copies.add(tensor, digest, partial(_reduce_now, reduce))
 
-    def identity(self, tensor: Any) -> None:  # noqa: ARG002
-        """Return ``None``: most writes to a tensor do not raise its version, so each is read whenever it is seen."""
-        return
-
-    def shows_writes(self, tensor: Any) -> bool:  # noqa: ARG002
-        """Return that none is sure to be seen."""
-        return False
-
-    def keeps_still(self, tensor: Any) -> bool:  # noqa: ARG002
-        """Return that none is sure to."""
-        return False
-
-    def distrust(self, tensor: Any) -> None:
-        """Do nothing: no tensor is trusted."""
-
     @property
     def is_complete(self) -> bool:
         """Whether nothing waits on a device."""

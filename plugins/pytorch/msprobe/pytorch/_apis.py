@@ -83,57 +83,8 @@ class ApiTable:
         return api
 
 
-def exposes_memory(function: Function) -> bool:
-    """Whether ``function`` gives its caller a way to write to a tensor that autograd does not notice."""
-    if isinstance(function, types.MethodWrapperType):
-        return function.__self__ is torch.Tensor.data
-    return _is_among(function, _EXPOSING)
-
-
-_EXPOSING: frozenset[Function] = frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        "numpy", "__array__", "data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "set_",
-    )
-)  # fmt: skip
-
-
-def leaves_memory_unset(function: Function) -> bool:
-    """Whether the result of ``function`` is whatever its memory held before."""
-    return _is_among(function, _UNSETTING)
-
-
-_UNSETTING: frozenset[Function] = frozenset(
-    getattr(namespace, name)
-    for namespace, names in (
-        (torch, ("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized")),
-        (torch.Tensor, ("new_empty", "new_empty_strided")),
-    )
-    for name in names
-    if hasattr(namespace, name)
-)
-
-
-def silently_written(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a call of ``function`` writes to, or may, without raising their version."""
-    if is_foreign_operator(function):
-        yield from _tensors_in((*args, *kwargs.values()))
-        return
-    name = getattr(function, "__name__", "")
-    if not _writes_silently(name):
-        return
-    if name.startswith(_SILENT_PREFIXES):
-        yield from _tensors_in((*args, *kwargs.values()))
-    else:
-        yield from filter(_is_tensor, (*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")))
-
-
 def is_foreign_operator(function: Function) -> bool:
-    """Whether an operator of ``torch.ops`` is not PyTorch's own.
-
-    Nothing raises the version of what its kernel writes to, unless whoever registered it has seen to that; many take
-    the tensor for their result as an argument.
-    """
+    """Whether an operator of ``torch.ops`` is not PyTorch's own; many take the tensor for the result as an argument."""
     return isinstance(function, _OPERATORS_OF_TORCH) and _namespace_of(function) not in _OWN_NAMESPACES
 
 
@@ -171,48 +122,8 @@ def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
         yield from filter(_is_tensor, value if isinstance(value, tuple | list) else [value])
 
 
-def bypasses_versions(function: Function) -> bool:
-    """Whether ``function`` does anything to memory that versions do not show, now or later."""
-    try:
-        return _bypasses_versions(function)
-    except TypeError:  # not hashable: nothing that torch defines
-        return False
-
-
-@lru_cache(1 << 12)
-def _bypasses_versions(function: Function) -> bool:
-    return (
-        exposes_memory(function)
-        or leaves_memory_unset(function)
-        or _writes_silently(getattr(function, "__name__", ""))
-        or is_foreign_operator(function)
-    )
-
-
-def _writes_silently(name: str) -> bool:
-    return name in _KEEPING_STATISTICS or name.startswith(_SILENT_PREFIXES)
-
-
-_SILENT_PREFIXES = ("_fused_", "_amp_")
-_KEEPING_STATISTICS = frozenset({"batch_norm", "instance_norm"})
-"""Their second and third arguments are running statistics."""
-
-
-def writes_list(function: Function) -> bool:
-    """Whether ``function`` writes to a list of tensors, as optimizers do that take all parameters at once."""
-    name: str = getattr(function, "__name__", "")
-    return name.startswith("_foreach_") and name.endswith("_")
-
-
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
-
-
-def _is_among(function: Function, functions: frozenset[Function]) -> bool:
-    try:
-        return function in functions
-    except TypeError:  # not hashable: nothing that torch defines
-        return False
 
 
 def is_operator_call(frame: types.FrameType) -> bool:

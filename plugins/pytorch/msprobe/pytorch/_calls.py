@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 
-from msprobe.pytorch._apis import (
-    bypasses_versions,
-    exposes_memory,
-    leaves_memory_unset,
-    silently_written,
-    written_by_schema,
-)
+from msprobe.pytorch._apis import is_foreign_operator, written_by_schema
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import owners
 from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
 from msprobe_core.capture import apis
 from msprobe_core.capture.apis import Function
 from msprobe_core.hookspecs import Call, CallRecorder
@@ -37,22 +32,32 @@ class ApiCalls(apis.ApiCalls):
         """
         super().__init__(recorder)
         self._unsettled = unsettled
+        self.unset_memory = UnsetMemory()
 
-    def note_memory(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Follow what a function, recorded or not, does to the memory of tensors behind their versions' back."""
-        recorder = self._recorder
-        if args and exposes_memory(function):
-            for value in (args[0], result):
-                if isinstance(value, torch.Tensor):
-                    recorder.distrust(value)
-        elif leaves_memory_unset(function):
-            recorder.pass_over(result)
-        for written in silently_written(function, args, kwargs):
-            recorder.distrust(written)
+    def note_memory(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Follow what a function, recorded or not, does to memory that has not been set."""
+        if leaves_memory_unset(function):
+            self.unset_memory.note(output)
+        elif self.unset_memory and is_foreign_operator(function):
+            self.unset_memory.forget((args, dict(kwargs)))
 
-    def _follow(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        if bypasses_versions(function):
+    def _unset_inputs(
+        self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool
+    ) -> Sequence[Any]:
+        if not self.unset_memory:
+            return ()
+        if is_foreign or is_foreign_operator(function):
+            return self.unset_memory.among((args, dict(kwargs)))
+        return self.unset_memory.among((kwargs.get("out"), args[:1] if ignores_values(function) else None))
+
+    def _unset_outputs(
+        self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, *, is_foreign: bool
+    ) -> Sequence[Any]:
+        if is_foreign:
+            self.unset_memory.forget((args, dict(kwargs)))
+        else:
             self.note_memory(function, args, kwargs, output)
+        return self.unset_memory.among(output) if self.unset_memory else ()
 
     def _written_by(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         written = tuple(written_by_schema(function, args, kwargs))

@@ -58,19 +58,21 @@ _PASSED_OVER = (
 
 
 class Collectives:
-    """Reports the communication of all threads, or merely follows what it writes to."""
+    """Reports the communication of all threads."""
 
-    def __init__(self, recorder: CallRecorder, unsettled: dict[int, Callable[[], None]], *, records: bool) -> None:
+    def __init__(
+        self, recorder: CallRecorder, unsettled: dict[int, Callable[[], None]], note_written: Callable[[Any], None]
+    ) -> None:
         """Prepare; ``install`` begins.
 
         Args:
-            recorder: Is told of every call, and of the memory that calls write to without raising versions.
+            recorder: Is told of every call.
             unsettled: See `CallGradients`.
-            records: Whether calls are recorded, or only their writing is followed.
+            note_written: Called with the tensors that communication writes to, which does not raise their versions.
         """
         self._recorder = recorder
         self._unsettled = unsettled
-        self._records = records
+        self._note_written = note_written
         self._lock = threading.RLock()  # reading a result may itself wait for another
         self._stand_ins: list[StandIn] = []
         self._works = PendingWorks()
@@ -156,7 +158,7 @@ class Collectives:
             call = self._open(name, *_describer().inputs(name, signature, args, kwargs))
         result = self._run(call, run, args, kwargs)
         with Quiet(self._recorder.note_failure):
-            self._distrust((args, kwargs))
+            self._note_written(list(_tensors_in((args, kwargs))))
             output = [_describer().operations(value, RECEIVES) for value in (*args, *kwargs.values())]
             if name in SENDS:
                 output[:1] = [None]
@@ -173,7 +175,7 @@ class Collectives:
                 raise
 
     def _open(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call | None:
-        if not self._records or name in _PASSED_OVER:
+        if name in _PASSED_OVER:
             return None
         call = self._recorder.open_api(_PREFIX, name)
         self._recorder.record_inputs(call, args, kwargs)
@@ -225,7 +227,7 @@ class Collectives:
                 gradients = CallGradients(self._recorder, call, args, kwargs, self._unsettled)
         result = self._run(call, run, args, kwargs)
         with Quiet(self._recorder.note_failure):
-            self._distrust((args, kwargs, result))
+            self._note_written(list(_tensors_in((args, kwargs, result))))
             if call is not None:
                 if gradients is not None:
                     gradients.attach(result)
@@ -248,13 +250,9 @@ class Collectives:
 
     def _note_wait(self, pending: Pending | None) -> None:
         if pending is not None and pending.note_wait():
-            self._distrust(pending.output)
+            self._note_written(pending.output)
             self._recorder.record_outputs(pending.call, pending.output)
             self._recorder.close(pending.call)
-
-    def _distrust(self, written: Any) -> None:
-        for tensor in _tensors_in(written):
-            self._recorder.distrust(tensor)
 
 
 class _Local(threading.local):

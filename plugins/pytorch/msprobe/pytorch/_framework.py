@@ -142,11 +142,7 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_for(options), self._aliases, self._let_go, self._say)
-
-    def _let_go(self, tensor: Tensor) -> None:
-        for reducer in self._reducers:
-            reducer.let_go(tensor)
+        return _Attachment(models, options, recorder, self._apis_for(options), self._aliases, self._say)
 
     def _say(self, sentence: str) -> None:
         # Once a process: there may be a window in every step.
@@ -277,7 +273,6 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         recorder: CallRecorder,
         apis: ApiTable,
         aliases: AliasSearch,
-        let_go: Callable[[Tensor], None],
         say: Callable[[str], None],
     ) -> None:
         super().__init__(recorder, Quiet, ApiCalls)
@@ -285,7 +280,6 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         self._options = options
         self._apis = apis
         self._aliases = aliases
-        self._let_go = let_go
         self._say = say
         self._hooks: ModuleHooks | None = None
         self._mode: ApiMode | None = None
@@ -294,14 +288,14 @@ class _Attachment(PlacedAttachment[ApiCalls]):
     def install(self) -> None:
         """Put in place what the level asks for."""
         level, aside = self._options.level, list[StepsAside]()
-        # At every level: what communication writes to has to be known.
-        collectives = Collectives(self.recorder, self.unsettled, records=level.has_apis)
-        self.place(collectives.install, collectives.remove)
+        if level.has_apis:
+            collectives = Collectives(self.recorder, self.unsettled, self.calls.unset_memory.forget)
+            self.place(collectives.install, collectives.remove)
         if level.has_modules:
             hooks = self._hooks = ModuleHooks(self._models, self.recorder, self.unsettled, self._say, self._visit)
             self.place(hooks.install, hooks.remove)
             aside.append(hooks)
-        swaps = swap_stand_in(self.calls, self._let_go, None if self._hooks is None else self._hooks.parameters)
+        swaps = swap_stand_in(self.calls, None if self._hooks is None else self._hooks.parameters)
         self.place(swaps.install, swaps.remove)
         if level.has_apis:
             mode = ApiMode(self.recorder, self._apis, self.calls)
@@ -323,6 +317,11 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         super().detach()
         if self._mode is not None and not self._mode.has_seen_calls:
             self._say(NO_CALLS)
+
+    def detach(self) -> None:
+        """Take everything out, the last first, and keep no memory known."""
+        super().detach()
+        self.calls.unset_memory.clear()
 
     def _visit(self) -> Callable[[], None] | None:
         return None if self._mode is None else self._mode.visit()

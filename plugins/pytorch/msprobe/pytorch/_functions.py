@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch.overrides
 from torch.autograd import Variable
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._apis import ApiTable, bypasses_versions, is_operator_call, writes_list
+from msprobe.pytorch._apis import ApiTable, is_operator_call
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import local
 from msprobe.pytorch._dropout import DropoutKernels, without_dropout
@@ -25,6 +24,7 @@ from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import export
 from msprobe.pytorch._thread_ends import at_thread_end
+from msprobe.pytorch._unset import concerns_unset_memory
 from msprobe_core.capture.standin import StandIn
 from msprobe_core.hookspecs import CallRecorder
 
@@ -146,11 +146,9 @@ class ApiMode(TorchFunctionMode):
             return func(*args, **kwargs)
         calls, recorder = self._calls, self._recorder
         api = None if calls.is_inside else self._apis.find(func)
-        if torch._C._len_torch_dispatch_stack() and writes_list(func):
-            func = self._distrusting(func)
         if api is None or not recorder.is_open or (is_in_backward() and is_of_compiler(sys._getframe(1))):
             result = func(*args, **kwargs)
-            if recorder.is_open and bypasses_versions(func):
+            if recorder.is_open and concerns_unset_memory(func):
                 with Quiet(recorder.note_failure):
                     calls.note_memory(func, args, kwargs, result)
             return result
@@ -158,23 +156,6 @@ class ApiMode(TorchFunctionMode):
             args, kwargs = without_dropout(api.name, args, kwargs)
         name = api.operator if api.operator and self._is_operator(sys._getframe(1)) else api.name
         return calls.run(api.prefix, name, func, args, kwargs, mutates=api.mutates)
-
-    def _distrusting(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that writes to a list of tensors, followed by reading them anew.
-
-        Below a dispatch mode of the user such a function leaves their versions as they are.
-        """
-
-        @wraps(func)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = func(*args, **kwargs)
-            if self._recorder.is_open:
-                with Quiet(self._recorder.note_failure):
-                    for tensor in args[0] if args else kwargs["self"]:
-                        self._recorder.distrust(tensor)
-            return result
-
-        return call
 
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:

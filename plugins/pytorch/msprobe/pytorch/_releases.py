@@ -39,13 +39,6 @@ export: Any = _compiler if hasattr(_compiler, "_is_compiling_flag") else _NoExpo
 """Its ``_is_compiling_flag`` says whether a model runs for `torch.export` only; each call of an API reads it."""
 
 
-is_resizable: Callable[[torch.UntypedStorage], bool] = getattr(torch.UntypedStorage, "resizable", lambda _: False)
-"""Whether the memory is PyTorch's own; that which NumPy may write to cannot be resized.
-
-A release that does not tell, such as 2.1, is taken to say no: tensors are read each time they are seen.
-"""
-
-
 def accumulating_node(parameter: Tensor) -> Any:
     """Return the autograd node that adds to a leaf's gradient."""
     if _gradient_edge is not None:

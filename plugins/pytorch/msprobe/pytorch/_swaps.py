@@ -1,4 +1,4 @@
-"""Tensors that are swapped: ``torch.utils.swap_tensors`` refuses what anybody else refers to, weakly or by a hook.
+"""Tensors that are swapped: ``torch.utils.swap_tensors`` refuses what anybody else refers to by a hook.
 
 ``nn.Module.to`` and ``load_state_dict`` call it after ``torch.__future__.set_swap_module_params_on_conversion(True)``,
 and for parameters of tensor classes of their own.
@@ -19,21 +19,16 @@ from msprobe.pytorch._parameters import ParameterGradients
 from msprobe_core.capture.standin import FunctionStandIn
 
 
-def swap_stand_in(
-    calls: ApiCalls, let_go: Callable[[Tensor], None], parameters: ParameterGradients | None
-) -> FunctionStandIn:
-    """Return what stands for the function, and lets tensors go before they are swapped.
+def swap_stand_in(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionStandIn:
+    """Return what stands for the function, and takes hooks of ours out of tensors while they are swapped.
 
     Args:
         calls: Records nothing of what the function calls.
-        let_go: Is told of each tensor.
         parameters: Has hooks in some, which are there again afterwards.
     """
 
     def swap(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        for tensor in tensors:
-            let_go(tensor)
         without_hooks: AbstractContextManager[None] = (
             nullcontext() if parameters is None else parameters.without(tensors)
         )

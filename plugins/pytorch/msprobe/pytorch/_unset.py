@@ -1,0 +1,131 @@
+"""Memory that has not been written to since it was handed out: its values are arbitrary and differ between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from msprobe.pytorch._apis import is_foreign_operator
+from msprobe.pytorch._reduce import held_by
+from msprobe_core.capture.apis import tensors_in
+
+Function = Callable[..., Any]
+
+
+class UnsetMemory:
+    """Which memory has not been written to since it was handed out, as far as versions show it.
+
+    A kernel outside of PyTorch may have filled it without raising a version. So this is no reason not to read what a
+    call computes from, but only what a call overwrites or views.
+    """
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        # The weak references keep addresses from being given to other memory.
+        self._known: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._prune_at = _FEW
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def note(self, value: Any) -> None:
+        """Note that the memory of the tensors in ``value`` is fresh."""
+        for tensor in tensors_in(value, Tensor):
+            if not tensor.is_inference():  # it has no version, so that writes to it could not be seen
+                storage = _memory_of(tensor)
+                if storage is not None:
+                    self._known[storage._cdata] = StorageWeakRef(storage), tensor._version
+        if len(self._known) >= self._prune_at:
+            self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
+            self._prune_at = max(_FEW, 2 * len(self._known))
+
+    def forget(self, value: Any) -> None:
+        """Note that the memory of the tensors in ``value`` may have been written to without raising a version."""
+        for tensor in tensors_in(value, Tensor):
+            if (storage := _memory_of(tensor)) is not None:
+                self._known.pop(storage._cdata, None)
+
+    def among(self, value: Any) -> list[Tensor]:
+        """Return the tensors in ``value`` whose memory has not been written to."""
+        return [tensor for tensor in tensors_in(value, Tensor) if self._holds(tensor)]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+    def _holds(self, tensor: Tensor) -> bool:
+        storage = _memory_of(tensor)
+        known = None if storage is None else self._known.get(storage._cdata)
+        return known is not None and not tensor.is_inference() and tensor._version == known[1]
+
+
+_FEW = 256
+"""From so many on memory that is gone is forgotten."""
+
+
+def _memory_of(tensor: Tensor) -> torch.UntypedStorage | None:
+    try:
+        return held_by(tensor).untyped_storage()
+    except (NotImplementedError, RuntimeError):  # of sparse tensors and of many subclasses
+        return None
+
+
+def leaves_memory_unset(function: Function) -> bool:
+    """Whether the result of ``function`` is whatever its memory held before."""
+    return _is_among(function, _UNSETTING)
+
+
+def concerns_unset_memory(function: Function) -> bool:
+    """Whether ``function`` hands out fresh memory, or may write to it without raising a version."""
+    try:
+        return _concerns_unset_memory(function)
+    except TypeError:  # not hashable: nothing that torch defines
+        return False
+
+
+@lru_cache(1 << 12)
+def _concerns_unset_memory(function: Function) -> bool:
+    return leaves_memory_unset(function) or is_foreign_operator(function)
+
+
+def ignores_values(function: Function) -> bool:
+    """Whether ``function`` computes nothing from the values of its first argument, but overwrites or views them."""
+    name = str(getattr(function, "__name__", "")).partition(".")[0]  # operators have the overload behind it
+    return name in _IGNORING or getattr(function, "__module__", None) == "torch.nn.init"
+
+
+def _is_among(function: Function, functions: frozenset[Function]) -> bool:
+    try:
+        return function in functions
+    except TypeError:  # not hashable: nothing that torch defines
+        return False
+
+
+_UNSETTING: frozenset[Function] = frozenset(
+    getattr(namespace, name)
+    for namespace, names in (
+        (torch, ("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized")),
+        (torch.Tensor, ("new_empty", "new_empty_strided")),
+    )
+    for name in names
+    if hasattr(namespace, name)
+)
+
+_IGNORING = frozenset(
+    {
+        # Overwrite it, wholly or in part.
+        "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_",
+        "cauchy_", "log_normal_", "fill_diagonal_", "put_", "__setitem__", "index_put_", "index_copy_", "index_fill_",
+        "masked_fill_", "masked_scatter_", "scatter_", "set_", "resize_", "resize_as_",
+        # View it.
+        "__getitem__", "view", "view_as", "reshape", "reshape_as", "transpose", "permute", "t", "squeeze", "unsqueeze",
+        "expand", "expand_as", "flatten", "unflatten", "ravel", "narrow", "select", "chunk", "split",
+        "split_with_sizes", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind", "movedim", "moveaxis", "swapaxes",
+        "swapdims", "as_strided", "diagonal", "unfold", "detach", "contiguous", "view_as_real", "view_as_complex",
+    }
+)  # fmt: skip
