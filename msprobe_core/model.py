@@ -134,6 +134,8 @@ class TensorMeta(msgspec.Struct, frozen=True, gc=False):
         shape: Sizes of the dimensions; ``()`` for a 0-d tensor.
         requires_grad: ``None`` where the framework has no such notion.
         distribution: ``None`` for a tensor that is whole, or whose framework does not know.
+        transforms: What a transformation of functions has wrapped the tensor in; ``None`` for a tensor as it is. Shape
+            and values are then those of what is inside, with dimensions that are hidden from the program in front.
     """
 
     type: str
@@ -141,6 +143,7 @@ class TensorMeta(msgspec.Struct, frozen=True, gc=False):
     shape: tuple[int, ...]
     requires_grad: bool | None = None
     distribution: Distribution | None = None
+    transforms: str | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, gc=False):

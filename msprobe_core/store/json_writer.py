@@ -239,6 +239,8 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields["num_inf"] = stats.num_inf
     if meta.distribution is not None:
         fields |= _distribution_json(meta.distribution)
+    if meta.transforms is not None:
+        fields["transforms"] = meta.transforms
     if value.digest.checksum is not None:
         fields["md5"] = value.digest.checksum
     if value.digest.sketch is not None:

@@ -193,7 +193,9 @@ def test_dtypes_and_shapes_of_all_kinds(tmp_path):
             model(torch.ones(2, 2))
         recorder.step()
     dtypes = {seen.meta.dtype for seen in recorder.steps[0].seen}
-    assert dtypes == {"torch.float16", "torch.float64", "torch.complex64", "torch.bfloat16", "torch.float32"}
+    assert dtypes == {
+        "torch.float16", "torch.float64", "torch.complex64", "torch.bfloat16", "torch.float32", "torch.float8_e5m2",
+    }  # fmt: skip
     assert search(tmp_path).first.first[0].entry == "Module.Odd.forward.0"
 
 

@@ -11,16 +11,6 @@ from msprobe.pytorch._memory import INTEGERS, array_of, words_of
 from msprobe.pytorch._statistics import WITHOUT_DOUBLE
 from msprobe_core.fingerprint.arrays import NumpyArrays
 
-WITHOUT_VALUES = frozenset(
-    getattr(torch, name)
-    for name in (
-        "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2",
-        *(f"{kind}{width}" for kind in ("int", "uint") for width in range(1, 8)),
-    )
-    if hasattr(torch, name)
-)  # fmt: skip
-"""Dtypes whose elements PyTorch cannot turn into numbers."""
-
 
 def _reals(values: Tensor) -> Tensor:
     values = values.resolve_conj().resolve_neg()

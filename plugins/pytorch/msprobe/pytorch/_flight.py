@@ -18,7 +18,7 @@ from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._releases import is_compiling
-from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC
+from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
 from msprobe_core.capture.flight import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
 from msprobe_core.model import Phase, Role
 
@@ -47,8 +47,9 @@ class TorchTape:
             return None
         if values.is_complex():
             values = torch.view_as_real(values.resolve_conj())
-        if not values.is_floating_point() or values.dtype in WITHOUT_ARITHMETIC or not values.numel():
+        if not values.is_floating_point() or values.dtype in WITHOUT_VALUES or not values.numel():
             return None
+        values = widened(values)
         place = self._num_places
         self._num_places += 1
         places, extremes = self._waiting.setdefault((values.device, values.dtype), ([], []))

@@ -33,6 +33,7 @@ from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState
 from msprobe.pytorch._swaps import swap_stand_in
 from msprobe.pytorch._traced import TracedRegions
+from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.capture.standin import AliasSearch
@@ -96,7 +97,7 @@ class PyTorchFramework:
     def describe(self, tensor: Any) -> TensorMeta:
         """Describe a tensor without reading it."""
         kind = type(tensor)
-        if kind not in _PLAIN_TYPES or tensor.is_nested:
+        if kind not in _PLAIN_TYPES or tensor.is_nested or is_wrapped(tensor):
             return self._describe_anew(tensor)
         key = tensor.dtype, tensor.shape, tensor.requires_grad
         meta = self._metas.get(key)
@@ -114,7 +115,10 @@ class PyTorchFramework:
         name = "torch.Tensor" if kind in _PLAIN_TYPES else f"{kind.__module__}.{kind.__qualname__}"
         shape = () if tensor.is_nested else tuple(int(size) for size in tensor.shape)
         distribution = None if kind in _PLAIN_TYPES else distribution_of(tensor)
-        return TensorMeta(name, dtype, shape, tensor.requires_grad, distribution)
+        transforms = None
+        if is_wrapped(tensor):
+            shape, transforms = shape_of(tensor), transforms_of(tensor)
+        return TensorMeta(name, dtype, shape, tensor.requires_grad, distribution, transforms)
 
     def takes_gradient(self, tensor: Any) -> bool:
         """Whether the tensor requires a gradient."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
-from msprobe.pytorch._fingerprints import WITHOUT_VALUES, DeviceTensors, HostTensors
+from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
 from msprobe.pytorch._placements import place_of
-from msprobe.pytorch._statistics import WITHOUT_ARITHMETIC, DeferredStatistics, ProvenKernel, host_statistics
+from msprobe.pytorch._statistics import WITHOUT_VALUES, DeferredStatistics, ProvenKernel, host_statistics
+from msprobe.pytorch._transforms import is_wrapped, unwrapped
 from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
@@ -23,8 +24,6 @@ from msprobe_core.native.kernels import SWITCH
 
 HELD_BYTES = 1 << 30
 """So many bytes of copies may wait on a device for their checksums: for more, the host fetches them within the step."""
-
-_is_wrapped: Callable[[Tensor], bool] = cast("Any", torch._C)._functorch.is_functorch_wrapped_tensor
 
 
 class TorchReducer:
@@ -56,7 +55,7 @@ class TorchReducer:
     def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``, now or at the next ``collect``."""
         values = readable(tensor)
-        if values is None or values.dtype in WITHOUT_ARITHMETIC or values.numel() == 0:
+        if values is None or values.dtype in WITHOUT_VALUES or values.numel() == 0:
             digest.stats = Stats()
         elif self._is_on_host(values):
             digest.stats = host_statistics(values)
@@ -208,8 +207,8 @@ def _place_of(tensor: Tensor) -> Place | None:
 def readable(tensor: Tensor) -> Tensor | None:
     """Return a tensor whose elements can be read: the tensor itself or its local shard; ``None`` if there is none.
 
-    The result of a functional collective is waited for, as its first use would; that is no wait of the host where
-    there is a device.
+    Of one that ``torch.func`` has wrapped it is what is inside; see `unwrapped`. The result of a functional collective
+    is waited for, as its first use would; that is no wait of the host where there is a device.
     """
     if type(tensor) not in _PLAIN_TYPES:
         local = getattr(tensor, "_local_tensor", tensor)
@@ -219,10 +218,13 @@ def readable(tensor: Tensor) -> Tensor | None:
             return readable(local)
         if hasattr(tensor, "fake_mode"):
             return None
+    if is_wrapped(tensor):
+        inner = unwrapped(tensor)
+        return None if inner is None else readable(inner)
     is_plain = (
         tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_quantized and not tensor.is_nested
     )
-    if not is_plain or _is_wrapped(tensor):
+    if not is_plain:
         return None
     if tensor._is_zerotensor():  # zeros for which there is no memory, as automatic differentiation makes them
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)

@@ -10,31 +10,52 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._memory import array_of
 from msprobe.pytorch._native import statistics_by_kernels
+from msprobe_core.capture.host_values import statistics_of
 from msprobe_core.model import Digest, Stats
 
 _logger = logging.getLogger("msprobe")
 
-WITHOUT_ARITHMETIC = frozenset(
+WITHOUT_VALUES = frozenset(
     getattr(torch, name)
     for name in (
-        "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2",
-        "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2", "uint16", "uint32", "uint64",
+        "float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2",
+        *(f"{kind}{width}" for kind in ("int", "uint") for width in range(1, 8)),
     )
     if hasattr(torch, name)
 )  # fmt: skip
-"""Dtypes for which PyTorch has no reductions."""
+"""Dtypes whose elements PyTorch cannot turn into numbers."""
+
+_WIDER = {
+    getattr(torch, name): wider
+    for name, wider in {
+        **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), torch.bfloat16),
+        "float8_e8m0fnu": torch.bfloat16, "uint16": torch.int32, "uint32": torch.int64, "uint64": torch.float64,
+    }.items()
+    if hasattr(torch, name)
+}  # fmt: skip
+"""In place of dtypes without reductions; all but the last hold their numbers exactly."""
+
+
+def widened(values: Tensor) -> Tensor:
+    """Return the same numbers in a dtype that PyTorch has reductions for."""
+    return values.to(_WIDER.get(values.dtype, values.dtype))
 
 
 def host_statistics(values: Tensor) -> Stats:
-    """Return the statistics of a host tensor that has elements, of a dtype that has arithmetic."""
-    if values.is_complex():
+    """Return the statistics of a host tensor that has elements, of a dtype that has values."""
+    if values.is_floating_point():
+        values = widened(values)
+    elif values.is_complex():
         values = values.abs()
     if not values.is_contiguous():
         values = _in_memory_order(values)
     if (known := statistics_by_kernels(values)) is not None:
         return known
     dtype = values.dtype
+    if dtype in _WIDER:
+        return statistics_of(array_of(values))
     if dtype is torch.bool:
         return _bool_statistics(values)
     if not dtype.is_floating_point:
@@ -246,9 +267,10 @@ class DeferredStatistics:
 
     def add(self, values: Tensor, digest: Digest) -> None:
         """Enqueue the reductions of one tensor."""
+        dtype = values.dtype
+        values = widened(values)
         if self._kernel is not None and self._kernel.add(values, digest):
             return
-        dtype = values.dtype
         if values.is_complex():
             values = values.abs()
         elif dtype is torch.bool:
@@ -300,5 +322,6 @@ def _to_stats(dtype: torch.dtype, numel: int, numbers: list[float]) -> Stats:
     if dtype is torch.bool:
         return Stats(bool(high), bool(low), total / numel, norm, 0, 0)
     if not dtype.is_floating_point and not dtype.is_complex:
-        return Stats(int(high), int(low), total / numel, norm, 0, 0)
+        most = torch.iinfo(dtype).max  # which float64 may have rounded up
+        return Stats(min(int(high), most), min(int(low), most), total / numel, norm, 0, 0)
     return Stats(high, low, total / numel, norm, int(num_nan), int(num_inf))

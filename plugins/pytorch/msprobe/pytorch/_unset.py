@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from msprobe.pytorch._apis import is_foreign_operator
 from msprobe.pytorch._reduce import held_by
+from msprobe.pytorch._transforms import is_wrapped, unwrapped
 from msprobe_core.capture.apis import tensors_in
 
 Function = Callable[..., Any]
@@ -35,44 +36,48 @@ class UnsetMemory:
 
     def note(self, value: Any) -> None:
         """Note that the memory of the tensors in ``value`` is fresh."""
-        for tensor in tensors_in(value, Tensor):
-            if not tensor.is_inference():  # it has no version, so that writes to it could not be seen
-                storage = _memory_of(tensor)
-                if storage is not None:
-                    self._known[storage._cdata] = StorageWeakRef(storage), tensor._version
+        for storage, version in _memories_of(value):
+            self._known[storage._cdata] = StorageWeakRef(storage), version
         if len(self._known) >= self._prune_at:
             self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
             self._prune_at = max(_FEW, 2 * len(self._known))
 
     def forget(self, value: Any) -> None:
         """Note that the memory of the tensors in ``value`` may have been written to without raising a version."""
-        for tensor in tensors_in(value, Tensor):
-            if (storage := _memory_of(tensor)) is not None:
-                self._known.pop(storage._cdata, None)
+        for storage, _ in _memories_of(value):
+            self._known.pop(storage._cdata, None)
 
     def among(self, value: Any) -> list[Tensor]:
         """Return the tensors in ``value`` whose memory has not been written to."""
-        return [tensor for tensor in tensors_in(value, Tensor) if self._holds(tensor)]
+        return [tensor for tensor in tensors_in(value, Tensor) if any(map(self._holds, _memories_of(tensor)))]
 
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
 
-    def _holds(self, tensor: Tensor) -> bool:
-        storage = _memory_of(tensor)
-        known = None if storage is None else self._known.get(storage._cdata)
-        return known is not None and not tensor.is_inference() and tensor._version == known[1]
+    def _holds(self, memory: tuple[torch.UntypedStorage, int]) -> bool:
+        storage, version = memory
+        known = self._known.get(storage._cdata)
+        return known is not None and version == known[1]
 
 
 _FEW = 256
 """From so many on memory that is gone is forgotten."""
 
 
-def _memory_of(tensor: Tensor) -> torch.UntypedStorage | None:
-    try:
-        return held_by(tensor).untyped_storage()
-    except (NotImplementedError, RuntimeError):  # of sparse tensors and of many subclasses
-        return None
+def _memories_of(value: Any) -> Iterator[tuple[torch.UntypedStorage, int]]:
+    """Yield memory and version of the tensors in ``value`` that have them."""
+    for tensor in tensors_in(value, Tensor):
+        holder = held_by(tensor)
+        if is_wrapped(holder):
+            holder = unwrapped(holder)
+        if holder is None or holder.is_inference():
+            continue
+        try:
+            storage = holder.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # of sparse tensors and of many subclasses
+            continue
+        yield storage, holder._version
 
 
 def leaves_memory_unset(function: Function) -> bool:

@@ -1,0 +1,77 @@
+"""Dtypes that PyTorch has no reductions for have statistics all the same: float8 and unsigned integers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from msprobe.pytorch import _statistics
+from msprobe.pytorch._reduce import TorchReducer
+
+from msprobe_core.model import Digest
+from msprobe_core.store.tensor_values import float8_values
+
+FLOAT8 = [
+    name
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+    if hasattr(torch, name)
+]
+UNSIGNED = [name for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
+
+
+@pytest.fixture(params=["host", "host, not compiled", "device"])
+def statistics(request, monkeypatch):
+    if request.param == "host, not compiled":
+        monkeypatch.setattr(_statistics, "statistics_by_kernels", lambda _values: None)
+
+    def run(values):
+        digest, reducer = Digest(), TorchReducer(defer_host=request.param == "device")
+        reducer.statistics(values, digest)
+        reducer.collect()
+        return digest.stats
+
+    return run
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8(name, statistics):
+    table = float8_values(name)
+    finite = np.flatnonzero(np.isfinite(table) & (np.abs(table) < 1e9) & (np.abs(table) > 1e-9)).astype(np.uint8)
+    numbers = torch.from_numpy(finite).view(getattr(torch, name))
+    expected = table[finite].astype(np.float64)
+    for view in (numbers, numbers[: len(numbers) // 2 * 2].view(2, -1).t()):
+        wide = expected[: view.numel()]
+        found = statistics(view)
+        assert (found.max, found.min, found.num_nan, found.num_inf) == (wide.max(), wide.min(), 0, 0)
+        assert found.mean == pytest.approx(wide.mean(), rel=1e-5, abs=1e-6 * np.abs(wide).mean())
+        assert found.l2_norm == pytest.approx(np.linalg.norm(wide), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+def test_what_is_not_finite_in_float8_is_counted(name, statistics):
+    table = float8_values(name)
+    num_nan, num_inf = int(np.isnan(table).sum()), int(np.isinf(table).sum())
+    found = statistics(torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)))
+    assert num_nan > 0
+    assert (found.num_nan, found.num_inf) == (num_nan, num_inf)
+    assert math.isnan(found.max)
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_unsigned_integers(name, statistics):
+    array = np.array([[3, 0, 7], [1, 2, 200]], name)
+    values = torch.from_numpy(array)
+    for view, wide in ((values, array), (values.t(), array), (values[:, ::2], array[:, ::2])):
+        found = statistics(view)
+        assert (found.max, found.min, found.num_nan, found.num_inf) == (wide.max(), wide.min(), 0, 0)
+        assert type(found.max) is int
+        assert found.mean == pytest.approx(wide.astype(np.float64).mean())
+        assert found.l2_norm == pytest.approx(np.linalg.norm(wide.astype(np.float64)))
+
+
+@pytest.mark.parametrize("name", UNSIGNED)
+def test_the_largest_unsigned_integers_keep_their_sign(name, statistics):
+    most = np.iinfo(name).max
+    found = statistics(torch.from_numpy(np.array([most, most // 2], name)))
+    assert (found.max, found.min) == (most, pytest.approx(most // 2))
+    assert found.mean == pytest.approx((most + most // 2) / 2)
