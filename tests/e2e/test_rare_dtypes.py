@@ -1,12 +1,13 @@
-"""Dtypes that PyTorch has no reductions for have statistics all the same: float8 and unsigned integers."""
+"""What PyTorch has no reductions for has statistics all the same: float8, unsigned integers, sparse tensors."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from msprobe.pytorch import _statistics
+from msprobe.pytorch import PrecisionDebugger, _statistics
 from msprobe.pytorch._reduce import TorchReducer
+from recorded import Recorded
 
 from msprobe_core.model import Digest
 from msprobe_core.store.tensor_values import float8_values
@@ -75,3 +76,48 @@ def test_the_largest_unsigned_integers_keep_their_sign(name, statistics):
     found = statistics(torch.from_numpy(np.array([most, most // 2], name)))
     assert (found.max, found.min) == (most, pytest.approx(most // 2))
     assert found.mean == pytest.approx((most + most // 2) / 2)
+
+
+# --- sparse tensors -----------------------------------------------------------------------------------------------
+
+DENSE = torch.tensor([[0.0, 3.0, 0.0, 1.0], [0.0, 0.0, 2.0, 0.0]])
+SPARSE = {
+    "coo": lambda x: x.to_sparse_coo(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "not coalesced": lambda x: x.to_sparse_coo() + x.to_sparse_coo(),
+    "rows": lambda x: x.to_sparse(1),
+}
+
+
+@pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
+@pytest.mark.parametrize("factor", [1.0, -1.0])
+@pytest.mark.filterwarnings("ignore")  # PyTorch calls some layouts beta
+def test_a_sparse_tensor_has_the_statistics_of_the_dense_one(make, factor):
+    sparse, digest, dense = make(factor * DENSE), Digest(), Digest()
+    reducer = TorchReducer()
+    reducer.statistics(sparse, digest)
+    reducer.statistics(sparse.to_dense(), dense)
+    assert digest == dense
+
+
+def test_a_sparse_tensor_without_values_is_zeros():
+    digest = Digest()
+    TorchReducer().statistics(torch.zeros(2, 3).to_sparse(), digest)
+    assert (digest.stats.max, digest.stats.min, digest.stats.mean, digest.stats.l2_norm) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_sparse_gradients_are_recorded_without_a_warning(level, tmp_path, close_debugger, caplog):
+    layer = torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(layer.parameters())
+    with PrecisionDebugger(dump_path=tmp_path, level=level).start(layer):
+        for _ in range(2):
+            layer(torch.tensor([1, 2, 1])).sum().backward()
+        optimizer.step()
+    assert not caplog.records
+    data = Recorded(tmp_path).data
+    if level != "L1":
+        (gradient,) = data["Module.Embedding.parameters_grad.1"]["weight"]
+        assert (gradient["Max"], gradient["Min"], gradient["Mean"]) == (4.0, 0.0, pytest.approx(1.2))

@@ -13,7 +13,14 @@ from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
 from msprobe.pytorch._placements import place_of
-from msprobe.pytorch._statistics import WITHOUT_VALUES, DeferredStatistics, ProvenKernel, host_statistics
+from msprobe.pytorch._statistics import (
+    SPARSE_LAYOUTS,
+    WITHOUT_VALUES,
+    DeferredStatistics,
+    ProvenKernel,
+    host_statistics,
+    sparse_statistics,
+)
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
 from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
@@ -55,7 +62,10 @@ class TorchReducer:
     def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``, now or at the next ``collect``."""
         values = readable(tensor)
-        if values is None or values.dtype in WITHOUT_VALUES or values.numel() == 0:
+        if values is None:
+            is_sparse = tensor.layout in SPARSE_LAYOUTS and self._is_on_host(tensor)
+            digest.stats = sparse_statistics(tensor) if is_sparse else Stats()
+        elif values.dtype in WITHOUT_VALUES or values.numel() == 0:
             digest.stats = Stats()
         elif self._is_on_host(values):
             digest.stats = host_statistics(values)

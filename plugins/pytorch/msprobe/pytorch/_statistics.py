@@ -27,6 +27,8 @@ WITHOUT_VALUES = frozenset(
 )  # fmt: skip
 """Dtypes whose elements PyTorch cannot turn into numbers."""
 
+SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+
 _WIDER = {
     getattr(torch, name): wider
     for name, wider in {
@@ -72,6 +74,22 @@ def host_statistics(values: Tensor) -> Stats:
     if num_nan:
         low = high = math.nan
     return Stats(high, low, mean, norm, num_nan, num_inf)
+
+
+def sparse_statistics(tensor: Tensor) -> Stats:
+    """Return the statistics of a sparse host tensor, with its implicit zeros: those of the dense tensor."""
+    tensor = tensor.detach()
+    # Elements of other layouts have one value each.
+    values = tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    numel, num_stored = tensor.numel(), values.numel()
+    if not numel or values.dtype in WITHOUT_VALUES:
+        return Stats()
+    stored = host_statistics(values) if num_stored else host_statistics(torch.zeros(1, dtype=values.dtype))
+    if num_stored == numel or stored.num_nan or stored.max is None or stored.min is None or stored.mean is None:
+        return stored
+    zero = type(stored.max)(0)
+    high, low, mean = max(stored.max, zero), min(stored.min, zero), stored.mean * num_stored / numel
+    return Stats(high, low, mean, stored.l2_norm, stored.num_nan, stored.num_inf)
 
 
 _SAFE_NORM = 1e-15
