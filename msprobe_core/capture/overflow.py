@@ -11,11 +11,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from msprobe_core import names
 from msprobe_core.hookspecs import Framework
-from msprobe_core.model import Argument, Batch, Digest, Entry, GradientSlot, Phase, Stats, TensorValue, Value
+from msprobe_core.model import Argument, Batch, Entry, GradientSlot, Phase, Stats, TensorValue, Value
 from msprobe_core.store.stack_text import frames_of_user
 
 _logger = logging.getLogger(__name__)
@@ -27,16 +27,13 @@ SnapshotSink = Callable[[Any, str, TensorValue], None]
 """Writes a copy under a file stem, in the background, and sets the value's ``file_name``."""
 
 
-class _Copy:
-    """A copy of a tensor, which all values share that have its digest."""
+class _Copy(NamedTuple):
+    """A copy of a tensor, for its record."""
 
-    __slots__ = ("digest", "num_waiting", "size_bytes", "snapshot")
-
-    def __init__(self, snapshot: Any, digest: Digest) -> None:
-        self.snapshot = snapshot
-        self.digest = digest  # alive as long as its id is a key
-        self.size_bytes = int(getattr(snapshot, "nbytes", 0))
-        self.num_waiting = 0
+    snapshot: Any
+    stem: str
+    value: TensorValue
+    size_bytes: int
 
 
 class OverflowWatch:
@@ -54,8 +51,7 @@ class OverflowWatch:
         self._write = write
         self._limit = limit
         self._lock = threading.RLock()
-        self._copies: dict[int, _Copy] = {}  # by identity of the digest, the oldest first
-        self._places: dict[int, tuple[TensorValue, str]] = {}  # by identity of the value
+        self._copies: dict[int, _Copy] = {}  # by identity of the value, the oldest first
         self._num_bytes = 0
         self.max_bytes = MAX_HELD_BYTES
         self.on_pressure: Callable[[], None] | None = None
@@ -81,47 +77,36 @@ class OverflowWatch:
         """Copy a tensor until its call is judged."""
         if self.is_over:
             return
+        snapshot = self._snapshot(tensor)
+        if snapshot is None:
+            return
+        copy = _Copy(snapshot, stem, value, int(getattr(snapshot, "nbytes", 0)))
+        if self._num_bytes + copy.size_bytes > self.max_bytes and self.on_pressure is not None:
+            self.on_pressure()
         with self._lock:
-            copy = self._copies.get(id(value.digest))
-        if copy is None:
-            snapshot = self._snapshot(tensor)
-            if snapshot is None:
-                return
-            copy = _Copy(snapshot, value.digest)
-            if self._num_bytes + copy.size_bytes > self.max_bytes and self.on_pressure is not None:
-                self.on_pressure()
-        with self._lock:
-            if self._copies.setdefault(id(value.digest), copy) is copy and not copy.num_waiting:
-                self._num_bytes += copy.size_bytes
-            copy.num_waiting += 1
-            self._places[id(value)] = (value, stem)
+            self._copies[id(value)] = copy
+            self._num_bytes += copy.size_bytes
             while self._num_bytes > self.max_bytes:
-                self._drop(next(iter(self._copies)))
+                self._take_out(next(iter(self._copies)))
 
-    def _drop(self, key: int) -> None:
-        self._num_bytes -= self._copies.pop(key).size_bytes
+    def _take_out(self, key: int) -> _Copy | None:
+        copy = self._copies.pop(key, None)
+        self._num_bytes -= 0 if copy is None else copy.size_bytes
+        return copy
 
     def forget(self) -> None:
         """Give up all copies: the window is over, and what has not been judged will not be."""
         with self._lock:
             self._copies.clear()
-            self._places.clear()
             self._num_bytes = 0
 
     def _release(self, value: TensorValue, *, keeps: bool) -> bool:
         """Give up the copy of a value, written first if ``keeps``; return whether there was one if it was wanted."""
-        _, stem = self._places.pop(id(value), (value, None))
-        if stem is None:
-            return not keeps or value.digest.stats == Stats()  # of memory that nobody has set there is none
-        key = id(value.digest)
-        copy = self._copies.get(key)
+        copy = self._take_out(id(value))
         if copy is None:
-            return not keeps
+            return not keeps or value.digest.stats == Stats()  # memory that has not been set is not copied
         if keeps:
-            self._write(copy.snapshot, stem, value)
-        copy.num_waiting -= 1
-        if not copy.num_waiting:
-            self._drop(key)
+            self._write(copy.snapshot, copy.stem, value)
         return True
 
     # --- verdicts ---------------------------------------------------------------------------------------------

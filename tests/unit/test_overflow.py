@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from numpy_layers import Array, ArrayFramework, ArrayReducer, Dense, Layer, Network
+from numpy_layers import Array, ArrayFramework, Dense, Layer, Network
 from numpy_rig import DeferringFramework
 from recorded import Recorded
 
@@ -268,7 +268,7 @@ def test_copies_of_the_latest_calls_are_held_and_no_more(tmp_path, open_session,
         assert watch._num_bytes <= watch.max_bytes
     call(session, "late", array(), output=array(INF))
     session.stop()
-    assert (watch._num_bytes, watch._copies, watch._places) == (0, {}, {})
+    assert (watch._num_bytes, watch._copies) == (0, {})
     session.close()
     dump = Recorded(tmp_path / "run")
     early, late = (dump.data[f"Functional.{name}.0.forward"] for name in ("early", "late"))
@@ -292,25 +292,6 @@ def test_on_the_host_nothing_is_lost_when_memory_is_short(tmp_path, open_session
     assert len(dump.data) == 20
     assert all("data_name" in record["output"][0] for record in dump.data.values())
     assert "not kept" not in caplog.text
-
-
-def test_a_tensor_of_two_calls_is_copied_once(open_session):
-    class Sharing(ArrayReducer):
-        def identity(self, tensor):
-            return id(tensor), tensor.version
-
-    class SharingFramework(ArrayFramework):
-        def reducer(self):
-            return Sharing()
-
-    session = open_session(framework=SharingFramework())
-    begin(session)
-    shared = array()
-    call(session, "f", array(), output=shared)
-    call(session, "g", shared, output=shared)
-    assert session._overflow._num_bytes == 2 * 32
-    session.stop()
-    session.close()
 
 
 def test_list_and_scope_select_what_is_watched(tmp_path, open_session):
