@@ -22,7 +22,7 @@ from msprobe_core.capture.session import Session
 from msprobe_core.compat.members import Gone
 from msprobe_core.compat.table import GRADIENT_PROBE
 from msprobe_core.config import Config, ConfigWatch, load_config
-from msprobe_core.errors import MsprobeError, PluginError, SessionError
+from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.guard import described
 from msprobe_core.hookspecs import Framework, FrameworkOffer, KernelDumper
 from msprobe_core.model import EndState, Level

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -77,7 +76,6 @@ class PyTorchFramework:
         self._apis: dict[tuple[RiskLevel, tuple[str, ...]], ApiTable] = {}
         self._aliases = AliasSearch()
         self._said: set[str] = set()
-        self._reducers: WeakSet[TorchReducer] = WeakSet()
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``torch.Tensor``."""
@@ -140,9 +138,7 @@ class PyTorchFramework:
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""
-        reducer = TorchReducer()
-        self._reducers.add(reducer)
-        return reducer
+        return TorchReducer()
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
@@ -317,15 +313,11 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             self.place(regions.install, regions.remove)
 
     def detach(self) -> None:
-        """Take everything out, the last first."""
-        super().detach()
-        if self._mode is not None and not self._mode.has_seen_calls:
-            self._say(NO_CALLS)
-
-    def detach(self) -> None:
         """Take everything out, the last first, and keep no memory known."""
         super().detach()
         self.calls.unset_memory.clear()
+        if self._mode is not None and not self._mode.has_seen_calls:
+            self._say(NO_CALLS)
 
     def _visit(self) -> Callable[[], None] | None:
         return None if self._mode is None else self._mode.visit()
