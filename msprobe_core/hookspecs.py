@@ -497,6 +497,19 @@ class CompilingFramework(Protocol):
         ...
 
 
+@runtime_checkable
+class CheckingFramework(Protocol):
+    """What a framework may offer besides that cannot record every level in each of its modes."""
+
+    def check(self, options: AttachOptions) -> None:
+        """Refuse options that cannot be recorded in the framework's current mode; called once, before any ``start``.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        ...
+
+
 class KernelDump(Protocol):
     """A dump of kernels that a framework makes by itself."""
 

@@ -31,6 +31,7 @@ from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionE
 from msprobe_core.guard import described, kept, plugin_call
 from msprobe_core.hookspecs import (
     CallRecorder,
+    CheckingFramework,
     CompilingFramework,
     Framework,
     PerturbingFramework,
@@ -157,6 +158,9 @@ class Session:
         self._recorder = self._new_recorder()
         self._check = self._recorder.check = self._new_check()
         self._recorder.on_backlog = self._write_backlog
+        if self._may_act() and isinstance(framework, CheckingFramework):
+            with self._plugin_call("checking the configuration"):
+                framework.check(self._interception())
 
     def _new_recorder(self) -> Recorder:
         config = self._config

@@ -10,6 +10,7 @@ from msprobe_core.capture.processors import StatisticsProcessor
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.config import TaskOptions, load_config
+from msprobe_core.errors import ConfigError
 from msprobe_core.plugins import registry
 
 
@@ -41,6 +42,20 @@ def test_models_are_prepared_for_as_long_as_something_may_be_recorded(tmp_path, 
         session.step()
     session.close()
     assert framework.prepared == [([model], "L0")] * num_prepared
+
+
+class CheckingFramework(ArrayFramework):
+    def check(self, options):
+        raise ConfigError(f"no {options.level.value} here")
+
+
+def test_a_framework_refuses_a_level_before_the_training_begins(tmp_path):
+    plugins = registry().processors(), registry().writers()
+    config = load_config(None, dump_path=str(tmp_path), level="mix")
+    with pytest.raises(ConfigError, match="no mix here"):
+        Session(config, CheckingFramework(), *plugins)
+    is_off = load_config(None, dump_path=str(tmp_path), level="mix", dump_enable=False)
+    Session(is_off, CheckingFramework(), *plugins).close()
 
 
 def test_calls_on_another_thread_are_inside_of_those_that_are_named(recorder):

@@ -5,7 +5,9 @@ import logging
 import numpy as np
 import pytest
 from mindspore.train import Model
+from msprobe.mindspore import PrecisionDebugger
 
+from msprobe_core.errors import ConfigError, SessionError
 from tests.support.graph_nets import Block, Parameter, Tensor, arrays_in, dense, filled, ms, nn, ops, record, step_of
 
 
@@ -274,7 +276,7 @@ def test_train_one_step_cell_and_new_shapes(tmp_path):
 
 
 def test_model_train(tmp_path):
-    from msprobe.mindspore import MsprobeStep, PrecisionDebugger
+    from msprobe.mindspore import MsprobeStep
 
     net = make_layers()
     debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"), task="statistics", level="L0", step=[1])
@@ -356,19 +358,32 @@ def test_a_graph_that_was_compiled_before_is_told_of(tmp_path, caplog):
     assert "call start(model) before the net" in caplog.text
 
 
-def test_apis_cannot_be_recorded(tmp_path):
-    from msprobe_core.errors import ConfigError
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_apis_are_refused_when_the_debugger_is_made(level, tmp_path):
+    with pytest.raises(ConfigError, match="GRAPH_MODE there are no calls of APIs"):
+        PrecisionDebugger(dump_path=str(tmp_path), level=level)
+    PrecisionDebugger(dump_path=str(tmp_path), level="L0").close()  # nothing is left of the other
 
-    for level in ("L1", "mix"):
-        with pytest.raises(ConfigError, match="GRAPH_MODE there are no calls of APIs"):
-            record(make_layers(), lambda: None, tmp_path / level, level=level)
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_apis_are_not_recorded_where_the_mode_is_set_later(level, tmp_path, caplog):
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    debugger = PrecisionDebugger(dump_path=str(tmp_path), level=level)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    net = make_layers()
+    bare = arrays_in(net(filled(2, 3)))
+    try:
+        with debugger.start(net):
+            assert arrays_in(net(filled(2, 3))) == bare
+        debugger.step()
+    finally:
+        debugger.close()
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert line.startswith("recording ends at step 0, training goes on: 'level' is " + level)
+    assert not list(tmp_path.rglob("dump.json"))
 
 
 def test_one_module_and_what_follows_calls_in_python(tmp_path):
-    from msprobe.mindspore import PrecisionDebugger
-
-    from msprobe_core.errors import SessionError
-
     net = make_layers()
     debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"), task="statistics", level="L0")
     try:

@@ -26,7 +26,7 @@ from msprobe.mindspore._primitives import PrimitiveStandIns
 from msprobe.mindspore._quiet import ErrorOfTraining, Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState
-from msprobe.mindspore.graph.attachment import GraphTaps, graph_mode, prepare
+from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
 from msprobe_core.capture.attachment import PlacedAttachment
@@ -153,6 +153,10 @@ class MindSporeFramework:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiStandIns(risk_level)
         return self._apis[risk_level]
+
+    def check(self, options: AttachOptions) -> None:
+        """Refuse APIs in GRAPH_MODE; see `msprobe_core.hookspecs.CheckingFramework`."""
+        check_level(options)
 
     def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
         """Have points compiled into static graphs; see `msprobe_core.hookspecs.CompilingFramework`."""

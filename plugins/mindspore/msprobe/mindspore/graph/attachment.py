@@ -27,17 +27,26 @@ def graph_mode() -> bool:
     return ms.get_context("mode") == ms.GRAPH_MODE
 
 
-def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
-    """Have points compiled into these nets from now on, whether or not this step is recorded.
+def check_level(options: AttachOptions) -> None:
+    """Raise if the current mode is GRAPH_MODE and the level asks for APIs.
 
     Raises:
-        ConfigError: the level asks for APIs, which a static graph has none of.
+        ConfigError: it does, and a static graph has no calls of APIs.
     """
     if options.level.has_apis and graph_mode():
         raise ConfigError(
             f"'level' is {options.level.value}, but in GRAPH_MODE there are no calls of APIs that could be recorded; "
             "take L0 for Cells or L2 for kernels, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
         )
+
+
+def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
+    """Have points compiled into these nets from now on, whether or not this step is recorded.
+
+    Raises:
+        ConfigError: see `check_level`; the mode may have changed since the debugger was made.
+    """
+    check_level(options)
     if options.level.has_modules:
         for model in models:
             compilation().add(model)
