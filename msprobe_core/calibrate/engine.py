@@ -20,6 +20,7 @@ from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, MsprobeError, StoreError
 from msprobe_core.report.run import RunOptions, RunProgress, executor_for
 from msprobe_core.store.layout import create_file, find_steps, make_directory
+from msprobe_core.store.results import refusal
 from msprobe_core.untrusted.paths import source_of
 
 _logger = logging.getLogger(__name__)
@@ -108,6 +109,8 @@ def calibrate(
         raise CompareError(f"{golden}: holds no steps (step0, …); give the directory of a whole run")
     repeats = list(repeats) or find_repeats(golden)
     path = golden / PROFILE_FILE if output is None else output
+    if not run.overwrites:
+        _refuse_foreign(path)
     grouped, missing = _grouped(golden, repeats, chosen)
     parts = path.parent / _PARTS_DIRECTORY
     make_directory(parts)
@@ -184,6 +187,18 @@ def calibrate_or_fail(task: CalibrationTask) -> DumpCalibration | DumpFailed:
     except Exception as error:
         _logger.debug("internal error at %s", task.label, exc_info=True)
         return DumpFailed(task.label, f"internal error ({type(error).__name__}: {error})")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raise if a file that is no noise profile has this name."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    try:
+        columns = set(pl.read_parquet_schema(path))
+    except (OSError, pl.exceptions.PolarsError):
+        columns = set[str]()
+    if not columns >= {"name", "step", "rank", "about"}:
+        raise refusal(path, "msprobe calibrate")
 
 
 def _write(parts: Sequence[Path], path: Path) -> None:

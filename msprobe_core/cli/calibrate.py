@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
+from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.model import PerturbMode, RoundingUnit
@@ -28,6 +29,7 @@ _MAX_MISSING = 10
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The profile; by default noise_profile.parquet in GOLDEN."
 )
+@overwrite_option
 @click.option(
     "--run", "command", metavar="'COMMAND …'", help="Record the repetitions first, by running the golden program again."
 )
@@ -57,6 +59,7 @@ def calibrate(
     golden: Path,
     repeats: tuple[Path, ...],
     output: Path | None,
+    overwrites: bool,
     command: str | None,
     number: int,
     mode: str,
@@ -91,7 +94,7 @@ def calibrate(
         unit = None if dtype is None else RoundingUnit(dtype)
         repeats = tuple(run_repetitions(golden, shlex.split(command), number, mode=PerturbMode(mode), dtype=unit))
         perturbation = perturbation or f"last digits changed, {mode}" + (f", as of {dtype}" if dtype else "")
-    run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers))
+    run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers), overwrites=overwrites)
     with progress_bar("measuring") as progress:
         result = measure(golden, repeats, output=output, perturbation=perturbation, run=run, progress=progress)
     show(lambda console: _print(result, console), f"the profile is in {result.path}")

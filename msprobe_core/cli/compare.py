@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
@@ -47,6 +47,7 @@ def _options_of_other_modes(command: Any) -> Any:
 @click.option("-gp", "--golden_path", type=click.Path(path_type=Path), help="Trusted run, of the same kind.")
 @click.option("-i", "--input_path", type=click.Path(path_type=Path), help="compare.json with npu_path and bench_path.")
 @output_option()
+@overwrite_option
 @click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx, and implied by -i.")
 @click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are written to.")
 @click.option(
@@ -103,6 +104,7 @@ def compare(**given: Any) -> int:
         workers=asked.executor_options,
         resume=asked.resume,
         checks_replicas=asked.replicas,
+        overwrites=asked.overwrites,
     )
     try:
         with progress_bar("comparing") as progress:
@@ -158,6 +160,7 @@ class _Asked(Pairing):
     consistent_check: bool
     backend: str | None
     resume: bool
+    overwrites: bool
     allows_incomplete: bool
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
+from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
@@ -22,6 +23,7 @@ from msprobe_core.errors import CompareError
     help="Your function that returns the model, to replay modules with; it is run. Or package.module:function.",
 )
 @click.option("-o", "--output_path", type=click.Path(path_type=Path), help="Directory for confirm.json.")
+@overwrite_option
 @allow_incomplete_option
 def confirm(
     *,
@@ -31,6 +33,7 @@ def confirm(
     golden_entry: str | None,
     model: str | None,
     output_path: Path | None,
+    overwrites: bool,
     allows_incomplete: bool,
 ) -> int:
     """Say who is wrong at the call ENTRY: TARGET, GOLDEN, or neither.
@@ -47,8 +50,10 @@ def confirm(
     from msprobe_core.compare.reading import read_dump
     from msprobe_core.confirm import Verdict, load_model
     from msprobe_core.confirm import confirm as confirm_call
-    from msprobe_core.report.confirm import print_confirmation, write_confirmation
+    from msprobe_core.report.confirm import check_confirmation, print_confirmation, write_confirmation
 
+    if output_path is not None and not overwrites:
+        check_confirmation(output_path)
     dumps = read_dump(_one_rank(target)), read_dump(_one_rank(golden))
     incomplete = ends_of(*dumps).lines
     say_incomplete(incomplete)

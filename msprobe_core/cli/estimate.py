@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.show import show
 from msprobe_core.errors import EstimateError, StoreError
 
@@ -56,6 +57,7 @@ def _listed(_context: click.Context, _parameter: click.Parameter, value: str) ->
     help="Directory on the disk to measure, for the dumps; they are removed.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all numbers to this file.")
+@overwrite_option
 def estimate(
     *,
     target: str,
@@ -69,6 +71,7 @@ def estimate(
     timeout: float,
     scratch: Path | None,
     json_path: Path | None,
+    overwrites: bool,
 ) -> int:
     """Run some steps of a training, bare and recorded, and say what recording costs.
 
@@ -81,7 +84,7 @@ def estimate(
     """
     # Not needed to say --help.
     from msprobe_core.cli.main import EXIT_AGREES
-    from msprobe_core.estimate import Request, Scale, print_estimate, write_json
+    from msprobe_core.estimate import Request, Scale, check_json, print_estimate, write_json
     from msprobe_core.estimate import estimate as run
 
     request = Request(
@@ -99,6 +102,8 @@ def estimate(
         raise StoreError(
             f"{json_path}: there is no directory {json_path.absolute().parent}; make it, or choose another"
         )
+    if json_path is not None and not overwrites:
+        check_json(json_path)
     with _progress() as progress:
         result = run(request, progress)
     scale = Scale(num_ranks=ranks, num_steps=train_steps)

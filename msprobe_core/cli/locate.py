@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("golden", type=click.Path(path_type=Path))
 @output_option("Directory for locate.json.")
+@overwrite_option
 @click.option(
     "--noise",
     type=click.Choice(["auto", "measured", "closed", "off"]),
@@ -51,9 +52,11 @@ def locate(**given: Any) -> int:
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.locate import LocateVerdict
     from msprobe_core.locate import locate as search
-    from msprobe_core.report.locate_file import write_location
+    from msprobe_core.report.locate_file import check_location, write_location
     from msprobe_core.report.locate_text import print_location
 
+    if not asked.overwrites:
+        check_location(asked.output_path)
     with progress_bar("looked at") as progress:
         result = search(asked.target, asked.golden, _options(asked), progress)
     file = write_location(result, asked.output_path)
@@ -76,6 +79,7 @@ class _Asked(Pairing):
     confirms: bool
     model: str | None
     allows_incomplete: bool
+    overwrites: bool
 
 
 def _options(asked: _Asked) -> LocateOptions:

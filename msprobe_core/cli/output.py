@@ -1,4 +1,4 @@
-"""The option that says where a command writes."""
+"""The options that say where a command writes, and over what."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def output_option(help_text: str = "Directory for the results.") -> Callable[[An
         show_default=True,
         help=help_text,
     )
+
+
+def overwrite_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--overwrite`` to a command, which gets it as ``overwrites``."""
+    return click.option(
+        "--overwrite",
+        "overwrites",
+        is_flag=True,
+        help="Replace a file of the result's name also where msprobe has not written it.",
+    )(command)

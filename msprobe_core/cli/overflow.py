@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.show import show
 
 
@@ -15,9 +15,10 @@ from msprobe_core.cli.show import show
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("-i", "--input_path", type=click.Path(path_type=Path), help="The same as DIRECTORY.")
 @output_option()
+@overwrite_option
 @allow_incomplete_option
 def overflow_check(
-    *, directory: Path | None, input_path: Path | None, output_path: Path, allows_incomplete: bool
+    *, directory: Path | None, input_path: Path | None, output_path: Path, overwrites: bool, allows_incomplete: bool
 ) -> int:
     """Find the first calls, on all ranks, that turn finite values into NaN or Inf, and say what is to blame.
 
@@ -32,9 +33,11 @@ def overflow_check(
     assert path is not None
     # polars is not needed to say --help.
     from msprobe_core.overflow import search
-    from msprobe_core.overflow.files import write_result
+    from msprobe_core.overflow.files import check_result, write_result
     from msprobe_core.overflow.terminal import print_result
 
+    if not overwrites:
+        check_result(output_path)
     result = search(path)
     files = write_result(result, output_path)
     show(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable
@@ -58,6 +58,7 @@ def subject_options(command: _Command) -> _Command:
 @click.command()
 @subject_options
 @output_option("The page, or the directory for it.")
+@overwrite_option
 @pairing_options
 @click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
 @click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")
@@ -72,18 +73,23 @@ def view(**given: Any) -> int:
     Exit status: 0 if there is a page of all that was to be shown, 2 if not: there is none, or there is one, and it says
     which dump ended early, is damaged or missing.
     """
-    is_served, port, allows_incomplete = (given.pop(name) for name in ("is_served", "port", "allows_incomplete"))
+    flags = ("is_served", "port", "overwrites", "allows_incomplete")
+    is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
     asked = Asked(**given)
+    from msprobe_core.view.page_file import check_page
     from msprobe_core.view.spool import Spool
     from msprobe_core.view.subject import subject_of
 
+    path = page_path(asked.output_path)
+    if not is_served and not overwrites:
+        check_page(path)
     subject = subject_of(asked.subject, asked.golden)
     with closing(Spool()) as spool:
         data = built(subject, asked, spool)
         if is_served:
             serve(data, spool, port)
         else:
-            write(data, spool, page_path(asked.output_path))
+            write(data, spool, path)
     return status_of_page(data, allows_incomplete=allows_incomplete)
 
 

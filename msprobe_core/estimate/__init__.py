@@ -1,6 +1,16 @@
 """Estimate: run a training program for some steps, bare and recorded, and say what recording costs."""
 
 from msprobe_core.estimate.engine import Case, CaseResult, Estimate, Request, estimate
-from msprobe_core.estimate.report import Scale, print_estimate, write_json
+from msprobe_core.estimate.report import Scale, check_json, print_estimate, write_json
 
-__all__ = ["Case", "CaseResult", "Estimate", "Request", "Scale", "estimate", "print_estimate", "write_json"]
+__all__ = [
+    "Case",
+    "CaseResult",
+    "Estimate",
+    "Request",
+    "Scale",
+    "check_json",
+    "estimate",
+    "print_estimate",
+    "write_json",
+]

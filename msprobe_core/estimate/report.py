@@ -13,6 +13,7 @@ from rich.text import Text
 from msprobe_core.errors import StoreError
 from msprobe_core.estimate.engine import CaseResult, Estimate
 from msprobe_core.store.layout import create_file
+from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 _WIDTH = 110
@@ -65,6 +66,15 @@ class EstimateFile(msgspec.Struct, frozen=True, kw_only=True):
     train_steps: int
     bare: MeasuredCase
     cases: tuple[MeasuredCase, ...]
+
+
+def check_json(path: Path) -> None:
+    """Raise if a file that `msprobe estimate` has not written has this name.
+
+    Raises:
+        StoreError: one has.
+    """
+    refuse_foreign_json(path, "msprobe estimate", ("program", "bare", "cases"))
 
 
 def write_json(estimate: Estimate, scale: Scale, path: Path) -> None:

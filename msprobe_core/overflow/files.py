@@ -13,6 +13,7 @@ from msprobe_core.overflow.records import records_of
 from msprobe_core.overflow.result import OverflowResult, StepResult
 from msprobe_core.overflow.search import findings_by_rank
 from msprobe_core.store import layout
+from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 RESULT_FILE = "overflow.json"
@@ -20,6 +21,15 @@ VERSION = 1
 
 _MAX_RANKS = 64
 """So many ranks' records are written; many ranks fail alike."""
+
+
+def check_result(directory: Path) -> None:
+    """Raise if the directory holds a ``overflow.json`` that this command has not written; to be called before the work.
+
+    Raises:
+        StoreError: it does.
+    """
+    refuse_foreign_json(directory / RESULT_FILE, "msprobe overflow_check", ("version", "verdict", "steps"))
 
 
 def write_result(result: OverflowResult, directory: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from msprobe_core.confirm import Confirmation, Side, Verdict
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ HEADLINES = {
     Verdict.ILL_CONDITIONED: "neither is wrong: the call is ill-conditioned, and amplifies rounding",
     Verdict.CANNOT_TELL: "cannot tell",
 }
+
+
+def check_confirmation(directory: Path) -> None:
+    """Raise if the directory holds a ``confirm.json`` that this command has not written; to be called before the work.
+
+    Raises:
+        StoreError: it does.
+    """
+    refuse_foreign_json(directory / CONFIRM_FILE, "msprobe confirm", ("version", "entry", "verdict"))
 
 
 def write_confirmation(found: Confirmation, directory: Path) -> Path:

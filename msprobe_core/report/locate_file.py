@@ -10,10 +10,20 @@ from msprobe_core.confirm import Confirmation
 from msprobe_core.locate.result import LocateResult, Suspect
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 LOCATE_FILE = "locate.json"
 VERSION = 1
+
+
+def check_location(directory: Path) -> None:
+    """Raise if the directory holds a ``locate.json`` that this command has not written; to be called before the work.
+
+    Raises:
+        StoreError: it does.
+    """
+    refuse_foreign_json(directory / LOCATE_FILE, "msprobe locate", ("version", "verdict", "examined", "suspects"))
 
 
 def write_location(result: LocateResult, directory: Path) -> Path:

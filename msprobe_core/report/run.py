@@ -31,6 +31,7 @@ from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
 from msprobe_core.report.difference import FIRST_DIFFERENCES, write_first_differences
 from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, UnitFiles, write_summary, write_tables
+from msprobe_core.report.summary import check_summary_file
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.files import read_plain
 
@@ -78,12 +79,14 @@ class RunOptions:
         resume: Take over pairs that an earlier, interrupted comparison has finished.
         checks_replicas: Whether ranks of the target are compared with each other, where they should have the same;
             ``None`` for up to `_FEW_RANKS` ranks.
+        overwrites: Whether a result file may replace one of the same name that msprobe has not written.
     """
 
     executor: str | None = None
     workers: ExecutorOptions = field(default_factory=ExecutorOptions)
     resume: bool = False
     checks_replicas: bool | None = None
+    overwrites: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ def compare_run(
     options, run = options or CompareOptions(), run or RunOptions()
     if run.executor is not None:
         _executor_called(run.executor)  # a name that is wrong is, however many pairs there are
+    if not run.overwrites:
+        check_summary_file(directory)
     pairing = find_pairs_of_modes(target, golden, chosen, options.layouts)
     if tables.form is None and len(pairing.pairs) > _MANY_PAIRS:
         tables = replace(tables, form=TableForm.PARQUET)

@@ -13,10 +13,20 @@ from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
 from msprobe_core.report.whole import whole_file
+from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json
 
 SUMMARY_FILE = "summary.json"
+
+
+def check_summary_file(directory: Path) -> None:
+    """Raise if the directory holds a ``summary.json`` that this command has not written; to be called before the work.
+
+    Raises:
+        StoreError: it does.
+    """
+    refuse_foreign_json(directory / SUMMARY_FILE, "msprobe compare", ("agrees", "target", "golden", "units"))
 
 
 def write_summary_file(

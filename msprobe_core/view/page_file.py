@@ -15,6 +15,7 @@ from typing import BinaryIO
 from msprobe_core.errors import StoreError
 from msprobe_core.report.whole import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import refuse_foreign_text
 from msprobe_core.untrusted.paths import encode_json
 from msprobe_core.view.data import Unit, ViewData, encode
 from msprobe_core.view.spool import Spool
@@ -43,6 +44,15 @@ def template() -> str:
     if text.count(PLACEHOLDER) != 1:
         raise StoreError(f"{page}: has no place for data; install msprobe-core again")
     return text
+
+
+def check_page(path: Path) -> None:
+    """Raise if a file that is no page of ours has this name; to be called before the work.
+
+    Raises:
+        StoreError: one has.
+    """
+    refuse_foreign_text(path, "msprobe view", b'<meta name="msprobe-page-source"')
 
 
 def write_page(data: ViewData, spool: Spool, path: Path, units: Collection[int]) -> int:

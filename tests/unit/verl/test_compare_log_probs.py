@@ -42,6 +42,18 @@ class TestLogProb:
         assert not any(cause["is_named"] for cause in result["numbers"]["steps"]["2"]["causes"].values())
         assert 1e-8 < result["numbers"]["steps"]["1"]["rms"] < 2e-6
 
+    def test_a_users_file_is_replaced_on_demand_only(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:
+        theirs = tmp_path / "verl_logprob.json"
+        theirs.write_text("mine")
+        command = ("verl", "compare", "logprob", runs(), "-o", tmp_path)
+        code, _, err = run(*command)
+        assert code == 2
+        assert "verl_logprob.json: exists, and `msprobe verl compare logprob` has not written it" in err
+        assert list(tmp_path.iterdir()) == [theirs]
+        assert theirs.read_text() == "mine"
+        assert run(*command, "--overwrite")[0] == 0
+        assert run(*command)[0] == 0  # over its own
+
     def test_a_parameter_that_was_not_sent_is_named(self, run: Run, runs: Callable[..., Path], tmp_path: Path) -> None:
         code, out, _ = run("verl", "compare", "logprob", runs(unsent=(UNSENT,)), "-o", tmp_path)
         assert code == 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output import output_option, overwrite_option
 
 if TYPE_CHECKING:
     from msprobe.verl._compare.outcome import Outcome
@@ -34,6 +34,7 @@ class _Written:
     output_path: Path
     form: str | None
     xlsx: bool
+    overwrites: bool
     allows_incomplete: bool
 
 
@@ -41,6 +42,7 @@ def _common(command: _Command) -> _Command:
     """Add the options that every comparison has."""
     options = [
         output_option(),
+        overwrite_option,
         click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx."),
         click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are."),
         allow_incomplete_option,
@@ -91,7 +93,7 @@ def _finish(outcome: Outcome, written: _Written, *runs: RecordedRun) -> int:
         raise click.UsageError(f"--xlsx and --format {written.form} contradict each other; give one of them")
     form = TableForm(written.form or ("xlsx" if written.xlsx else "csv"))
     outcome = replace(outcome, incomplete=[line for run in runs for line in run.incomplete])
-    files = write_outcome(outcome, written.output_path, form)
+    files = write_outcome(outcome, written.output_path, form, overwrites=written.overwrites)
     show(lambda console: print_outcome(outcome, files, console), f"it is in {files[-1]}")
     return exit_status(
         is_wrong=not outcome.agrees, incomplete=outcome.incomplete, allows_incomplete=written.allows_incomplete

@@ -19,6 +19,7 @@ from msprobe_core.report.table import BY_VERDICT, Colours, Column, Table, Width
 from msprobe_core.report.text_table import write_csv, write_parquet
 from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
@@ -101,19 +102,23 @@ class Outcome:
         return self.agreement is Agreement.AGREE
 
 
-def write_outcome(outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV) -> list[Path]:
+def write_outcome(
+    outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV, *, overwrites: bool = False
+) -> list[Path]:
     """Write the tables and ``verl_{command}.json``; return their paths, the latter last.
 
     Raises:
-        StoreError: they cannot be written.
+        StoreError: they cannot be written, or a file that msprobe has not written has the last one's name.
     """
     make_directory(directory)
+    path = directory / f"verl_{outcome.command}.json"
+    if not overwrites:
+        refuse_foreign_json(path, f"msprobe verl compare {outcome.command}", ("version", "command", "headline"))
     stamp = time_stamp()
     written = {
         name: _write_table(rows, directory, f"verl_{outcome.command}_{name}_{stamp}", form)
         for name, rows in outcome.tables.items()
     }
-    path = directory / f"verl_{outcome.command}.json"
     content = {
         "version": VERSION,
         "command": outcome.command,

@@ -1,0 +1,75 @@
+"""Result files have fixed names; a command replaces its own earlier result, and no other file unless it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.errors import StoreError
+
+_MAX_BYTES = 256 << 20
+"""Results are far smaller: they hold no rows."""
+_HEAD_BYTES = 1 << 14
+
+
+def refuse_foreign_json(path: Path, command: str, members: Collection[str]) -> None:
+    """Raise if there is a file that a command's result in JSON is not to replace.
+
+    Args:
+        path: Of the result.
+        command: Which writes it, for example ``msprobe compare``.
+        members: Top-level members that every release has written.
+
+    Raises:
+        StoreError: there is a file that is no result of this command.
+    """
+    if not _is_there(path):
+        return
+    try:
+        if path.is_file() and path.stat().st_size <= _MAX_BYTES:
+            found = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+            if found.keys() >= {*members}:
+                return
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    raise refusal(path, command)
+
+
+def refuse_foreign_text(path: Path, command: str, mark: bytes) -> None:
+    """Raise if there is a file that a command's result is not to replace.
+
+    Args:
+        path: Of the result.
+        command: Which writes it.
+        mark: Text near the beginning of the file that every release has written.
+
+    Raises:
+        StoreError: there is a file that is no result of this command.
+    """
+    if not _is_there(path):
+        return
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                if mark in file.read(_HEAD_BYTES):
+                    return
+    except OSError:
+        pass
+    raise refusal(path, command)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists() or path.is_symlink()
+    except (OSError, ValueError):  # of which who writes it says more
+        return False
+
+
+def refusal(path: Path, command: str) -> StoreError:
+    """Return the error that says why a file is not replaced, and how it can be."""
+    return StoreError(
+        f"{path}: exists, and `{command}` has not written it, so it is not replaced; move it away, choose another "
+        "place, or give --overwrite"
+    )
