@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +11,13 @@ from typing import Any, cast
 
 import yaml
 
+from msprobe_core.config.atomic import locked, stamp_of, write_whole
 from msprobe_core.config.load import check_config, read_fields
 from msprobe_core.config.schema import Config
 from msprobe_core.errors import ConfigError, StoreError
 from msprobe_core.untrusted.yaml_text import load_yaml
+
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class Edit:
 
 
 def edit_config(path: Path, changes: Mapping[str, Any]) -> Edit:
-    """Put values into a configuration file; its other keys, its form and its permissions stay.
+    """Put values into a configuration file; its other keys, its form, its owner and its permissions stay.
+
+    Concurrent calls, also of other processes, follow one after the other, and none is lost.
 
     Args:
         path: JSON or YAML file. Of a symbolic link, the file that it leads to is changed.
@@ -46,6 +49,20 @@ def edit_config(path: Path, changes: Mapping[str, Any]) -> Edit:
         StoreError: it cannot be written.
     """
     path = path.resolve()
+    with locked(path):
+        for _ in range(_TRIES):
+            before = stamp_of(path) if changes else None
+            edit, text = _edited(path, changes)
+            if before is None:
+                return edit
+            if stamp_of(path) == before:  # an editor has saved it meanwhile otherwise, and does not lock it
+                write_whole(path, text)
+                return edit
+    raise StoreError(f"{path}: keeps being changed by another program; nothing was written, try again")
+
+
+def _edited(path: Path, changes: Mapping[str, Any]) -> tuple[Edit, str]:
+    """Return what a change would do, and the text of the file afterwards."""
     fields = read_fields(path)
     before = check_config(fields, str(path)).is_live
     text = path.read_text(encoding="utf-8")
@@ -61,10 +78,7 @@ def edit_config(path: Path, changes: Mapping[str, Any]) -> Edit:
             lost_comments = lost_comments or (_is_yaml(path) and "#" in text)
             smallest = _encoded(wanted, text, path)
         fields, text = wanted, smallest
-    config = check_config(fields, str(path))
-    if changes:
-        _replace(path, text)
-    return Edit(before, config, lost_comments)
+    return Edit(before, check_config(fields, str(path)), lost_comments), text
 
 
 def parse_value(text: str) -> Any:
@@ -114,20 +128,3 @@ def _encoded(fields: Mapping[str, Any], text: str, path: Path) -> str:
         return yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True)
     indent = re.search(r"\n([ \t]+)\S", text)
     return json.dumps(fields, indent=indent.group(1) if indent else 2, ensure_ascii=False) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary: str | None = None
-    try:
-        # In the same directory, so that renaming is one step; the name ends otherwise, so that nobody reads it.
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(path.stat().st_mode & 0o777)
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -4,7 +4,10 @@ import json
 import logging
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Barrier
+import time
 
 import pytest
 import yaml
@@ -14,6 +17,7 @@ from numpy_rig import ArrayDebugger
 from recorded import Recorded
 
 from msprobe_core.cli import main
+from msprobe_core.config import ConfigWatch, edit, load_config
 from msprobe_core.config import ConfigWatch, load_config
 from msprobe_core.config.edit import edit_config
 from msprobe_core.config.watch import POLL_SECONDS
@@ -420,3 +424,55 @@ def test_control_of_a_file_that_is_none(run, path):
     path.write_text("{")
     assert "is not valid JSON" in run(path, "on")[2]
     assert path.read_text() == "{"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("may_give", [True, False])
+def test_control_leaves_the_file_to_its_owner(may_give, run, path, monkeypatch):
+    write(path, dump_enable=True)
+    os.chown(path, 12345, 23456)
+    path.chmod(0o640)
+    if not may_give:  # as of a colleague's file in a shared directory
+
+        def refuse(*_):
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "chown", refuse)
+    assert run(path, "set", "level=mix")[0] == 0
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == (12345, 23456, 0o640)
+    assert json.loads(path.read_text()) == {"dump_enable": True, "level": "mix"}
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_control_loses_no_concurrent_edit(tmp_path):
+    path = tmp_path / "c.json"
+    write(path, dump_enable=True)
+    together = Barrier(2)
+
+    def edits_that_were_lost(key):
+        num_lost = 0
+        together.wait()
+        for number in range(30):
+            edit_config(path, {key: [number]})
+            time.sleep(0.002)
+            num_lost += json.loads(path.read_text())[key] != [number]
+        return num_lost
+
+    with ThreadPoolExecutor(2) as pool:  # the lock holds between threads as it does between processes
+        assert list(pool.map(edits_that_were_lost, ["step", "rank"])) == [0, 0]
+
+
+def test_control_takes_up_what_an_editor_saves_meanwhile(run, path, monkeypatch):
+    write(path, dump_enable=True)
+    check, calls = edit.check_config, []
+
+    def save_meanwhile(*arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            path.write_text(json.dumps({"dump_enable": True, "rank": [3]}))
+        return check(*arguments)
+
+    monkeypatch.setattr(edit, "check_config", save_meanwhile)
+    assert run(path, "off")[0] == 0
+    assert json.loads(path.read_text()) == {"dump_enable": False, "rank": [3]}
