@@ -4,10 +4,10 @@ import json
 import logging
 import os
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier
-import time
 
 import pytest
 import yaml
@@ -18,7 +18,6 @@ from recorded import Recorded
 
 from msprobe_core.cli import main
 from msprobe_core.config import ConfigWatch, edit, load_config
-from msprobe_core.config import ConfigWatch, load_config
 from msprobe_core.config.edit import edit_config
 from msprobe_core.config.watch import POLL_SECONDS
 from msprobe_core.errors import ConfigError
