@@ -38,6 +38,10 @@ def script(model, x):
     return plain(scripted.graph), plain(scripted.code), scripted(x).tolist()
 
 
+def trace_part(part):
+    return torch.jit.trace(part, torch.zeros(3, 4))
+
+
 def function(x: torch.Tensor) -> torch.Tensor:
     return F.relu(torch.sin(x) + 1)
 
@@ -144,3 +148,30 @@ def test_a_copy_of_a_probed_model_can_be_scripted(tmp_path, close_debugger):
     with PrecisionDebugger(dump_path=tmp_path / "run", level="mix").start(model):
         copied = copy.deepcopy(model)
     assert torch.equal(torch.jit.script(copied)(x), expected)
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("is_in_window", [True, False])
+@pytest.mark.parametrize("convert", [torch.jit.script, trace_part])
+@pytest.mark.filterwarnings("ignore")
+def test_a_scripted_part_trains_and_its_gradients_are_recorded(convert, is_in_window, level, tmp_path, close_debugger):
+    (bare, x), (model, _) = built(), built()
+    for each in (bare, model):
+        each.first, each.block = convert(each.first), convert(each.block)
+    for _ in range(2):  # the second gradient is added to the first
+        bare(x).sum().backward()
+    debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
+    debugger.start(model)
+    losses = [model(x).sum() for _ in range(2)]
+    if not is_in_window:
+        debugger.stop()
+    for loss in losses:
+        loss.backward()
+    debugger.stop()
+    for expected, found in zip(bare.parameters(), model.parameters(), strict=True):
+        assert torch.equal(found.grad, expected.grad)
+    debugger.step()
+    recorded = Recorded(tmp_path / "run").data
+    sums = [recorded[f"Module.first.Linear.parameters_grad.{i}"]["weight"][0]["Norm"] for i in range(2)]
+    norm = model.first.weight.grad.norm().item()
+    assert sums == pytest.approx([norm / 2, norm])

@@ -132,27 +132,26 @@ class ParameterGradients:
                 del metadata[_AWAITED]
 
     def _note_added(self, key: int, contribution: Tensor) -> None:
-        self._added.pop(key, None)  # `torch.autograd.grad` asks for what it does not add
-        # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
-        if self._gradient(key) is not None:
-            self._added[key] = contribution
+        with Quiet(self._recorder.note_failure):
+            self._added.pop(key, None)  # `torch.autograd.grad` asks for what it does not add
+            # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
+            if self._gradient(key) is not None:
+                self._added[key] = contribution
 
     def _report(self, key: int) -> None:
-        gradient, contribution = self._gradient(key), self._added.pop(key, None)
-        if gradient is not None:
-            place = self._places[key]
-            with Quiet(self._recorder.note_failure):
+        with Quiet(self._recorder.note_failure):
+            gradient, contribution = self._gradient(key), self._added.pop(key, None)
+            if gradient is not None:
+                place = self._places[key]
                 self._recorder.record_parameter_gradient(place.stem, place.name, gradient, contribution)
 
     def _gradient(self, key: int) -> Tensor | None:
         """Return what has been accumulated; ``None`` if it is not reported, or the parameter is gone."""
         module, _, name = self._places[key]
         owner = module() if self._recorder.is_open and not self._is_released else None
-        parameter = None if owner is None else owner._parameters.get(name)
-        if parameter is None or id(parameter) != key:
-            return None
-        with torch._C.DisableTorchFunction():
-            return parameter.grad
+        # Not get, which the tables of scripted modules do not have.
+        parameter = None if owner is None or name not in owner._parameters else owner._parameters[name]
+        return None if parameter is None or id(parameter) != key else parameter.grad
 
 
 class _Place(NamedTuple):
