@@ -46,7 +46,7 @@ def _records(dump: Dump, entries: Collection[str]) -> Iterable[tuple[str, Any]]:
 
         reader = BatchReader(dump.path, arrow_records.RECORD_COLUMNS, NEEDED)
         found = arrow_records.records_of(reader, reader.header.run.summary_mode)
-        return [(entry, msgspec.json.decode(record)) for entry, record in found if entry in entries]
+        return [(entry, decode_record(msgspec.Raw(record))) for entry, record in found if entry in entries]
     rows = dump.frame.filter(pl.col("entry").is_in(list(entries)))
     return [(str(entry), _flat(own)) for (entry,), own in rows.group_by("entry", maintain_order=True)]
 

@@ -19,6 +19,7 @@ import msgspec
 from msprobe_core.model import Phase
 from msprobe_core.store.arrow_columns import DUMP_COLUMNS, Cell, PyArrow, to_small_batch
 from msprobe_core.store.frame import PARTS, check_leaf, is_failure, is_leaf, phase_of
+from msprobe_core.store.json_writer import json_number
 from msprobe_core.untrusted.json_text import check_nesting
 
 RECORD = "record"
@@ -250,7 +251,20 @@ def _made(rows: Sequence[Mapping[str, Any]], *, has_statistics: bool) -> tuple[s
         if rows[0].get("recompute"):
             execution["recompute"] = True
         record.setdefault("execution", execution)
-    return entry, _text(record).encode()
+    return entry, _encode(_numeric(record))
+
+
+def _numeric(value: Any) -> Any:
+    """Return a JSON value as `json_number` has its numbers, also those that a column of texts holds."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        kind, text = fields.get("type"), fields.get("value")
+        if isinstance(kind, str) and kind != "str" and isinstance(text, str) and text in _NOT_FINITE:
+            return {**fields, "value": json_number(_NOT_FINITE[text])}
+        return {_clean(key): _numeric(item) for key, item in fields.items()}
+    if isinstance(value, list):
+        return [_numeric(item) for item in cast("list[Any]", value)]
+    return _clean(value) if isinstance(value, str) else json_number(value)
 
 
 class _Skeleton(msgspec.Struct):

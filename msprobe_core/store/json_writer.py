@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -213,25 +213,26 @@ def value_json(value: Value) -> Any:
     if isinstance(value, GradientSlot):
         return value_json(value.value)
     if isinstance(value, Argument):
-        return _argument_json(value)
+        return _argument_json(value, json_number)
     if isinstance(value, Failure):
         return {"type": "error", "error": clean_text(value.reason)}
     return None
 
 
 def leaf_text(value: TensorValue | Argument | Failure) -> str:
-    """Return a value as the JSON text that stands for it in ``dump.json``."""
-    return _encode(value_json(value)).decode()
+    """Return a value as the JSON text that stands for it in ``dump.arrow``: infinities are text there."""
+    fields = _argument_json(value, finite_number) if isinstance(value, Argument) else value_json(value)
+    return _encode(fields).decode()
 
 
 def _tensor_json(value: TensorValue) -> dict[str, Any]:
     meta, stats = value.meta, value.digest.stats
     fields: dict[str, Any] = {"type": meta.type, "dtype": meta.dtype, "shape": meta.shape}
     if stats is not None:  # not asked for with summary_mode xor or hash
-        fields["Max"] = _number_json(stats.max)
-        fields["Min"] = _number_json(stats.min)
-        fields["Mean"] = _number_json(stats.mean)
-        fields["Norm"] = _number_json(stats.l2_norm)
+        fields["Max"] = json_number(stats.max)
+        fields["Min"] = json_number(stats.min)
+        fields["Mean"] = json_number(stats.mean)
+        fields["Norm"] = json_number(stats.l2_norm)
     if meta.requires_grad is not None:
         fields["requires_grad"] = meta.requires_grad
     if stats is not None and stats.num_nan is not None:
@@ -271,13 +272,12 @@ def _distribution_json(distribution: Distribution) -> dict[str, Any]:
     return fields if distribution.local_offset is None else {**fields, "local_offset": distribution.local_offset}
 
 
-def _argument_json(argument: Argument) -> Any:
+def _argument_json(argument: Argument, number: Callable[[Any], Any]) -> Any:
     if argument.fields is not None:
-        return {"type": argument.type, **{key: _number_json(part) for key, part in argument.fields.items()}}
+        return {"type": argument.type, **{key: number(part) for key, part in argument.fields.items()}}
     value = argument.value
-    if not argument.type:
-        return clean_text(value) if isinstance(value, str) else _number_json(value)
-    return {"type": argument.type, "value": clean_text(value) if isinstance(value, str) else _number_json(value)}
+    text = clean_text(value) if isinstance(value, str) else number(value)
+    return {"type": argument.type, "value": text} if argument.type else text
 
 
 def clean_text(text: str) -> str:
@@ -285,13 +285,27 @@ def clean_text(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _number_json(number: Any) -> Any:
-    """Return ``number`` as strict JSON has it: NaN and infinities as strings, integers beyond 64 bits as floats."""
+def json_number(number: Any) -> Any:
+    """Return ``number`` as strict JSON has it.
+
+    NaN is a string. Infinities are numbers beyond the range of float64: mindstudio-probe takes their names for texts
+    that differ, and refuses texts that begin with a minus.
+    """
     if isinstance(number, float) and not math.isfinite(number):
-        return "NaN" if math.isnan(number) else ("Infinity" if number > 0 else "-Infinity")
+        return "NaN" if math.isnan(number) else _INFINITE[number > 0]
     if isinstance(number, int) and not -(2**63) <= number < 2**64:
-        return str(number)
+        return msgspec.Raw(str(number).encode())  # which the encoder refuses as a number
     return number
+
+
+_INFINITE = (msgspec.Raw(b"-1e999"), msgspec.Raw(b"1e999"))
+
+
+def finite_number(number: Any) -> Any:
+    """Return ``number`` as it can be decoded where no number may be beyond float64: NaN and infinities as strings."""
+    if isinstance(number, float) and math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return json_number(number)
 
 
 class JsonWriterFactory:

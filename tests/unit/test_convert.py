@@ -47,12 +47,12 @@ def assert_equal_dumps(first, second):
 
 
 def content(directory, name="dump.json"):
-    """Return what a file holds, numbers that JSON lacks as texts, without what says where it lies."""
+    """Return what a file holds, NaN as text, without what says where it lies."""
 
-    def text_of(constant):
-        return constant
+    def value_of(constant):
+        return constant if constant == "NaN" else float(constant)
 
-    loaded = json.loads((directory / name).read_text(), parse_constant=text_of)
+    loaded = json.loads((directory / name).read_text(), parse_constant=value_of)
     for key in ("dump_data_dir", "summary_mode"):
         loaded.pop(key, None)
     return loaded

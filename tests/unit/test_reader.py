@@ -1,6 +1,7 @@
 """Dumps are read whatever wrote them; what is damaged is recovered or refused, in a sentence."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -55,6 +56,28 @@ def test_dumps_of_mindstudio_probe(release, unit):
     stack = dump.stacks["Functional.layer_norm.0.forward"]
     assert any("in forward" in frame for frame in stack)
     assert dump.parents["Functional.layer_norm.0.forward"] == "Module.norm.LayerNorm.forward.0"
+
+
+@pytest.mark.parametrize(
+    "minus_infinity", ["-1e999", '"-Infinity"', "-Infinity"], ids=["ours", "earlier releases", "mindstudio-probe"]
+)
+def test_every_spelling_of_infinities_is_read(tmp_path, minus_infinity):
+    mask = {"type": "float", "value": -math.inf}
+    record = api(tensor([1.0], Min=-math.inf), mask, output=None)
+    path = write(tmp_path / "dump.json", {"Functional.f.0.forward": record})
+    path.write_text(path.read_text().replace("-Infinity", minus_infinity))
+    found, recomputed = JsonReader().read(path), read_json_dump(path).recomputed
+    assert found.frame["min"].to_list()[:2] == [-math.inf, -math.inf]
+    assert found.frame["text"].to_list()[1] == "-inf"
+    assert not found.notes
+    assert not recomputed
+
+
+def test_a_number_out_of_range_hides_no_recomputation(tmp_path):
+    record = api(tensor([1.0], Min=-math.inf), output=None) | {"execution": {"sequence": 0, "recompute": True}}
+    path = write(tmp_path / "dump.json", {"Functional.f.0.forward": record})
+    path.write_text(path.read_text().replace("-Infinity", "-1e999"))
+    assert read_json_dump(path).recomputed == {"Functional.f.0.forward"}
 
 
 def test_stored_tensors_of_mindstudio_probe():
