@@ -23,6 +23,10 @@ class PluginError(MsprobeError, RuntimeError):
     """A plugin is missing, broken or in conflict with another: change what is installed."""
 
 
+class UnwrittenError(MsprobeError):
+    """A tensor is memory that its kernel has not written: its values mean nothing, and none are recorded."""
+
+
 class EntryNameError(MsprobeError, ValueError):
     """A string is not an entry name of the grammar in `msprobe_core.names`."""
 

@@ -97,6 +97,7 @@ class ApiCalls(ABC):
         kwargs: Mapping[str, Any],
         *,
         mutates: bool = False,
+        shown: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Run a function of the framework, and record it if it computes something.
 
@@ -107,6 +108,7 @@ class ApiCalls(ABC):
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             mutates: Whether it writes to arguments, which are its output if it returns nothing.
+            shown: Turns its result into what is recorded of it, where that is something else.
         """
         recorder = self._recorder
         call, gradients = self._open(prefix, name, function, args, kwargs)
@@ -118,7 +120,7 @@ class ApiCalls(ABC):
             is_computation = self.has_tensor(output)
             unset = self._unset_outputs(function, args, kwargs, output, is_foreign=False)
             if is_computation:
-                recorder.record_outputs(call, output, unset)
+                recorder.record_outputs(call, output if shown is None else shown(output), unset)
                 if gradients is not None:
                     gradients.attach(output)
             recorder.close(call, keep=is_computation)

@@ -18,6 +18,7 @@ from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.values import ValueBuilder, reason_of
+from msprobe_core.errors import UnwrittenError
 from msprobe_core.guard import kept
 from msprobe_core.hookspecs import Framework, Processor
 from msprobe_core.model import (
@@ -593,6 +594,8 @@ class Recorder:
                 self.check.hold(part, entry, category, path, value)
             elif self._keep_tensor is not None and not is_unset and self._selection.keeps_tensors(entry):
                 self._keep_tensor(part, names.tensor_file_stem(entry, category, path), value)
+        except UnwrittenError as error:  # no failure: there are no values
+            value.failure = str(error)
         except BaseException as caught:  # noqa: BLE001  # likewise; what is known of the tensor is kept
             error = kept(caught)
             self.note_failure(f"{entry} {category} {path}", error)

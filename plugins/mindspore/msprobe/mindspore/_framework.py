@@ -26,6 +26,7 @@ from msprobe.mindspore._primitives import PrimitiveStandIns
 from msprobe.mindspore._quiet import ErrorOfTraining, Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState
+from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
@@ -59,7 +60,7 @@ from msprobe_core.store.tensor_values import DTYPES, widen
 
 _logger = logging.getLogger(__name__)
 
-_TENSORS = (Tensor, *SPARSE, GraphValues)
+_TENSORS = (Tensor, *SPARSE, GraphValues, Unwritten)
 
 _DTYPE: Any = ms.common.dtype.Type
 
@@ -103,6 +104,8 @@ class MindSporeFramework:
         """Describe a tensor without reading it."""
         if isinstance(tensor, GraphValues):
             return tensor.meta
+        if isinstance(tensor, Unwritten):
+            tensor = tensor.tensor
         dtype = self._dtypes.get(tensor.dtype)
         if dtype is None:
             dtype = self._dtypes[tensor.dtype] = str(tensor.dtype)
@@ -180,6 +183,8 @@ class MindSporeFramework:
         """Return a part; ``None`` of what has no plain elements."""
         if isinstance(tensor, GraphValues):
             return tensor.part(ranges)
+        if isinstance(tensor, Unwritten):
+            return tensor.values()
         if not isinstance(tensor, Tensor):
             return None
         with Quiet():

@@ -18,6 +18,7 @@ from msprobe.mindspore._apis import Function, is_selected
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._jit import is_tracing
+from msprobe.mindspore._unwritten import shown
 from msprobe_core.capture.standin import FunctionStandIn, StandIns
 from msprobe_core.config import RiskLevel
 from msprobe_core.hookspecs import NamedModel
@@ -74,7 +75,7 @@ class PrimitiveStandIns:
             prefix, name = COMMUNICATION, self._communication[type(primitive)]
         else:
             return function(*args, **kwargs)
-        return self._calls.run(prefix, name, partial(function, primitive), tuple(rest), kwargs)
+        return self._calls.run(prefix, name, partial(function, primitive), tuple(rest), kwargs, shown=shown(primitive))
 
 
 def _of_cells(models: Sequence[NamedModel], risk_level: RiskLevel) -> Iterator[_Named]:

@@ -13,6 +13,7 @@ from mindspore import Tensor
 from msprobe.mindspore._deferred import HELD_BYTES, DeferredCopies, DeferredStatistics
 from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._quiet import ErrorOfTraining
+from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
 from msprobe_core.model import Digest, Stats
@@ -30,9 +31,12 @@ def values_of(tensor: Any) -> HostValues | None:
     Raises:
         ErrorOfTraining: an operator that the training has called has failed.
         PluginError: a static graph has not handed them out.
+        UnwrittenError: its kernel has written none.
     """
     if isinstance(tensor, GraphValues):
         return tensor.known()
+    if isinstance(tensor, Unwritten):
+        return tensor.values()
     if isinstance(tensor, HostValues):
         return tensor
     if not isinstance(tensor, Tensor):
