@@ -10,7 +10,8 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
   whatever is computed from it. A different dtype alone is therefore no error. Integers and booleans must be equal.
 * Where both sides have sketches, what the relative error is at least by these takes part.
 * Where checksums are compared, different ones are an error whatever the statistics say.
-* Exempt are: memory that nobody has set; the gradient of a bias that vanishes, on both sides, beside the gradient it is
+* Exempt are: memory that was not written, see `msprobe_core.compare.uninitialised`; the gradient of a bias that
+  vanishes, on both sides, beside the gradient it is
   the sum of (zero in exact arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the
   target has a few unit round-offs of what it was computed from.
 * A limit that is given for a row by name takes the place of the conventional one, of checksums and of equality; it does
@@ -26,7 +27,6 @@ Whatever looks for differences later reads ``judged_error``, which is null for r
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -39,10 +39,11 @@ from msprobe_core.compare.inherited import inherited_precision
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
 from msprobe_core.compare.noise import model as noise_model
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
+from msprobe_core.compare.uninitialised import uninitialised_rows
 from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump
-from msprobe_core.model import Phase, Role
+from msprobe_core.model import Role
 from msprobe_core.store.frame import RowKind
 
 if TYPE_CHECKING:
@@ -226,11 +227,16 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
     noise = noise_rows(compared, table)
+    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
+    differs = (
+        is_special | (pl.col("error") > pl.col("limit")) | (pl.col("checksum_target") != pl.col("checksum_golden"))
+    )
+    unset = uninitialised_rows(compared, table.uninitialised, differs=differs)
     return (
         compared.with_columns(
             own_error=pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
-            is_special=metrics.has_nan_mismatch() | metrics.has_inf_mismatch(),
-            is_uninitialised=_is_uninitialised(table),
+            is_special=is_special,
+            is_uninitialised=pl.int_range(pl.len()).is_in(unset),
             is_vanishing=is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise),
             rounds_to_zero=_rounds_to_zero(table),
         )
@@ -564,12 +570,6 @@ def _known(column: str) -> pl.Expr:
 
 def _rounded(name: str) -> pl.Expr:
     return pl.col(name).round_sig_figs(3)
-
-
-def _is_uninitialised(table: LimitTable) -> pl.Expr:
-    apis = "|".join(re.escape(api) for api in table.uninitialised)
-    is_output = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
-    return is_output & pl.col("entry").str.contains(rf"^\w+\.({apis})\.\d+\.forward$") & bool(apis)
 
 
 def _is_default() -> pl.Expr:
