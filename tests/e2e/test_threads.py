@@ -174,7 +174,8 @@ while time.monotonic() < end:
     debugger.stop()
     debugger.step()
     debugger.start(model)
-is_over = True
+# The interpreter begins to exit in an open window, and waits for the threads meanwhile.
+threading.Timer(0.3, globals().update, kwargs={"is_over": True}).start()
 """
 
 
