@@ -113,7 +113,7 @@ def calibrate(
         _refuse_foreign(path)
     grouped, missing = _grouped(golden, repeats, chosen)
     parts = path.parent / _PARTS_DIRECTORY
-    make_directory(parts)
+    make_directory(parts, below=path.parent)
     try:
         tasks = [
             CalibrationTask(

@@ -12,7 +12,7 @@ from pathlib import Path
 from msprobe_core.config.repetition import ORDER_VARIABLE, RepetitionOrder, repetition_directory
 from msprobe_core.errors import CompareError
 from msprobe_core.model import PerturbMode, RoundingUnit
-from msprobe_core.store.layout import find_steps
+from msprobe_core.store.layout import find_steps, refuse_links
 
 _logger = logging.getLogger(__name__)
 
@@ -39,13 +39,15 @@ def run_repetitions(
 
     Raises:
         CompareError: the golden run has no steps, or the program cannot be run, fails, or records nothing.
+        StoreError: a repetition's place is a symbolic link.
     """
     if not find_steps(golden):
         raise CompareError(f"{golden}: holds no steps (step0, …); record the golden run first")
     directories: list[Path] = []
     for number in range(1, repeats + 1):
         directory = repetition_directory(golden, number)
-        if directory.is_dir() and not directory.is_symlink():
+        refuse_links(directory, below=golden)
+        if directory.is_dir():
             shutil.rmtree(directory, ignore_errors=True)  # of an earlier calibration
         order = RepetitionOrder(number=number, mode=mode, dtype=dtype, golden=str(golden.absolute()))
         _logger.info("repetition %d of %d: %s", number, repeats, " ".join(command))

@@ -277,6 +277,7 @@ class StageRecorder:
         directory = step.session.directory or layout.unit_directory(
             Path(self._config.out / step.stage), step.number, step.rank
         )
+        layout.make_unit_directory(directory)
         samples = StageSamples(
             version=VERSION, stage=step.stage, step=step.number, rank=step.rank, policy_version=step.policy_version,
             micro_batches=tuple(step.micro_batches),

@@ -113,8 +113,8 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
         StoreError: a file cannot be written.
     """
     step, _, name = unit.label.rpartition("/")
+    make_directory(directory / step, below=directory)
     directory = directory / step
-    make_directory(directory)
     table = table_of(unit, options.layout, has_stacks=options.has_stacks, has_highlights=options.has_highlights)
     wanted = options.form or TableForm.CSV
     is_too_long = wanted is TableForm.XLSX and table.rows.height >= options.max_sheet_rows

@@ -366,7 +366,7 @@ def _forget_differences(directory: Path) -> None:
 
 def _keep_differences(directory: Path, paths: Sequence[Path]) -> None:
     record = directory / UNITS_DIRECTORY / _DIFFERENCES
-    make_directory(record.parent)
+    make_directory(record.parent, below=directory)
     with create_file(record) as file:
         file.write(msgspec.msgpack.encode([os.fsencode(path.relative_to(directory)) for path in paths]))
 
@@ -381,7 +381,7 @@ def _record_of(task: UnitTask) -> Path:
 
 def _keep(task: UnitTask, done: UnitDone) -> None:
     path = _record_of(task)
-    make_directory(path.parent)
+    make_directory(path.parent, below=task.directory)
     part = path.with_suffix(f".{os.getpid()}")
     with create_file(part) as file:
         file.write(msgspec.msgpack.encode(done, enc_hook=_encoded))

@@ -70,12 +70,19 @@ def _is_unit(name: str) -> bool:
     return bool(_RANK.fullmatch(name) or _PROCESS.fullmatch(name))
 
 
-def make_directory(path: Path) -> None:
+def make_directory(path: Path, below: Path | None = None) -> None:
     """Create ``path`` and what is missing above it, for the owner only.
 
+    Args:
+        path: The directory.
+        below: The directory that the user has chosen, symbolic links in its path included. What lies between it and
+            ``path`` is ours: a link there leads to files of others, which would be replaced.
+
     Raises:
-        StoreError: it cannot be created, or something else has that name.
+        StoreError: it cannot be created, something else has that name, or there is a symbolic link ``below``.
     """
+    if below is not None:
+        refuse_links(path, below)
     missing = [path]
     try:
         while not missing[-1].exists() and missing[-1].parent != missing[-1]:
@@ -107,28 +114,32 @@ def check_place(path: Path) -> None:
         raise StoreError(f"{path}: cannot be created ({reason}); choose another directory")
 
 
-def make_unit_directory(path: Path) -> None:
-    """Create the directory of a rank of a step, and that of the step, for the owner only.
-
-    Where the run goes is the user's choice, symbolic links in it included. What lies below is ours: a link there leads
-    to files of others, which would be replaced.
+def refuse_links(path: Path, below: Path) -> None:
+    """Raise if there is a symbolic link between a directory that the user has chosen and one that we use in it.
 
     Raises:
-        StoreError: it cannot be created, something else has that name, or there is a symbolic link.
+        StoreError: there is one.
     """
-    for place in (path.parent, path, path / TENSOR_DIRECTORY):
-        if _is_symlink(place):
-            raise StoreError(
-                f"{place}: is a symbolic link, which is not followed; remove it or choose another directory"
-            )
+    place = path
+    while place not in (below, place.parent):
+        try:
+            is_link = place.is_symlink()
+        except (OSError, ValueError):  # of which who uses it says more
+            return
+        if is_link:
+            raise StoreError(f"{place}: is a symbolic link, which is not followed; remove it, or choose another place")
+        place = place.parent
+
+
+def make_unit_directory(path: Path) -> None:
+    """Create the directory of a rank of a step in a run; see `make_directory`.
+
+    Raises:
+        StoreError: it cannot be created, something else has that name, or it, the step's or that of its tensors is a
+            symbolic link.
+    """
+    refuse_links(path / TENSOR_DIRECTORY, below=path.parents[1])
     make_directory(path)
-
-
-def _is_symlink(path: Path) -> bool:
-    try:
-        return path.is_symlink()
-    except ValueError:  # a null character, of which `make_directory` says what to do
-        return False
 
 
 def create_file(path: Path) -> BinaryIO:

@@ -38,7 +38,7 @@ def write_model_explorer(data: ViewData, spool: Spool, directory: Path) -> list[
     Raises:
         StoreError: one of them cannot be written.
     """
-    make_directory(directory)
+    make_directory(directory, below=directory.parent)
     graphs: list[dict[str, Any]] = []
     node_data: dict[str, Any] = {}
     paths = [directory / GRAPHS, directory / NODE_DATA]

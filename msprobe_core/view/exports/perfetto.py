@@ -55,7 +55,7 @@ def write_perfetto(data: ViewData, spool: Spool, directory: Path) -> list[Path]:
     Raises:
         StoreError: it cannot be written.
     """
-    make_directory(directory)
+    make_directory(directory, below=directory.parent)
     path = directory / TRACE
     with whole_file(path) as file:
         file.write(b'{"displayTimeUnit":"ms","otherData":{"made by":"msprobe view","time":"order of calls"},')

@@ -39,7 +39,7 @@ def write_tensorboard(data: ViewData, directory: Path) -> list[Path]:
     for side in ("target", "golden"):
         for rank in dict.fromkeys(rank for trend in data.trends for rank in _series(trend, side)):
             place = directory / (side if rank == "-" else f"{side}_rank{rank}")
-            make_directory(place)
+            make_directory(place, below=directory.parent)
             paths.append(place / f"events.out.tfevents.{int(time.time())}.msprobe")
             with whole_file(paths[-1]) as file:
                 for record in _records(data.trends, side, rank):

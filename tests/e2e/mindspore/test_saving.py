@@ -170,3 +170,14 @@ def test_on_ascend_a_step_is_counted_by_the_operator_too(tmp_path, monkeypatch):
     monkeypatch.setattr(_saving_graph._dump, "name", "TensorDump", raising=False)
     step()
     assert counted == ["<tensordump-update-step>"] * 2
+
+
+def test_a_link_in_the_place_of_a_step_is_not_followed(tmp_path, caplog):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "step0").symlink_to(tmp_path / "theirs")
+    with caplog.at_level(logging.WARNING):
+        save(str(tmp_path / "saved"), "x", saving_net.x())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "step0: is a symbolic link" in line
+    assert not list((tmp_path / "theirs").iterdir())

@@ -108,6 +108,19 @@ class TestRewards:
         assert sorted(files.load_rewards(tmp_path, 3), key=lambda reward: reward.id) == [one, two]
         assert files.load_rewards(tmp_path, 4) == []
 
+    def test_a_link_in_the_place_of_a_step_is_not_followed(self, tmp_path):
+        (tmp_path / "theirs").mkdir()
+        for stage in ("reward", "batch"):
+            (tmp_path / "run" / stage).mkdir(parents=True)
+            (tmp_path / "run" / stage / "step3").symlink_to(tmp_path / "theirs")
+        with pytest.raises(StoreError, match=r"reward/step3: is a symbolic link"):
+            files.RewardWriter(tmp_path / "run", 3, "h")
+        with pytest.raises(StoreError, match=r"batch/step3: is a symbolic link"):
+            files.save_batch(
+                tmp_path / "run" / "batch" / "step3", files.BatchFile(version=1, step=3, rows=0), {"a": np.zeros(1)}
+            )
+        assert not list((tmp_path / "theirs").iterdir())
+
     def test_a_line_that_is_cut_off(self, tmp_path):
         writer = files.RewardWriter(tmp_path, 3, "h")
         writer.add(files.Reward(id="a", prompt_id=""))

@@ -152,7 +152,7 @@ class _Saver:
         """
         unit = unit_directory(directory, self._step, self._framework.rank() or 0)
         with self._lock:
-            make_directory(unit)
+            make_directory(unit, below=directory)
             suffix = f"_{dtype or values.dtype}_{next(self._numbers)}.npy"
             values.save(unit / tensor_file_name(name, suffix))
 

@@ -364,7 +364,7 @@ class RewardWriter:
             StoreError: the file cannot be created.
         """
         directory = run / Stage.REWARD.value / f"step{step}"
-        layout.make_directory(directory)
+        layout.make_directory(directory, below=run)
         self._path = directory / f"{layout.tensor_file_name(name, '')}.jsonl"
         layout.create_file(self._path).close()
 
@@ -432,7 +432,7 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
     Raises:
         StoreError: they cannot be written, or a dtype is none of safetensors'.
     """
-    layout.make_directory(directory)
+    layout.make_directory(directory, below=directory.parents[1])
     path = directory / TENSORS_FILE
     arrays = {name: _contiguous(path, name, array) for name, array in sorted(tensors.items())}
     header, end = dict[str, Any](), 0
