@@ -10,6 +10,23 @@ from msprobe_core.errors import MsprobeError, PluginError
 from msprobe_core.interrupts import is_of_a_signal
 
 
+class ErrorOfTraining(BaseException):
+    """Carries an error out of our work that is the training's own.
+
+    A framework may report the error of an operator when a value is next waited for, which may be by us. Kept back, it
+    would be lost, and the training would go on with unwritten memory.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        """Make one.
+
+        Args:
+            error: The training's.
+        """
+        super().__init__(str(error))
+        self.error = error
+
+
 @contextmanager
 def plugin_call(who: str, doing: str) -> Generator[None, None, None]:
     """Turn whatever a plugin raises in the block into a `PluginError`.
@@ -34,7 +51,12 @@ def plugin_call(who: str, doing: str) -> Generator[None, None, None]:
 
 
 def is_of_the_program(error: BaseException) -> bool:
-    """Whether an exception that passes through our code is not ours to keep: Ctrl-C, or of a signal handler."""
+    """Whether an exception that passes through our code is not ours to keep.
+
+    That is Ctrl-C, what a signal handler raises, and an `ErrorOfTraining`.
+    """
+    if isinstance(error, ErrorOfTraining):
+        return True
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()  # others get no Ctrl-C
     return is_of_a_signal(error)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -326,3 +329,11 @@ def test_the_core_finds_the_framework_by_the_model(record):
     assert "Cell.shared.Dense.forward.1" in recorded
     header = json.loads((recorded.directory / "dump.json").read_text())
     assert header["framework"] == "mindspore"
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_the_error_of_an_operator_that_fails_after_its_call_reaches_the_training(tmp_path, level):
+    # In a process of its own: in this one operators run where they are called, which cannot be undone.
+    script = Path(__file__).parents[2] / "support/mindspore_late_error.py"
+    run = subprocess.run([sys.executable, str(script), str(tmp_path), level], capture_output=True, text=True)
+    assert run.stdout.startswith("RuntimeError For 'GatherD'"), run.stdout + run.stderr

@@ -23,7 +23,7 @@ from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitStandIns, is_tracing
 from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitiveStandIns
-from msprobe.mindspore._quiet import ErrorOfTraining, Quiet
+from msprobe.mindspore._quiet import Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState
 from msprobe.mindspore._unwritten import Unwritten
@@ -35,6 +35,7 @@ from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
 from msprobe_core.errors import SessionError
+from msprobe_core.guard import ErrorOfTraining
 from msprobe_core.hookspecs import (
     Attachment,
     AttachOptions,

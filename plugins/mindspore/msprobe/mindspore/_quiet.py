@@ -12,22 +12,10 @@ except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
 
 from msprobe.mindspore._inside import inside
-from msprobe_core.guard import is_of_the_program, kept
+from msprobe_core.guard import ErrorOfTraining, is_of_the_program, kept
 
 executor: Any = _pynative_executor
 """What runs the dynamic graph."""
-
-
-class ErrorOfTraining(BaseException):
-    """Carries an error out of our work that is the training's own.
-
-    The dynamic graph reports the error of an operator when a value is next waited for, which may be by us. Kept back,
-    it would be gone, and the training would go on with memory that nobody has written.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class Quiet:

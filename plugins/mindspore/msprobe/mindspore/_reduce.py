@@ -12,10 +12,10 @@ from mindspore import Tensor
 
 from msprobe.mindspore._deferred import HELD_BYTES, DeferredCopies, DeferredStatistics
 from msprobe.mindspore._device import WITH_ARITHMETIC
-from msprobe.mindspore._quiet import ErrorOfTraining
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
+from msprobe_core.guard import ErrorOfTraining
 from msprobe_core.model import Digest, Stats
 
 _NUMPY_KINDS = "biufc"
