@@ -31,6 +31,9 @@ class Namespace(NamedTuple):
     stem: str = ""
 
 
+_INNER = "mindspore.ops.auto_generate"
+"""Functions for each operator of MindSpore; what public modules take from there has a name of theirs."""
+
 NAMESPACES = (
     Namespace("mindspore.ops", "Functional"),
     Namespace("mindspore.ops.functional", "Functional"),
@@ -39,7 +42,7 @@ NAMESPACES = (
     Namespace("mindspore.mint.linalg", "Mint", "linalg_"),
     Namespace("mindspore.mint.special", "Mint", "special_"),
     Namespace("mindspore.mint.fft", "Mint", "fft_"),
-    Namespace("mindspore.ops.auto_generate", "Functional"),
+    Namespace(_INNER, "Functional"),
 )
 """Where functions are looked for. One that is found in several places is called what the place calls it."""
 
@@ -84,25 +87,38 @@ class Place(NamedTuple):
 
 def find_places(risk_level: RiskLevel) -> list[Place]:
     """Return the places of all APIs that are recorded at a risk level, those that users know first."""
-    return [place for place in _all_places() if is_selected(place.name, risk_level)]
+    return [place for place in _all_places() if is_selected(place.attribute, risk_level)]
 
 
 def _all_places() -> Iterator[Place]:
-    seen: set[tuple[str, str, int]] = set()
+    functions = list(_places_of_functions())
+    public = {(function, place.attribute) for is_public, function, place in functions if is_public}
+    known = {function for function, _ in public}
+    for is_public, function, place in functions:
+        # What has a public name is recorded under that or not at all: `mint.transpose` is `transpose_ext_view` inside.
+        is_inner = place.owner.__name__ == _INNER or (function, place.attribute) not in public
+        if is_public or function not in known or not is_inner:
+            yield place
+    for name in _methods():
+        yield Place(Tensor, name, TENSOR, name, _mutates(name))
+
+
+def _places_of_functions() -> Iterator[tuple[bool, Function, Place]]:
+    """Yield whether the name is public, the function, and its place."""
+    seen: set[tuple[str, str, Function]] = set()
     for namespace in NAMESPACES:
         try:
             module = importlib.import_module(namespace.module)
         except ImportError:  # not in this release
             continue
+        exported = () if namespace.module == _INNER else getattr(module, "__all__", ())
         for name, function in _functions(module):
             place = Place(module, name, namespace.prefix, f"{namespace.stem}{name}", _mutates(name))
             # What an earlier namespace calls the same is found there too, as every other name of a function.
-            key = place.prefix, place.name, id(function)
+            key = place.prefix, place.name, function
             if key not in seen:
                 seen.add(key)
-                yield place
-    for name in _methods():
-        yield Place(Tensor, name, TENSOR, name, _mutates(name))
+                yield name in exported, function, place
 
 
 def _functions(module: types.ModuleType) -> Iterator[tuple[str, Function]]:
@@ -140,8 +156,8 @@ def is_selected(name: str, risk_level: RiskLevel) -> bool:
 
 
 def _key(name: str) -> str:
-    """Return what ``strided_slice``, ``StridedSlice`` and ``strided_slice_`` have in common."""
-    return name.replace("_", "").lower()
+    """Return what ``strided_slice``, ``StridedSlice``, ``strided_slice_`` and ``strided_slice_ext`` have in common."""
+    return name.removesuffix("_view").removesuffix("_ext").replace("_", "").lower()
 
 
 _MUTATING_OPERATORS = frozenset({"__setitem__"})
