@@ -275,11 +275,12 @@ def test_train_one_step_cell_and_new_shapes(tmp_path):
     assert (dumps[1].tensors["Cell.0.Dense.forward.0.parameters.weight"] != dense().weight.asnumpy()).any()
 
 
-def test_model_train(tmp_path):
+@pytest.mark.parametrize("step", [0, 1])
+def test_model_train(tmp_path, caplog, step):
     from msprobe.mindspore import MsprobeStep
 
     net = make_layers()
-    debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"), task="statistics", level="L0", step=[1])
+    debugger = PrecisionDebugger(dump_path=str(tmp_path / "dump"), task="statistics", level="L0", step=[step])
     batches = [(filled(2, 3, seed=i).asnumpy(), filled(2, 3, seed=30 + i).asnumpy()) for i in range(3)]
     data = ms.dataset.GeneratorDataset(lambda: iter(batches), ["x", "label"], shuffle=False)
     model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
@@ -288,7 +289,8 @@ def test_model_train(tmp_path):
     finally:
         debugger.close()
     paths = list((tmp_path / "dump").rglob("dump.json"))
-    assert [path.parts[-3] for path in paths] == ["step1"]
+    assert [path.parts[-3] for path in paths] == [f"step{step}"]
+    assert "nothing of it was recorded" not in caplog.text
     text = paths[0].read_text()
     for name in ("Dense.forward.0", "Dense.backward.0", "Dense.parameters_grad.0"):
         assert f"2.{name}" in text

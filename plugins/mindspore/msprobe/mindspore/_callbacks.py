@@ -23,20 +23,24 @@ class MsprobeStep(Callback):
         """
         super().__init__()
         self._debugger = debugger
+        self._is_started = False
 
     def on_train_begin(self, run_context: Any) -> None:
         """Begin to record: in a static graph, before anything is compiled."""
         self._start(run_context)
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """Begin to record a step."""
-        self._start(run_context)
+        """Begin to record a step; of the first it has begun already."""
+        if not self._is_started:
+            self._start(run_context)
 
     def on_train_step_end(self, run_context: Any) -> None:  # noqa: ARG002  # the framework's signature
         """End the step."""
+        self._is_started = False
         self._debugger.stop()
         self._debugger.step()
 
     def _start(self, run_context: Any) -> None:
         parameters: Any = run_context.original_args()
         self._debugger.start(parameters.network)
+        self._is_started = True
