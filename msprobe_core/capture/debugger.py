@@ -550,3 +550,26 @@ def _let_forked_children_be(debugger: PrecisionDebugger) -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=abandon)
+
+
+def module_dump(module: Any, name: str) -> None:
+    """Record calls of one module or Cell and nothing else, until ``module_dump_end``.
+
+    Its entries are called ``Module.{name}.{Class}.forward.N``, in MindSpore ``Cell.{name}.…``, and so on. APIs, other
+    modules and what runs inside this one are passed over, also where the level would have them; a module that the level
+    records anyway is not recorded under its own name meanwhile. Takes effect between ``start`` and ``stop`` of a
+    selected step.
+
+    Raises:
+        SessionError: no debugger has been made, ``module`` is none, or ``name`` is no name.
+    """
+    PrecisionDebugger.dump_module(module, name)
+
+
+def module_dump_end() -> None:
+    """Record again what was recorded before ``module_dump``.
+
+    Raises:
+        SessionError: no debugger has been made.
+    """
+    PrecisionDebugger.end_module_dump()

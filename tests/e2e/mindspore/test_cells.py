@@ -16,7 +16,7 @@ ms = pytest.importorskip("mindspore")
 
 import mindspore_rig  # noqa: E402, F401  # sets the mode
 from mindspore import Parameter, Tensor, nn, ops  # noqa: E402
-from msprobe.mindspore import MsprobeStep, PrecisionDebugger  # noqa: E402
+from msprobe.mindspore import MsprobeStep, PrecisionDebugger, module_dump, module_dump_end  # noqa: E402
 
 import msprobe_core  # noqa: E402
 from msprobe_core.store.tensors import read_tensor  # noqa: E402
@@ -337,3 +337,19 @@ def test_the_error_of_an_operator_that_fails_after_its_call_reaches_the_training
     script = Path(__file__).parents[2] / "support/mindspore_late_error.py"
     run = subprocess.run([sys.executable, str(script), str(tmp_path), level], capture_output=True, text=True)
     assert run.stdout.startswith("RuntimeError For 'GatherD'"), run.stdout + run.stderr
+
+
+def test_one_cell_alone_is_recorded_under_a_name_of_its_own(record):
+    net = nn.SequentialCell(nn.Dense(3, 3), nn.ReLU(), nn.Dense(3, 1))
+
+    def program():
+        net(tensor(2, 3))
+        module_dump(net[0], "alone")
+        ms.grad(lambda x: net(x).sum(), None, net.trainable_params())(tensor(2, 3))
+        module_dump_end()
+        net(tensor(2, 3))
+
+    names = [".".join(entry.split(".")[1:]) for entry in record(program, net, level="mix").data]
+    window = names[names.index("alone.Dense.forward.0") : names.index("alone.Dense.backward.0") + 1]
+    assert window == ["alone.Dense.forward.0", "alone.Dense.backward.0"]
+    assert {name for name in names if name.startswith("2.Dense")} == {"2.Dense.forward.0", "2.Dense.forward.1"}

@@ -3,7 +3,7 @@
 ::
 
     from msprobe.mindspore import MsprobeStep, PrecisionDebugger, compare, compare_distributed, seed_all
-    from msprobe.mindspore import save, save_grad, step
+    from msprobe.mindspore import module_dump, module_dump_end, save, save_grad, step
 """
 
 from importlib import import_module
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe.mindspore.saving import save, save_grad, step
+    from msprobe_core.capture.debugger import module_dump, module_dump_end
     from msprobe_core.capture.repetition import calibration
     from msprobe_core.report import compare, compare_distributed
 
@@ -28,6 +29,8 @@ __all__ = [
     "calibration",
     "compare",
     "compare_distributed",
+    "module_dump",
+    "module_dump_end",
     "save",
     "save_grad",
     "seed_all",
@@ -43,6 +46,8 @@ _PLACES = {
     "calibration": "msprobe_core.capture.repetition",
     "compare": "msprobe_core.report",
     "compare_distributed": "msprobe_core.report",
+    "module_dump": "msprobe_core.capture.debugger",
+    "module_dump_end": "msprobe_core.capture.debugger",
     "save": "msprobe.mindspore.saving",
     "save_grad": "msprobe.mindspore.saving",
     "seed_all": "msprobe.mindspore._seed",
