@@ -672,7 +672,8 @@ class Recorder:
         with self._lock:
             if not self._reducer.is_complete:
                 return Batch([], {})
-            complete = [backward for backward in self._backwards if backward.is_complete]
+            held_back = self._around_incomplete()
+            complete = [one for one in self._backwards if one.is_complete and one.entry.name not in held_back]
             entries = self._take_out(self._finished, complete)
             self._finished = []
             self._backwards = [backward for backward in self._backwards if not backward.written]
@@ -681,6 +682,16 @@ class Recorder:
             parents = {entry.name: self._parents[entry.name] for entry in entries if entry.name in self._parents}
             self._parents_written |= parents.keys()
             return Batch(entries, parents)
+
+    def _around_incomplete(self) -> set[str]:
+        """Return the backward entries of calls around those that wait, after which they stand."""
+        around: set[str] = set()
+        for backward in self._backwards:
+            parent = None if backward.is_complete else backward.entry.parent
+            while parent is not None and parent not in around:
+                around.add(parent)
+                parent = self._parents.get(parent)
+        return around
 
     def _take_out(self, timed: list[tuple[int, Entry]], backwards: Sequence[_Backward]) -> list[Entry]:
         for backward in backwards:
