@@ -49,12 +49,12 @@ def test_dropout_is_taken_out_and_put_back():
             assert function(ones, 0.5).asnumpy().all()
         gradient = ms.grad(lambda x: ops.dropout(x * 2.0, 0.5).sum())(ones)
         assert (gradient.asnumpy() == 2.0).all()
-        made_within = nn.Dropout(p=0.5)
+        made_within = [(nn.Dropout(p=0.5), ()), (nn.Dropout2d(p=0.5), (2, 8, 3, 3))]
+        assert all(kept(cell, *shape) for cell, shape in made_within)
     assert ops.Dropout.__init__ is construct
     assert ops.Dropout.__call__ is call
     assert "__call__" not in vars(ops.Dropout2D)
-    assert not any(kept(cell, *shape) for cell, shape in cells)
-    del made_within
+    assert not any(kept(cell, *shape) for cell, shape in [*cells, *made_within])
 
 
 def test_a_graph_compiled_within_keeps_everything():
