@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import click.testing
 import pytest
 from msprobe.mindspore._commands import kernel_dump
-from msprobe.mindspore.kernel import KernelDump, dump_settings
+from msprobe.mindspore.kernel import KernelDump, check_machine, dump_settings
 from numpy_layers import ArrayFramework, Network
 from numpy_rig import ArrayDebugger
 
@@ -308,3 +308,23 @@ def test_the_command_refuses_another_level(tmp_path, monkeypatch):
     assert isinstance(result.exception, ConfigError)
     assert "'level' is L1, and kernels are dumped at level L2; set it" in str(result.exception)
     assert seen == []
+
+
+def test_the_command_refuses_statistics_where_mindspore_would_end_the_program(tmp_path, monkeypatch):
+    result, seen = run_command(monkeypatch, write(tmp_path), "python")
+    assert isinstance(result.exception, ConfigError)
+    assert "no Ascend device here, and on the CPU MindSpore dumps whole tensors" in str(result.exception)
+    assert seen == []
+    (devices := tmp_path / "dev").mkdir()
+    (devices / "davinci0").touch()
+    check_machine(options_of(tmp_path), devices)
+
+
+def test_the_command_warns_of_an_earlier_dump(tmp_path, monkeypatch, caplog):
+    config = write(tmp_path, task="tensor")
+    run_command(monkeypatch, config, "python")
+    assert warnings_of(caplog) == []
+    (tmp_path / "run" / "rank_1").mkdir()
+    run_command(monkeypatch, config, "python")
+    (warning,) = warnings_of(caplog)
+    assert f"{tmp_path / 'run' / 'rank_1'} is of an earlier run" in warning

@@ -20,7 +20,7 @@ def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
 
     The program needs no change, and may be one that starts others: msprobe kernel-dump config.json -- msrun …
     """
-    from msprobe.mindspore.kernel import set_variables, write_settings
+    from msprobe.mindspore.kernel import check_machine, set_variables, write_settings
     from msprobe_core.capture.kernels import kernel_options
     from msprobe_core.config import load_config
     from msprobe_core.errors import ConfigError
@@ -32,6 +32,7 @@ def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
     environment = dict(os.environ)
     options = kernel_options(settings)
     if settings.dump_enable:
+        check_machine(options)
         set_variables(write_settings(options), environment)
         click.echo(f"msprobe: kernels are dumped to {options.directory}", err=True)
     sys.stdout.flush()

@@ -163,6 +163,35 @@ def set_variables(path: Path, environment: MutableMapping[str, str]) -> None:
         _logger.warning("%s is removed from the environment: it cannot be used together with level L2", OTHER_VARIABLE)
 
 
+def check_machine(options: KernelOptions, devices: Path = Path("/dev")) -> None:
+    """Check, for a program that is still to start, that MindSpore dumps this here; warn of an earlier dump.
+
+    Args:
+        options: What to dump.
+        devices: Where those of the machine are found.
+
+    Raises:
+        ConfigError: there is no Ascend device, and MindSpore would end the program at its first graph.
+    """
+    if options.task is Task.STATISTICS and not any(devices.glob("davinci*")):
+        raise ConfigError(f"there is no Ascend device here, and {_ONLY_TENSORS}")
+    for directory in sorted(options.directory.glob("rank_*"))[:1]:
+        _warn_of_earlier(directory)
+
+
+def _warn_of_earlier(directory: Path) -> None:
+    _logger.warning(
+        "%s is of an earlier run; kernels of both will lie beside each other, and cannot be told apart: give another "
+        "'dump_path'", directory,
+    )  # fmt: skip
+
+
+_ONLY_TENSORS = (
+    "on the CPU MindSpore dumps whole tensors of kernels and no statistics; set the task 'tensor' (comparing computes "
+    "the statistics)"
+)
+
+
 def dump_kernels(options: KernelOptions) -> KernelDump:
     """Have MindSpore dump the kernels of this process; see `msprobe_core.hookspecs.KernelDumper`."""
     import mindspore
@@ -200,10 +229,7 @@ class KernelDump:
             self._is_selected = False
             return
         if self._directory.is_dir():
-            _logger.warning(
-                "%s is of an earlier run; kernels of both will lie beside each other, and cannot be told apart: give "
-                "another 'dump_path'", self._directory,
-            )  # fmt: skip
+            _warn_of_earlier(self._directory)
         self._warn_if_late(environment, on_cpu=on_cpu)
         set_variables(write_settings(options), environment)
 
@@ -268,10 +294,7 @@ def _check_context(mindspore: Any, options: KernelOptions, *, on_cpu: bool) -> N
         ConfigError: with what to change.
     """
     if on_cpu and options.task is Task.STATISTICS:
-        raise ConfigError(
-            "on the CPU MindSpore dumps whole tensors of kernels and no statistics; set the task 'tensor' (comparing "
-            "computes the statistics)"
-        )
+        raise ConfigError(_ONLY_TENSORS)
     if mindspore.get_context("jit_level") == "O2":
         raise ConfigError("MindSpore dumps no kernels at jit_level O2; set jit_level O0 or O1")
 
