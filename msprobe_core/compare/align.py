@@ -18,6 +18,7 @@ from msprobe_core.compare.mapping import Matching, Rule
 from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.noise.operations import Operations, merged
 from msprobe_core.compare.sequence import Pair
+from msprobe_core.compare.tools import are_foreign
 from msprobe_core.hookspecs import ApiMap, Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
@@ -60,7 +61,8 @@ class Alignment:
 def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignment:  # noqa: B008  # frozen
     """Return two dumps side by side."""
     frameworks = (target.header.framework, golden.header.framework)
-    is_plain = not matching.renames and not matching.rows and frameworks[0] == frameworks[1]
+    is_foreign = are_foreign(target.header, golden.header)
+    is_plain = not matching.renames and not matching.rows and not is_foreign
     # As many rows, and other calls: rare enough to find out by trying.
     if is_plain and (target.frame.height == golden.frame.height or _have_same_entries(target, golden)):
         rows = _join(_columns(target), _columns(golden).with_columns(unit="entry"))
@@ -157,12 +159,12 @@ def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
 
 
 def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str]) -> Alignment:
-    is_foreign = frameworks[0] != frameworks[1]
+    is_foreign = are_foreign(target.header, golden.header)
     entries = list_entries(target, is_foreign=is_foreign), list_entries(golden, is_foreign=is_foreign)
     stems = [set(side["stem"].drop_nulls()) for side in entries]
     translates = matching.apis is not None or is_foreign
     maps: dict[str, ApiMap] = registry().api_maps() if translates else {}
-    naming = naming_of(matching, frameworks, maps, (stems[0], stems[1]))
+    naming = naming_of(matching, frameworks, maps, (stems[0], stems[1]), is_foreign=is_foreign)
     crowded = _crowded(naming.target, stems[0]) | _crowded(naming.golden, stems[1])
     own, other = (
         list_calls(dump, listed, side, crowded, with_scopes=naming.needs_scopes)

@@ -313,3 +313,27 @@ def _reason(entry: str, dump: Dump, pairs: _Pairs) -> str | None:
         seen.add(parent)
         parent = dump.parents.get(parent)
     return None
+
+
+_OUTERMOST = rf"{_MODULE}[^.]+\.(forward|backward)\.\d+$"
+
+
+def with_excuses_between_tools(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Return aligned rows with a reason in ``excuse`` where two tools record differently, and notes."""
+    entry = pl.coalesce("entry_golden", "entry")
+    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
+    is_api = ~entry.str.contains(_MODULE)
+    is_unrecorded = ~has_partner & (is_api | entry.str.contains(_OUTERMOST))
+    is_gradient = (pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.OUTPUT.value)
+    reason = (
+        pl.when(is_unrecorded)
+        .then(pl.format("only the {} has this call; the two tools record different ones", pl.col("match").str.slice(5)))
+        .when(is_api & is_gradient)
+        .then(pl.lit("the two tools list the gradients that an API passes on in different orders"))
+    )
+    number = rows.filter(is_unrecorded)["entry"].n_unique()
+    note = (
+        "the two dumps were recorded by different tools, which record different APIs; calls that only one of them has, "
+        f"and that are not judged: {number:,}. Record both with one tool, or at level L0, to compare all calls"
+    )
+    return rows.with_columns(pl.coalesce(reason, EXCUSE).alias(EXCUSE)), [note]

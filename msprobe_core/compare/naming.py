@@ -407,6 +407,8 @@ def naming_of(
     frameworks: tuple[str, str],
     maps: Mapping[str, ApiMap],
     stems: tuple[Collection[str], Collection[str]],
+    *,
+    is_foreign: bool,
 ) -> Naming:
     """Return how to read two dumps.
 
@@ -415,9 +417,9 @@ def naming_of(
         frameworks: Of target and golden, as their headers have them.
         maps: What plugins offer, by framework.
         stems: All names of calls of target and golden, without numbers.
+        is_foreign: Whether the two spell one operation differently; see `msprobe_core.compare.tools.are_foreign`.
     """
     notes: list[str] = []
-    is_foreign = frameworks[0] != frameworks[1]
     words = [Words(maps.get(framework, ApiMap(name=framework)), is_foreign) for framework in frameworks]
     if is_foreign:
         notes += [

@@ -12,7 +12,7 @@ import polars as pl
 from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
-from msprobe_core.compare.foreign import excuse_inner_calls, with_excuses
+from msprobe_core.compare.foreign import excuse_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
@@ -27,6 +27,7 @@ from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.structure import judge_nesting, structure_dumps
 from msprobe_core.compare.suggest import suggest_names
 from msprobe_core.compare.tensors import Progress, add_tensor_metrics
+from msprobe_core.compare.tools import are_foreign, are_of_two_tools
 from msprobe_core.compare.verdict import (
     UNRECORDED,
     Verdict,
@@ -99,9 +100,12 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         check_recorded(dump)
     alignment, left_out = _aligned(target, golden, mode, options.matching, ends)
     rows, notes = alignment.rows, [*ends.lines, *left_out, *notes, *alignment.notes]
-    is_foreign = target.header.framework != golden.header.framework
+    is_foreign = are_foreign(target.header, golden.header)
     if is_foreign:
         rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
+        notes = [*notes, *excused]
+    if are_of_two_tools(target.header, golden.header):
+        rows, excused = with_excuses_between_tools(rows)
         notes = [*notes, *excused]
     rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:

@@ -240,7 +240,7 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
             is_vanishing=is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise),
             rounds_to_zero=_rounds_to_zero(table),
         )
-        .with_columns(is_exempt=pl.any_horizontal(grounds).fill_null(False))
+        .with_columns(is_exempt=pl.any_horizontal(*grounds, pl.col("excuse").is_not_null()).fill_null(False))
         .with_columns(
             judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("own_error", SKETCH_LOW))
         )

@@ -3,11 +3,13 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import openpyxl
+import polars as pl
 import pytest
 import torch
 from architectures import ARCHITECTURES
@@ -16,6 +18,8 @@ from recorded import Recorded
 
 import msprobe_core
 from msprobe_core.cli import main
+from msprobe_core.locate import LocateVerdict, locate
+from msprobe_core.store.layout import find_units
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
 
@@ -200,21 +204,27 @@ def test_our_dump_against_one_of_mindstudio_probe(tmp_path, close_debugger, comp
         (y.sum() + z.sum()).backward()
     debugger.close()
 
-    theirs = REPOSITORY / "tests" / "data" / "mindstudio_probe" / "26.2.0_statistics" / "step0"
-    _, unit, _ = compare(tmp_path / "run" / "step0", theirs)
-    import polars as pl
-
-    table = pl.read_csv(unit["tables"][0], infer_schema=False)
-    forward = table.filter(pl.col("golden_name").str.contains("forward"))
-    assert forward.filter(verdict="pass").height > 40
-    # Functions written in Python reach us with their optional arguments by keyword, whichever way they were given.
-    assert forward.filter(pl.col("verdict") != "pass")["golden_name"].to_list() == [
-        f"Functional.layer_norm.0.forward.input.{i}" for i in (2, 3, 4)
-    ]
-    # Their gradients of an API are those of its last autograd node; ours are those of the call.
-    gradients = table.filter(pl.col("golden_name").str.contains("Module.*(backward|parameters_grad)"))
-    assert gradients.height > 8
-    assert gradients["verdict"].unique().to_list() == ["pass"]
+    ours = tmp_path / "run" / "step0"
+    for release in ("26.2.0", "8.3.3", "1.2.2"):
+        theirs = REPOSITORY / "tests" / "data" / "mindstudio_probe" / f"{release}_statistics" / "step0"
+        for pair in ((ours, theirs), (theirs, ours)):
+            code, unit, out = compare(*pair)
+            assert (code, unit["rows"]["error"], unit["rows"]["unmatched"]) == (0, 0, 0), out
+            assert any("recorded by different tools" in note for note in unit["notes"])
+            table = pl.read_csv(unit["tables"][0], infer_schema=False)
+            judged = table.filter(
+                pl.col("golden_name").is_not_null() & ~pl.col("reason").fill_null("").str.contains("two tools")
+            )
+            assert judged.filter(verdict="pass").height > 40
+            assert locate(*(find_units(side)[0].directory for side in pair)).verdict is LocateVerdict.AGREE
+        changed = shutil.copytree(theirs, tmp_path / release)
+        path = find_units(changed)[0].directory / "dump.json"
+        record = json.loads(path.read_text())
+        output = record["data"]["Functional.linear.1.forward"]["output"][0]
+        output.update({name: output[name] * 1.1 for name in ("Max", "Min", "Mean", "Norm")})
+        path.write_text(json.dumps(record))
+        code, unit, _ = compare(changed, ours)
+        assert (code, unit["first_fault"]["entry"]) == (1, "Functional.linear.1.forward")
 
 
 WORKER = """
