@@ -14,6 +14,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.calls import Calls, Matcher, canonical_text, list_calls, list_entries
+from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.mapping import Matching, Rule
 from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.noise.operations import Operations, merged
@@ -65,7 +66,8 @@ def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignm
     is_plain = not matching.renames and not matching.rows and not is_foreign
     # As many rows, and other calls: rare enough to find out by trying.
     if is_plain and (target.frame.height == golden.frame.height or _have_same_entries(target, golden)):
-        rows = _join(_columns(target), _columns(golden).with_columns(unit="entry"))
+        own = _columns(target)
+        rows = _join(own, with_keywords_paired(own, _columns(golden).with_columns(unit="entry")))
         if not _may_be_shifted(rows, target, golden):
             return Alignment(_in_order(rows), [])
     return _align_calls(target, golden, matching, frameworks)
@@ -186,6 +188,8 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         for dump, calls, side in ((target, own, naming.target), (golden, other, naming.golden))
     )
     right = _with_units(right, units, own.entries)
+    if not is_foreign:
+        right = with_keywords_paired(left, right)
     told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
     notes = [*naming.notes, *told, *_note_types(own, other, pairs, naming)]
     if matching.rows:

@@ -1,0 +1,78 @@
+"""An argument that one side passes by position and the other by keyword, within one framework.
+
+A dump has positions and keywords, and no signatures. Of the arguments of a call that have no partner, those that one
+side passes by position are paired with those that the other passes by keyword: in order, each with the next of its
+kind.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import RowKind
+
+_ARGUMENT = r"^(.*\.forward(?:\.\d+)?\.input\.[^.]+)"
+
+
+class _Argument(NamedTuple):
+    key: str
+    place: str
+    kind: str
+
+    @property
+    def is_positional(self) -> bool:
+        return self.place.isdigit()
+
+
+def with_keywords_paired(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
+    """Return the golden rows, with the target's ``key`` where an argument is passed in the other way.
+
+    Args:
+        target: Rows with ``entry`` and ``key``.
+        golden: Rows with ``unit``, the target's name of their entry, and ``key``.
+    """
+    if target["key"].equals(golden["key"]):
+        return golden
+    own = _lone(target, golden, "entry")
+    other = _lone(golden, target, "unit")
+    renamed = dict(pair for entry in own.keys() & other.keys() for pair in _pairs(own[entry], other[entry]))
+    if not renamed:
+        return golden
+    argument = pl.col("key").str.extract(_ARGUMENT)
+    replaced = argument.replace_strict(renamed, default=None, return_dtype=pl.String)
+    rest = pl.col("key").str.slice(argument.str.len_chars())
+    is_argument = (pl.col("role") == Role.INPUT.value) & replaced.is_not_null()
+    return golden.with_columns(key=pl.when(is_argument).then(pl.concat_str(replaced, rest)).otherwise("key"))
+
+
+def _lone(rows: pl.DataFrame, others: pl.DataFrame, entry: str) -> Mapping[str, Sequence[_Argument]]:
+    """Return the arguments without partner of each call, in order."""
+    is_argument = (pl.col("role") == Role.INPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
+    kind = pl.when(pl.col("kind") == RowKind.SCALAR.value).then("type").otherwise(pl.col("kind").cast(pl.String))
+    lone = (
+        rows.filter(is_argument)
+        .join(others.select("key").unique(), on="key", how="anti", maintain_order="left")
+        .with_columns(argument=pl.col("key").str.extract(_ARGUMENT), kind=kind)
+        .drop_nulls("argument")
+        .group_by("argument", maintain_order=True)
+        .agg(pl.col(entry).first().alias("call"), pl.col("kind").fill_null("").str.join(" "))
+    )
+    found: dict[str, list[_Argument]] = defaultdict(list)
+    for key, call, text in lone.rows():
+        found[call].append(_Argument(key, key.rpartition(".")[2], text))
+    return found
+
+
+def _pairs(own: Sequence[_Argument], others: Sequence[_Argument]) -> Iterator[tuple[str, str]]:
+    """Yield the golden argument and the target's."""
+    left = list(others)
+    for argument in own:
+        fits = (o for o in left if o.kind == argument.kind and o.is_positional != argument.is_positional)
+        if (found := next(fits, None)) is not None:
+            left.remove(found)
+            yield found.key, argument.key
