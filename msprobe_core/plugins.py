@@ -33,6 +33,7 @@ _HOOK_PREFIX = "msprobe_"
 _BUILT_IN = (
     "msprobe_core.capture.processors",
     "msprobe_core.store.json_writer",
+    "msprobe_core.store.folder_reader",
     "msprobe_core.store.json_reader",
     "msprobe_core.store.kernel_reader",
     "msprobe_core.store.arrow",

@@ -55,7 +55,7 @@ def place_of(path: Path) -> str:
     """Return in words which step and rank a dump is of, as its directories say; its path if they say nothing."""
     if whole := _STEP.fullmatch(path.name):
         return f"step {whole[1]}"
-    unit = path if _is_unit(path.name) else path.parent
+    unit = path if is_unit(path.name) else path.parent
     step = _STEP.fullmatch(unit.parent.name)
     rank, process = _RANK.fullmatch(unit.name), _PROCESS.fullmatch(unit.name)
     if step is None or (rank is None and process is None):
@@ -66,7 +66,8 @@ def place_of(path: Path) -> str:
     return f"step {step[1]}{whose}"
 
 
-def _is_unit(name: str) -> bool:
+def is_unit(name: str) -> bool:
+    """Whether a directory of this name is that of a rank or process."""
     return bool(_RANK.fullmatch(name) or _PROCESS.fullmatch(name))
 
 

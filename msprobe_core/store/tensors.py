@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -23,6 +24,8 @@ from msprobe_core.store.pt_files import open_pt
 from msprobe_core.store.tensor_source import MAX_DIMS, Storage, StoredTensor, c_strides
 from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES, Array
 from msprobe_core.untrusted.files import open_plain
+
+_T = TypeVar("_T")
 
 _READABLE_KINDS = "biufcSU"
 """Kinds of NumPy dtypes that files may hold: numbers, booleans, text."""
@@ -41,8 +44,37 @@ def open_tensor(path: Path) -> StoredTensor:
     open_file = _OPENERS.get(path.suffix) if member is None else _open_safetensors
     if open_file is None:
         raise DumpError(f"{path}: unknown kind of tensor file; expected .pt, .npy, or a tensor of a .safetensors")
+    return _opened(path, lambda: open_file(path))
+
+
+def open_member(shard: Path, key: str) -> StoredTensor:
+    """Return one tensor of a ``.safetensors`` file; its elements are read when they are asked for.
+
+    Raises:
+        DumpError: the file is missing or damaged, or has no such tensor.
+    """
+    return _opened(shard, lambda: _open_member(shard, key))
+
+
+def shard_keys(shard: Path) -> list[str]:
+    """Return the keys of the tensors in a ``.safetensors`` file.
+
+    Raises:
+        DumpError: it cannot be read.
+    """
+
+    def read() -> list[str]:
+        status = shard.stat()
+        members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)[1]
+        return [key for key in members if key != "__metadata__"]
+
+    return _opened(shard, read)
+
+
+def _opened(path: Path, read: Callable[[], _T]) -> _T:
+    """Return what ``read`` does of a file; whatever it raises says which file."""
     try:
-        return open_file(path)
+        return read()
     except DumpError:
         raise
     except OSError as error:
@@ -145,7 +177,11 @@ def _open_safetensors(path: Path) -> StoredTensor:
     """Return one tensor of a shard. The library would need types that NumPy lacks for bfloat16 and float8."""
     member = layout.shard_member(path.name)
     assert member is not None
-    shard, key = path.parent / member[0], member[1]
+    return _open_member(path.parent / member[0], member[1])
+
+
+def _open_member(shard: Path, key: str) -> StoredTensor:
+    path = Path(layout.shard_reference(str(shard), key))
     status = shard.stat()
     start, members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)
     if key not in members:

@@ -1,0 +1,165 @@
+"""Read a folder of bare tensors as a dump: ``.pt``, ``.npy`` and ``.safetensors`` files, without any record of them.
+
+Each tensor is one saved value. Its name is the path of its file within the folder, without the suffix, and in a
+``.safetensors`` file the tensor's key behind that. Values are in natural order of their names: ``layer2`` comes before
+``layer10``. One such file can be given instead of a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msprobe_core.errors import DumpError
+from msprobe_core.hookspecs import Dump, Reader, TensorSource, hookimpl
+from msprobe_core.model import Ending, EndState, Level, Phase, RunHeader, Task
+from msprobe_core.store import kernel_files, layout
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_SUFFIXES = (".pt", ".npy", layout.SHARD_SUFFIX)
+_MAX_LOOKED_AT = 1000
+"""How many files are looked at before a directory counts as something else."""
+
+FRAMEWORK = "files"
+"""What stands for the framework of such a dump."""
+
+
+class _Place(NamedTuple):
+    """Where a tensor is: its file and, in a ``.safetensors`` file, its key."""
+
+    file: Path
+    key: str | None
+
+
+class FolderDump:
+    """The tensors of a folder; see `msprobe_core.hookspecs.Dump`."""
+
+    stacks: Mapping[str, Sequence[str]] = {}
+    parents: Mapping[str, str | None] = {}
+    notes: Sequence[str] = ()
+    header = RunHeader(
+        task=Task.TENSOR.value,
+        level=Level.DEBUG.value,
+        framework=FRAMEWORK,
+        has_extra_info=False,
+        keeps_tensors=True,
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._places, unreadable = _listed(path)
+        self.frame = self._read_frame(unreadable)
+        self.ending = _ending_of(unreadable, self.frame.height)
+
+    def open_tensor(self, file_name: str) -> TensorSource:
+        """Return a tensor; its elements are read when they are asked for.
+
+        Raises:
+            DumpError: it is missing, damaged or no tensor.
+        """
+        from msprobe_core.store.tensors import open_member, open_tensor
+
+        place = self._places.get(file_name)
+        if place is None:
+            raise DumpError(f"{self.path}: holds no tensor {file_name!r}")
+        return open_tensor(place.file) if place.key is None else open_member(place.file, place.key)
+
+    def _read_frame(self, unreadable: list[str]) -> pl.DataFrame:
+        from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
+
+        builder = FrameBuilder()
+        for name in self._places:
+            try:
+                found = self.open_tensor(name)
+            except DumpError as error:
+                unreadable.append(str(error))
+                continue
+            leaf = {"type": "torch.Tensor", "dtype": found.dtype, "shape": list(found.shape), "data_name": name}
+            builder.add_entry(f"{name}.0.{Phase.DEBUG.value}", leaf)
+        if not self._places or len(unreadable) == len(self._places):
+            raise DumpError(unreadable[0] if unreadable else f"{self.path}: holds no tensor")
+        return builder.build()
+
+
+def _listed(path: Path) -> tuple[dict[str, _Place], list[str]]:
+    """Return the tensors by name, and what cannot be read of the files."""
+    from msprobe_core.store.tensors import shard_keys
+
+    root = path if path.is_dir() else path.parent
+    found: dict[str, _Place] = {}
+    unreadable: list[str] = []
+    for file in sorted(_files(path), key=lambda file: _natural(file.as_posix())):
+        name = file.relative_to(root).with_suffix("").as_posix()
+        if file.suffix != layout.SHARD_SUFFIX:
+            # Two kinds of file of one name are two tensors.
+            found[name if name not in found else f"{name}{file.suffix}"] = _Place(file, None)
+            continue
+        try:
+            found.update({f"{name}/{key}": _Place(file, key) for key in sorted(shard_keys(file), key=_natural)})
+        except DumpError as error:
+            unreadable.append(str(error))
+    return found, unreadable
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for directory, directories, names in os.walk(path):
+        directories.sort()
+        yield from (Path(directory, name) for name in names if name.endswith(_SUFFIXES))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _ending_of(unreadable: Sequence[str], num_read: int) -> Ending:
+    if not unreadable:
+        return Ending(state=EndState.COMPLETE, num_calls=num_read)
+    reason = f"{len(unreadable):,} of its files cannot be read; the first: {unreadable[0]}"
+    return Ending(state=EndState.DAMAGED, num_calls=num_read, reason=reason)
+
+
+class FolderReader:
+    """Reads folders of tensors."""
+
+    name = "tensors"
+
+    def recognises(self, path: Path) -> bool:
+        """Whether ``path`` is such a folder, or one such file, and nothing else that is known."""
+        if path.is_file():
+            return path.suffix in _SUFFIXES
+        is_dump = layout.holds_units(path) or layout.is_unit(path.name) or kernel_files.holds_kernels(path)
+        return path.is_dir() and not is_dump and self._holds_tensors(path)
+
+    def _holds_tensors(self, path: Path) -> bool:
+        num_looked_at = 0
+        for directory, directories, names in os.walk(path):
+            if layout.TENSOR_DIRECTORY in directories:
+                return False  # what a dump without its record has left
+            if any(name.endswith(_SUFFIXES) for name in names):
+                return True
+            num_looked_at += len(names) + len(directories)
+            if num_looked_at > _MAX_LOOKED_AT or layout.holds_units(Path(directory)):
+                return False
+        return False
+
+    def read(self, path: Path) -> Dump:
+        """Read the tensors at ``path``.
+
+        Raises:
+            DumpError: none of them can be read.
+        """
+        return FolderDump(path)
+
+
+@hookimpl
+def msprobe_register_readers() -> Sequence[Reader]:
+    """Offer the reader of this module."""
+    return [FolderReader()]
