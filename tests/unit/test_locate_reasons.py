@@ -1,0 +1,54 @@
+"""What `locate` says of a suspect is true of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from msprobe_core.locate import FaultKind, locate
+from msprobe_core.locate.kinds import reason_of
+from msprobe_core.locate.sources import Source
+
+SAVED = Path(__file__).parents[1] / "data" / "mindstudio_probe" / "26.2.0_debug" / "step0" / "proc1" / "debug.json"
+NODE = {
+    "entry": "Functional.gelu.0.forward", "phase": "forward", "only_on": None, "is_lost": False, "is_added_up": False,
+    "inputs_equal": True, "input_score": 0.0, "arguments_differ": False, "argument_gap": 0.0, "parts_missing": False,
+    "parameter_excess": 0.0, "output_excess": 4.0, "output_score": 0.0, "local_excess": 4.0, "outputs_differ": True,
+}  # fmt: skip
+
+
+def changed(value):
+    if isinstance(value, dict) and "Max" in value:
+        return value | {name: value[name] * 1.1 for name in ("Max", "Min", "Mean", "Norm")}
+    if isinstance(value, dict):
+        return {key: changed(each) for key, each in value.items()}
+    return [changed(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("entry", ["x.0.debug", "nest.0.debug", "y_grad.0.debug"])
+def test_what_to_do_about_a_saved_value(tmp_path, entry):
+    target = Path(shutil.copy(SAVED, tmp_path))
+    content = json.loads(target.read_text())
+    content["data"][entry] = changed(content["data"][entry])
+    target.write_text(json.dumps(content))
+    (suspect,) = locate(target, SAVED).suspects
+    assert suspect.entry == entry
+    assert suspect.command.startswith("save more values")
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ({}, "its output is 4x what the rounding of this call alone explains."),
+        ({"arguments_differ": True, "local_excess": 0.0, "output_excess": 0.0, "outputs_differ": False},
+         "another; its output is within what rounding explains, and not so behind it."),
+        ({"output_score": 12.0}, "its output is 12x what rounding explains."),
+        ({"output_score": 0.5, "output_excess": 0.1, "local_excess": 0.0}, "0.5x what rounding explains, and stronger"),
+    ],
+)  # fmt: skip
+def test_the_size_of_an_error_is_not_zero(node, expected):
+    reason = reason_of(Source(NODE | node), FaultKind.COMPUTATION, pl.DataFrame({"role": ["output"]}))
+    assert expected in reason
+    assert " 0x" not in reason
