@@ -140,8 +140,10 @@ def values_of(dump: Dump, max_near: int = 3) -> RankValues:
     is_tensor = pl.col("kind") == RowKind.TENSOR.value
     is_float = (pl.col("kind") == RowKind.SCALAR.value) & (pl.col("type") == "float")
     extremes = pl.col("max"), pl.col("min")
+    # Only NaN makes a norm NaN. A mean is NaN where sums overflow both ways, too, so it counts where nothing else does.
+    means = pl.when(pl.col("max").is_null() & pl.col("min").is_null()).then(pl.col("mean"))
     has_nan = (pl.col("num_nan") > 0).fill_null(False) | pl.any_horizontal(
-        *[value.is_nan().fill_null(False) for value in extremes]
+        *[value.is_nan().fill_null(False) for value in (*extremes, pl.col("norm"), means)]
     )
     has_inf = (pl.col("num_inf") > 0).fill_null(False) | pl.any_horizontal(
         *[value.is_infinite().fill_null(False) for value in extremes]

@@ -37,6 +37,23 @@ def masked(low=None):
     return tensor(1.0, Max=1.0, Min="-Infinity", Mean="-Infinity", Norm="Infinity", num_nan=0, num_inf=3)
 
 
+@pytest.mark.parametrize(
+    "statistics",
+    [{"Max": "nan"}, {"Min": "NaN"}, {"Max": "inf"}, {"Max": "+Infinity"}, {"Max": None, "Min": "-Infinity"},
+     {"Min": " -inf "}, {"Max": 10**400}, {"Norm": "nan"}, {"Max": None, "Min": None, "Mean": "NaN"}],
+    ids=str,
+)  # fmt: skip
+def test_every_spelling_of_what_is_not_finite(tmp_path, statistics):
+    step = searched(tmp_path, lambda rank: rank.call("Torch.exp", tensor(), output=tensor(**statistics)))
+    assert [found.entry for found in step.first] == ["Torch.exp.0.forward"]
+
+
+@pytest.mark.parametrize("statistics", [{"Mean": "NaN"}, {"Mean": "inf"}, {"Norm": "inf"}, {"Max": "words"}], ids=str)
+def test_sums_that_overflow_are_no_findings(tmp_path, statistics):
+    step = searched(tmp_path, lambda rank: rank.call("Torch.exp", tensor(), output=tensor(**statistics)))
+    assert not step.first
+
+
 # --- what is known of the established tool ------------------------------------------------------------------------
 
 
