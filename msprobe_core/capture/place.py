@@ -22,6 +22,7 @@ from msprobe_core.errors import DumpError, StoreError
 from msprobe_core.model import RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.runs import Recorder, are_of_one_run, described, recorder_of
+from msprobe_core.untrusted.files import read_plain
 
 try:
     import fcntl
@@ -34,6 +35,8 @@ _LOCK = re.compile(r"\.rank(0|[1-9]\d*)\.lock", re.ASCII)
 _TRIES, _PAUSE_S = 5, 0.02
 """Another rank may be looking at the lock just now."""
 _MAX_LOOKED_AT = 64
+_MAX_BYTES = 1 << 16
+"""Of what a lock says."""
 
 
 class RunPlace:
@@ -162,8 +165,8 @@ def _is_locked(path: Path) -> bool:
 
 def _said_by(path: Path) -> RunIdentity | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunIdentity)
-    except (OSError, msgspec.MsgspecError, ValueError):
+        return msgspec.json.decode(read_plain(path, _MAX_BYTES), type=RunIdentity)
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 

@@ -112,11 +112,19 @@ def _status_of(arguments: list[str], interrupts: Interrupts) -> int:
             traceback.print_exc()
         if isinstance(error, MsprobeError):
             return _fail(str(error))
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            return _fail(
+                f"{_name_in(error)}: {error.strerror}; change the permissions, free space or choose another path"
+            )
         return _fail(
             f"internal error ({type(error).__name__}: {error}); run again with `msprobe --debug …` and report the "
             "traceback"
         )
     return status if isinstance(status, int) else EXIT_AGREES
+
+
+def _name_in(error: OSError) -> str:
+    return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
 
 
 def _fail(sentence: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 
 from msprobe_core.errors import CompareError, DumpError, MsprobeError, PluginError
@@ -48,17 +50,21 @@ def is_dump(path: Path) -> bool:
 
 
 def check_exists(path: Path) -> None:
-    """Raise if there is nothing at ``path``.
+    """Raise if there is nothing at ``path``, or if it is a directory that this user may not look into.
 
     Raises:
-        CompareError: it does not exist, or is no path at all.
+        CompareError: it does not exist, is no path at all, or lacks permissions.
     """
     try:
-        exists = path.exists()
+        exists, is_directory = path.exists(), path.is_dir()
+    except PermissionError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror}); change the permissions") from error
     except (OSError, ValueError) as error:  # a name that is too long, or holds a null character
         raise CompareError(f"{path}: is no path ({error})") from error
     if not exists:
         raise CompareError(f"{path}: does not exist")
+    if is_directory and not os.access(path, os.R_OK | os.X_OK):
+        raise CompareError(f"{path}: cannot be read ({os.strerror(errno.EACCES)}); change the permissions")
 
 
 def _reader_of(path: Path) -> Reader | None:

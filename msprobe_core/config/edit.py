@@ -14,6 +14,7 @@ import yaml
 from msprobe_core.config.atomic import locked, stamp_of, write_whole
 from msprobe_core.config.load import check_config, read_fields
 from msprobe_core.config.schema import Config
+from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, StoreError
 from msprobe_core.untrusted.yaml_text import load_yaml
 
@@ -65,7 +66,7 @@ def _edited(path: Path, changes: Mapping[str, Any]) -> tuple[Edit, str]:
     """Return what a change would do, and the text of the file afterwards."""
     fields = read_fields(path)
     before = check_config(fields, str(path)).is_live
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path, kind="a configuration", advice="give a JSON or YAML file")
     lost_comments = False
     for key, value in changes.items():
         block, _, name = key.rpartition(".")

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -307,7 +308,8 @@ def _is_worth_processes(pairs: Sequence[UnitPair]) -> bool:
     total = 0
     for pair in pairs:
         for path in _dump_files(pair):
-            total += path.stat().st_size * (_ARROW_DENSITY if path.suffix == ".arrow" else 1)
+            size = _state_of(path)[1]
+            total += max(size, 0) * (_ARROW_DENSITY if path.suffix == ".arrow" else 1)
         if total > _WORTH_BYTES:
             return True
     return False
@@ -317,7 +319,8 @@ def _dump_files(pair: UnitPair) -> list[Path]:
     """Return the files directly in the pair's directories, or the files that it was given as."""
     found: list[Path] = []
     for side in (*(pair.target_parts or (pair.target,)), *(pair.golden_parts or (pair.golden,))):
-        found += sorted(path for path in side.iterdir() if path.is_file()) if side.is_dir() else [side]
+        with suppress(OSError):  # what cannot be read is said when it is compared
+            found += sorted(path for path in side.iterdir() if path.is_file()) if side.is_dir() else [side]
     return found
 
 

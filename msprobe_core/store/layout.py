@@ -239,13 +239,22 @@ def find_steps(run_directory: Path) -> dict[int, Path]:
     Raises:
         DumpError: ``run_directory`` is no directory, or cannot be read.
     """
+    directories = _directories_in(run_directory)
+    found = {int(m.group(1)): path for path in directories if (m := _STEP.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def _directories_in(directory: Path) -> list[Path]:
+    """Return the directories directly in one, by name.
+
+    Raises:
+        DumpError: it is no directory, or cannot be read.
+    """
     try:
-        children = list(run_directory.iterdir())
+        return [path for path in sorted(directory.iterdir()) if path.is_dir()]
     except (OSError, ValueError) as error:  # ValueError: a null character
         reason = error.strerror if isinstance(error, OSError) else error
-        raise DumpError(f"{run_directory}: cannot be read ({reason})") from error
-    found = {int(m.group(1)): path for path in children if (m := _STEP.fullmatch(path.name)) and path.is_dir()}
-    return dict(sorted(found.items()))
+        raise DumpError(f"{directory}: cannot be read ({reason})") from error
 
 
 def holds_units(directory: Path) -> bool:
@@ -265,14 +274,11 @@ def find_units(step_directory: Path) -> list[Unit]:
     Raises:
         DumpError: ``step_directory`` is no directory or holds neither.
     """
-    try:
-        children = sorted(step_directory.iterdir())
-    except OSError as error:
-        raise DumpError(f"{step_directory}: cannot be read ({error.strerror})") from error
-    ranks = [(int(m.group(1)), path) for path in children if (m := _RANK.fullmatch(path.name)) and path.is_dir()]
+    children = _directories_in(step_directory)
+    ranks = [(int(m.group(1)), path) for path in children if (m := _RANK.fullmatch(path.name))]
     if ranks:
         return [Unit(path, rank) for rank, path in sorted(ranks)]
-    processes = [path for path in children if _PROCESS.fullmatch(path.name) and path.is_dir()]
+    processes = [path for path in children if _PROCESS.fullmatch(path.name)]
     if processes:
         return [Unit(path, None) for path in processes]
     steps = [path.name for path in children if _STEP.fullmatch(path.name)]

@@ -22,6 +22,7 @@ from msprobe_core.errors import DumpError
 from msprobe_core.model import RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.layout import Unit
+from msprobe_core.untrusted.files import open_plain
 
 RUN_VARIABLE = "MSPROBE_RUN_ID"
 """Environment variable by which users name a job themselves; such names are taken as they are."""
@@ -65,7 +66,7 @@ def recorder_of(directory: Path) -> Recorder:
 @lru_cache(maxsize=1 << 14)
 def _recorder_in(path: Path, modified_ns: int, size: int) -> Recorder:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             head = file.read(_HEAD_BYTES)
             file.seek(max(size - _TAIL_BYTES, 0))
             tail = file.read(_TAIL_BYTES)

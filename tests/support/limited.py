@@ -1,5 +1,6 @@
 """Limits for what may hang or fill the memory."""
 
+import ctypes
 import os
 import resource
 import signal
@@ -47,6 +48,26 @@ def limit():
         timeout=seconds,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def run_without_privileges(program, *arguments, seconds=60):
+    """Run Python code in a process whom permissions of files bind, also where the tests run as root."""
+
+    def bind():
+        if os.geteuid() == 0:
+            for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH; 24: PR_CAPBSET_DROP
+                ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        preexec_fn=bind,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
