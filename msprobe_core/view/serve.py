@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import hmac
+import logging
 import re
 import secrets
 from http import HTTPStatus
@@ -19,6 +20,8 @@ from msprobe_core.errors import StoreError
 from msprobe_core.view.data import ViewData
 from msprobe_core.view.page_file import document, served_page
 from msprobe_core.view.spool import Spool
+
+_logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 _TOKEN_BYTES = 32
@@ -70,6 +73,10 @@ class PageServer(ThreadingHTTPServer):
         self.page = served_page({"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"})
         self.index = gzip.compress(b"".join(document(data, spool, ())), mtime=0)
 
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # as the library calls it
+        """Print nothing of a request that failed: anybody on this machine can send one to its owner's terminal."""
+        _logger.debug("a request of %s failed", client_address, exc_info=True)  # noqa: LOG014  # it is called in one
+
     @property
     def url(self) -> str:
         """Where the page is; whoever has it can look at the data."""
@@ -87,7 +94,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # as the library calls it
         """Answer with the page, the index, or a graph."""
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:  # half an address of IPv6
+            address = urlsplit("")
         if not self._is_for_us(address.query):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"give the address that msprobe view has printed\n")
         elif address.path == "/":

@@ -94,7 +94,7 @@ def test_a_pipe_in_the_place_of_a_tensor(tmp_path):
         os.mkfifo(path)
 
     _, found = answers_to(tmp_path, replace)
-    assert "left out 1 thing" in found["convert"][1]
+    assert "dump_tensor_data: left out 1 " in found["convert"][1]
     for name in ("compare runs", "compare target"):
         assert "it is a pipe, not a file" in found[name][1], (name, found[name])
 

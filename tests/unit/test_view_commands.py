@@ -8,6 +8,8 @@ import http.client
 import json
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -164,6 +166,44 @@ def test_nobody_else_gets_anything(tmp_path, path):
         assert ask(server, path + good, Host=f"evil.example:{server.server_port}")[0] == 403
         assert ask(server, path + good, Host=f"localhost:{server.server_port}")[0] != 403
         assert ask(server, path + good, method="POST")[0] == 501
+
+
+MALFORMED = [
+    b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET //[::/?token=x HTTP/1.1\r\n\r\n",
+    b"GET /\xff\xfe?token=\xff HTTP/1.1\r\nHost: \xff\r\n\r\n",
+    b"GET /?" + b"a=1&" * 5000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/9.9.9\r\n\r\n",
+    b"GET\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 500 + b"\r\n",
+    b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
+def test_malformed_requests_print_nothing(tmp_path, capfd, is_reset):
+    """The terminal is the owner's, and anybody on the machine can send them."""
+    with served(tmp_path) as server:
+        for request in MALFORMED:
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+                connection.sendall(request)
+                if is_reset:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                else:
+                    connection.shutdown(socket.SHUT_WR)
+                    assert b" 200 " not in connection.recv(1 << 16)
+        good = urlsplit(server.url)
+        assert ask(server, f"{good.path}?{good.query}")[0] == 200
+    assert "".join(capfd.readouterr()) == ""
+
+
+def test_a_defect_is_told_to_who_debugs_it(tmp_path, capfd, caplog, monkeypatch):
+    monkeypatch.setattr("msprobe_core.view.serve._Handler._is_for_us", lambda *_: 1 / 0)
+    with caplog.at_level("DEBUG"), served(tmp_path) as server, pytest.raises(http.client.HTTPException):
+        ask(server, "/")
+    assert "ZeroDivisionError" in caplog.text
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_port_that_is_taken_is_a_sentence(tmp_path):
