@@ -40,7 +40,11 @@ TORCH_VENV = .venv-torch-$(TORCH)
 TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/mindspore --ignore=tests/e2e/trainer \
 	--ignore=tests/e2e/verl --ignore=tests/e2e/test_faults_bench.py --ignore=tests/e2e/test_bench_check.py
 
-.PHONY: demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-torch \
+# How long fuzzers run, and from which seed; a seed repeats a run.
+SECONDS ?= 600
+SEED ?= $(shell date +%s)
+
+.PHONY: fuzz demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -131,6 +135,13 @@ test-verl: $(VERL_READY)
 test-slow: $(READY) $(VERL_READY)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(BIN)/python $(SLOW) $(SHARED)
+
+# Every reader of files with damaged ones. What is found is kept in fuzz_defects; tests run a short part of it.
+fuzz: export OMP_NUM_THREADS = 1
+fuzz: export POLARS_MAX_THREADS = 1
+fuzz: export PYTHONPATH = $(CURDIR)/plugins/verl:$(CURDIR)/plugins/pytorch
+fuzz: $(READY)
+	cd tests && $(CURDIR)/$(BIN)/python -m fuzz --seconds $(SECONDS) --seed $(SEED) --keep $(CURDIR)/fuzz_defects
 
 lint: $(READY) $(MS_READY)
 	$(BIN)/ruff check --quiet .

@@ -6,9 +6,19 @@ next; the command line prints it as it is and exits with status 2.
 
 from __future__ import annotations
 
+_MAX_CHARS = 2000
+
 
 class MsprobeError(Exception):
     """Base of all errors raised on purpose."""
+
+    def __str__(self) -> str:
+        """Return the message in one line; of a long one, which quotes foreign values, its beginning and end."""
+        text = super().__str__()
+        if "\n" in text or "\r" in text:
+            text = " ".join(text.split())
+        half = _MAX_CHARS // 2
+        return text if len(text) <= _MAX_CHARS else f"{text[:half]} … {text[-half:]}"
 
 
 class ConfigError(MsprobeError, ValueError):

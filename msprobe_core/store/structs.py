@@ -55,5 +55,5 @@ def load_struct(path: Path, kind: type[_Content]) -> _Content:
         raise DumpError(
             f"{path}: holds something else than {kind.__name__} ({error}); is it of another version of msprobe?"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"{path}: is cut off or no JSON ({error}); record again") from error

@@ -13,6 +13,8 @@ import pytest
 from msprobe.verl._files import load_batch, save_batch
 from rl_runs import Recipe, write_run
 
+from msprobe_core.errors import DumpError
+
 Run = Callable[..., tuple[int, str, str]]
 SAMPLES = "actor_compute_log_prob/step1/rank0/samples.json"
 BATCH = "trainer/step1"
@@ -80,6 +82,32 @@ def test_two_runs_of_which_one_is_damaged_do_not_agree(run: Run, recorded: Path,
     edit(copied / SAMPLES, lambda o: rows(o, offset=10**6))
     code, out, _ = run("verl", "compare", "runs", copied, recorded, "--exact", "-o", copied / "out")
     assert code == 1
+
+
+@pytest.mark.parametrize(
+    "member",
+    [{"shape": [2**40, 2**40], "data_offsets": [0, 0]}, {"shape": [2**70], "data_offsets": [0, 8]},
+     {"shape": [-1, -2], "data_offsets": [0, 8]}, {"shape": [1] * 40, "data_offsets": [0, 4]},
+     {"shape": [0, -1], "data_offsets": [0, 0]}, {"shape": [2], "data_offsets": [-4, 4]}],
+    ids=str,
+)  # fmt: skip
+def test_tensors_that_cannot_be(copied: Path, member: dict[str, Any]) -> None:
+    """Sizes whose product wraps around in 64 bits came to an internal error."""
+    header = json.dumps({"x": {"dtype": "F32"} | member}).encode()
+    (copied / BATCH / "batch.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(DumpError, match="its description is wrong"):
+        load_batch(copied / BATCH)
+
+
+@pytest.mark.parametrize("name", [SAMPLES, SENT, f"{BATCH}/batch.json", "run.json", f"{BATCH}/batch.safetensors"])
+def test_nesting_without_end(run: Run, copied: Path, name: str) -> None:
+    deep = b'{"version": ' + b"[" * 100_000
+    content = len(deep).to_bytes(8, "little") + deep if name.endswith(".safetensors") else deep
+    (copied / name).write_bytes(content)
+    for what in ("logprob", "weights"):
+        code, out, err = run("verl", "compare", what, copied, "-o", copied / "out")
+        assert "internal error" not in out + err
+        assert code in {0, 1, 2}
 
 
 @pytest.mark.parametrize(("number", "code"), [(1, 1), (None, 2)])

@@ -5,6 +5,7 @@ Neither torch nor verl is imported: runs are read where none is installed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -28,6 +29,7 @@ from msprobe_core.store.samples import (
     save_samples,
 )
 from msprobe_core.store.structs import load_struct, save_struct
+from msprobe_core.store.tensor_source import MAX_DIMS
 from msprobe_core.untrusted.files import read_plain
 
 __all__ = [
@@ -396,7 +398,7 @@ def _rewards_in(path: Path) -> list[Reward]:
         return [msgspec.json.decode(line, type=Reward) for line in read_plain(path).splitlines()]
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"{path}: is cut off or holds something else than rewards ({error})") from error
 
 
@@ -499,12 +501,13 @@ def _tensors_in(path: Path, content: bytes) -> Iterator[tuple[str, Array]]:
     start = 8 + int.from_bytes(content[:8], "little")
     try:
         members = msgspec.json.decode(content[8:start], type=dict[str, _Member])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"{path}: is cut off or no safetensors file ({error}); record again") from error
     for name, member in members.items():
         dtype = np.dtype(_NUMPY.get(member.dtype, "V0"))
         begin, end = member.data_offsets
-        size = int(np.prod(member.shape, dtype=np.int64)) * dtype.itemsize
+        is_shape = len(member.shape) <= MAX_DIMS and min(member.shape, default=0) >= 0
+        size = math.prod(member.shape) * dtype.itemsize if is_shape else -1
         if not dtype.itemsize or begin < 0 or end - begin != size or start + end > len(content):
             raise DumpError(f"{path}: the tensor {name!r} is cut off, or its description is wrong; record again")
         yield (

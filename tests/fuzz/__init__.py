@@ -1,0 +1,1 @@
+"""Fuzzers of all readers: `python -m fuzz`, see `__main__`."""

@@ -1,0 +1,300 @@
+"""Every reader of files that others may have written, with sound files for it to be damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from dumps import api, tensor, write_dump
+from foreign_files import READERS
+
+from fuzz.damage import damage_file
+
+TESTS = Path(__file__).parents[1]
+PAGES = TESTS.parent / "docs"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is damaged and read.
+
+    Attributes:
+        modules: Those that open such files.
+        make: Writes what is sound into a directory that is there.
+        use: Reads what lies in a directory; a sentence is raised as a `MsprobeError`.
+        files: Which of the files there are damaged.
+    """
+
+    modules: Sequence[str]
+    make: Callable[[Path], object]
+    use: Callable[[Path], object]
+    files: str = "**/*"
+
+    def damage(self, rng: random.Random, directory: Path) -> None:
+        """Damage one file."""
+        damage_file(rng, rng.choice(sorted(path for path in directory.glob(self.files) if path.is_file())))
+
+
+def command(*arguments: str) -> Callable[[Path], None]:
+    """Return what runs a command line, in which ``{}`` is the directory; whatever is no sentence is raised."""
+
+    def use(directory: Path) -> None:
+        words = [argument.replace("{}", str(directory)) for argument in arguments]
+        text = _said_by(["--debug", *words])
+        if "internal error" in text:
+            raise AssertionError(text[text.find("Traceback") :][-3000:])
+        text = re.sub(r"(?s)Traceback .*\n(?=msprobe: error)", "", text)  # which --debug asks for
+        if odd := {c for c in text if c != "\n" and not c.isprintable()}:
+            raise AssertionError(f"said to the terminal: {odd!r} in {text[:300]!r}")
+
+    return use
+
+
+def _said_by(words: Sequence[str]) -> str:
+    from msprobe_core.cli import main
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        main(list(words))
+    return said.getvalue()
+
+
+def one(name: str) -> Callable[[Path], object]:
+    """Return what reads the one file of that name as everybody does."""
+    return lambda directory: READERS[name](directory / name)
+
+
+def written(name: str, *texts: str) -> Callable[[Path], object]:
+    """Return what writes a file: the texts one after the other."""
+    return lambda directory: (directory / name).write_text("\n".join(texts))
+
+
+def example(begins: str, page: str = "compare.md") -> str:
+    """Return the example of a page that begins so: what is documented is what users write."""
+    found = re.findall(r"```(?:yaml|json)\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    return next(text for text in found if text.startswith(begins))
+
+
+def _tensor(directory: Path) -> None:
+    np.save(directory / "x.npy", np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+def _pt(directory: Path) -> None:
+    import pt_writer
+
+    pt_writer.write_pt(directory / "x.pt", pt_writer.tensor(), {"0": np.arange(6, dtype=np.float32).tobytes()})
+
+
+def _shard(directory: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
+    (directory / "shard-0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+
+
+def _pair(directory: Path) -> None:
+    for side, factor in (("target", 1.5), ("golden", 1.0)):
+        for rank in range(2):
+            record = {"Torch.f.0.forward": api(tensor([1.0, 2.0]), output=tensor([factor, 2.0]))}
+            write_dump(directory / side / "step0" / f"rank{rank}", record, parents={}, stacks={})
+
+
+def _results(directory: Path) -> None:
+    _pair(directory)
+    target, golden = str(directory / "target"), str(directory / "golden")
+    command("compare", "-tp", target, "-gp", golden, "-o", "{}/result", "--xlsx")(directory)
+    command("locate", target, golden, "-o", "{}/result")(directory)
+    (directory / "asked").mkdir()
+    (directory / "asked" / "merge.yaml").write_text("api: [Torch.f]\ncompare_index: [target_norm]\n")
+    request = {"npu_path": target, "bench_path": golden, "stack_path": None, "rank_id": [0], "step_id": [0]}
+    (directory / "asked" / "compare.json").write_text(json.dumps(request))
+
+
+def _use_results(directory: Path) -> None:
+    shutil.rmtree(directory / "out", ignore_errors=True)
+    command("merge_result", "-i", "{}/result", "-o", "{}/out", "-config", "{}/asked/merge.yaml")(directory)
+    command("view", "{}/result", "-o", "{}/out/x.html")(directory)
+    command("compare", "-i", "{}/asked/compare.json", "-o", "{}/out")(directory)
+    command("compare", "-tp", "{}/target", "-gp", "{}/golden", "-o", "{}/result", "--resume")(directory)
+
+
+def _noise(directory: Path) -> None:
+    write_dump(
+        directory / "golden" / "step0" / "rank0", {"Torch.f.0.forward": api(tensor(), output=tensor([1.0, 2.0]))}
+    )
+    for run in (1, 2):
+        record = api(tensor(), output=tensor([1.0 + run * 1e-7, 2.0]))
+        write_dump(
+            directory / "golden" / "calibration" / f"run{run}" / "step0" / "rank0", {"Torch.f.0.forward": record}
+        )
+    command("calibrate", "{}/golden")(directory)
+    assert (directory / "golden" / "noise_profile.parquet").is_file()
+
+
+def _kernels(directory: Path) -> None:
+    head = "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape,Max Value,Min Value,Avg Value"
+    rows = [f'MatMul,net-op{i},0,0,{100 + i},output,0,24,float32,"(2,3)",2.0,1.0,nan,inf' for i in range(3)]
+    (directory / "statistic.csv").write_text("\n".join([f"{head},L2Norm Value", *rows, ""]))
+
+
+def _monitors(directory: Path) -> None:
+    source = TESTS / "data" / "monitor"
+    for name in ("actv_0-1.csv", "exp_avg_0-1.csv"):
+        for side in ("target", "golden"):
+            place = next((source / side).glob("*rank0*"))
+            (directory / side / place.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(place / name, directory / side / place.name)
+
+
+def _verl(directory: Path) -> None:
+    from rl_runs import Recipe, write_run
+
+    write_run(directory / "run", Recipe(steps=1))
+
+
+def _use_verl(directory: Path) -> None:
+    for what in ("logprob", "weights", "layers"):
+        command("verl", "compare", what, "{}/run", "-o", "{}/out")(directory)
+    shutil.rmtree(directory / "out", ignore_errors=True)
+
+
+def _post_processing(directory: Path) -> None:
+    np.save(directory / "rotation.npy", np.eye(4, dtype=np.float32))
+    (directory / "post.yaml").write_text(
+        "mode: left_right_matmul\nleft_target_tensor_map: {rotation.npy: [a.npy, b.pt]}\n"
+        "right_golden_tensor_map:\n  rotation.npy: c.npy\n"
+    )
+
+
+def _use_post_processing(directory: Path) -> None:
+    from msprobe_core.compare.post_processing import load_post_processing
+
+    load_post_processing(directory / "post.yaml")
+
+
+def _mappings(directory: Path) -> None:
+    for number, begin in enumerate(("Functional.flash", "fc1.Dense", "Functional.dense", "- ms_api", "TopLayer")):
+        (directory / f"{number}.yaml").write_text(example(begin))
+
+
+def _use_mappings(directory: Path) -> None:
+    from msprobe_core.compare.mapping_files import read_matching
+    from msprobe_core.errors import MsprobeError
+
+    options = ("data_mapping", "cell_mapping", "api_mapping", "api_mapping", "layer_mapping")
+    for number, option in enumerate(options):
+        with contextlib.suppress(MsprobeError):
+            read_matching(**{option: directory / f"{number}.yaml"})
+
+
+def _use_api_maps(directory: Path) -> None:
+    from msprobe_core.compare.map_files import load_api_map
+
+    load_api_map("maps", directory)
+
+
+def _api_maps(directory: Path) -> None:
+    source = TESTS.parent / "plugins" / "mindspore" / "msprobe" / "mindspore" / "maps"
+    for path in source.glob("*.yaml"):
+        shutil.copy(path, directory)
+
+
+def _control(directory: Path) -> None:
+    (directory / "live.json").write_text('{"dump_enable": true, "level": "mix", "tensor": {"list": ["relu"]}}')
+    (directory / "live.yaml").write_text("dump_enable: true\nlevel: mix  # both\nstep: [1, 2]\nrank: [0]\n")
+
+
+def _use_control(directory: Path) -> None:
+    for name in ("live.json", "live.yaml"):
+        command("control", f"{{}}/{name}", "set", "level=L1", "rank=[0]")(directory)
+
+
+def _updates(directory: Path) -> None:
+    from msprobe_core.store.updates import StageUpdates, Update, save_updates
+
+    save_updates(directory, StageUpdates(updates=(Update(mini=0, grad_norm=1.0),)))
+
+
+def _use_updates(directory: Path) -> None:
+    from msprobe_core.store.updates import load_updates
+
+    load_updates(directory)
+
+
+def _locks(directory: Path) -> None:
+    fields = {"job": "pid:1", "host": "a", "process": 1, "started": 2.0}
+    (directory / ".rank0.lock").write_text(json.dumps(fields))
+
+
+def _use_locks(directory: Path) -> None:
+    from msprobe_core.capture.place import RunPlace
+
+    place = RunPlace(directory)
+    place.directory(0)
+    place.close()
+
+
+_CONFIG = {
+    "task": "tensor", "dump_path": "/tmp/x", "rank": [0, "1-3"], "step": [1], "level": "mix", "seed": 1,
+    "tensor": {"scope": [], "list": ["relu"], "data_mode": ["all"]}, "statistics": {"summary_mode": "md5"},
+}  # fmt: skip
+
+TARGETS = {
+    "tensor": Target(["store/tensors", "store/tensor_source"], _tensor, one("x.npy")),
+    "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
+    "shard": Target(["store/tensors"], _shard, one("shard-0.safetensors")),
+    "config": Target(["config/load", "config/text"], written("config.json", json.dumps(_CONFIG)), one("config.json")),
+    "config yaml": Target(
+        ["config/load"],
+        written("config.yaml", "task: statistics\nlevel: mix\nrank: [0]\nstatistics:\n  scope: [a, b]\n  list: []\n"),
+        one("config.yaml"),
+    ),
+    "control": Target(["config/edit"], _control, _use_control, "live.*"),
+    "apis": Target(["config/apis"], written("apis.yaml", "my.module: [f, g]\ntorch: [relu]\n"), one("apis.yaml")),
+    "limits": Target(["compare/limits"], written("limits.yaml", example("relative:")), one("limits.yaml")),
+    "mappings": Target(["compare/mapping_files"], _mappings, _use_mappings),
+    "api maps": Target(["compare/map_files"], _api_maps, _use_api_maps),
+    "layouts": Target(
+        ["compare/layouts/rules"],
+        written("layouts.yaml", example("tensors:"), example("parallel:")),
+        one("layouts.yaml"),
+    ),
+    "post processing": Target(["compare/post_processing"], _post_processing, _use_post_processing, "*.yaml"),
+    "noise": Target(
+        ["compare/noise/profile"],
+        _noise,
+        command("compare", "-tp", "{}/golden", "-gp", "{}/golden", "-o", "{}/out"),
+        "golden/noise_profile.parquet",
+    ),
+    "results": Target(
+        [
+            "report/read_table",
+            "report/merge",
+            "report/run",
+            "report/summary",
+            "view/subject",
+            "view/located",
+            "cli/compare",
+        ],
+        _results,
+        _use_results,
+        "[!tg]*/**/*",
+    ),
+    "kernels": Target(["store/kernel_files"], _kernels, one("statistic.csv")),
+    "monitors": Target(
+        ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"
+    ),
+    "verl": Target(["verl/_files", "store/structs", "store/samples"], _verl, _use_verl),
+    "updates": Target(["store/updates"], _updates, _use_updates),
+    "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),
+}
+"""By what they read; whole dumps have a fuzzer of their own, `fuzz.dumps`."""
+
+IN_DUMPS = ("store/dumped", "store/runs", "store/convert", "store/json_reader", "store/arrow_reader")
+"""Modules whose files are damaged by `fuzz.dumps`."""
