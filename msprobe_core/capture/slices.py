@@ -32,8 +32,8 @@ class Slices:
             scheduled_tokens: Number of tokens of each request in the batch, by request, in the order in which they
                 lie in dimension 0; ``None`` if nobody said.
 
-        Returns: false if there is a ``request_id`` and the batch does not hold it. Without one, and where the numbers
-            are none, everything is recorded.
+        Returns: false if there is a ``request_id`` and the batch does not hold it. Without one, and where there are no
+            numbers or wrong ones, everything is recorded.
         """
         self._rules = self._own_rules
         if not self._request_id:
@@ -79,4 +79,4 @@ def _checked(scheduled_tokens: object) -> dict[str, int] | None:
         return None
     items = dict(cast("Mapping[Any, Any]", scheduled_tokens))
     is_sound = all(isinstance(key, str) and type(number) is int and number > 0 for key, number in items.items())
-    return items if is_sound else None
+    return items if items and is_sound else None

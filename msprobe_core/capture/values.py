@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from msprobe_core.capture.arguments import SCALARS, describe_python, describe_scalar, summarise
 from msprobe_core.guard import kept
 from msprobe_core.hookspecs import Framework
-from msprobe_core.model import Argument, Failure, Value
+from msprobe_core.model import Failure, Value
 
 MAX_DEPTH = 64
 """Containers nested deeper than this are recorded as null: real calls stay far below it."""
@@ -79,20 +80,22 @@ class ValueBuilder:
         if self._is_tensor(value):
             return leaf(value, path)
         kind = cast("type[Any]", type(value))
-        if kind in _SCALARS:
-            return None if self._tensors_only else Argument(kind.__name__, value)
+        if kind in SCALARS:
+            return None if self._tensors_only else describe_scalar(value)
         if len(inside) == MAX_DEPTH or id(value) in inside:
             return None
         # The framework comes before the containers: torch.Size is a tuple, but one value.
         if kind not in _PLAIN and (argument := self._describe_argument(value)) is not None:
             return None if self._tensors_only else argument
         children = children_of(value)
+        if isinstance(children, list | tuple) and (summary := summarise(cast("Sequence[Any]", children))) is not None:
+            return None if self._tensors_only else summary
         inside = (*inside, id(value))
         if isinstance(children, Mapping):
             return {name: self._build(item, f"{path}.{name}", leaf, inside) for name, item in _named_items(children)}
         if children is not None:
             return [self._build(item, f"{path}.{i}", leaf, inside) for i, item in enumerate(children)]
-        return None if self._tensors_only else _describe_python(value)
+        return None if self._tensors_only else describe_python(value)
 
 
 def _named_items(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -107,7 +110,6 @@ def _named_items(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 _PLAIN = frozenset({tuple, list, dict})
-_SCALARS = frozenset({bool, int, float, str})
 
 
 def children_of(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
@@ -120,44 +122,4 @@ def children_of(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
         return items if fields is None else dict(zip(fields, items, strict=False))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    return None
-
-
-def _describe_python(value: Any) -> Argument | None:
-    if isinstance(value, slice):
-        bounds = cast("slice[Any, Any, Any]", value)
-        parts = (bounds.start, bounds.stop, bounds.step)
-        return Argument("slice", [int(part) if isinstance(part, int) else None for part in parts])
-    if value is Ellipsis:
-        return Argument("ellipsis", "...")
-    if isinstance(value, Argument):  # described by the interception
-        return value
-    for kind in _SCALARS_BY_BASE:
-        if isinstance(value, kind):  # an IntEnum, a str subclass
-            return Argument(kind.__name__, kind(value))
-    if type(value).__module__ == "numpy":
-        return _describe_numpy(value)
-    return None
-
-
-_SCALARS_BY_BASE = (bool, int, float, str)
-
-
-def _describe_numpy(value: Any) -> Argument | None:
-    if not hasattr(value, "dtype") or not hasattr(value, "ndim"):
-        return None
-    if value.ndim == 0 and value.dtype.kind in "biuf":
-        # Of a long double, item() is the same again.
-        return Argument(str(value.dtype), float(value) if value.dtype.kind == "f" else value.item())
-    if value.dtype.kind in "biuf" and value.size:
-        reduced = value.astype("float64") if value.dtype.kind == "f" else value
-        fields = {
-            "dtype": str(value.dtype),
-            "shape": list(value.shape),
-            "Max": reduced.max().item(),
-            "Min": reduced.min().item(),
-            "Mean": reduced.mean(dtype="float64").item(),
-            "Norm": float((reduced.astype("float64") ** 2).sum() ** 0.5),
-        }
-        return Argument("numpy.ndarray", None, fields)
     return None

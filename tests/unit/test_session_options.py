@@ -111,18 +111,18 @@ def test_where_no_rule_applies_the_whole_is_recorded(tmp_path, open_session, rul
 def test_one_request_of_a_batch_is_recorded(tmp_path, open_session, caplog):
     session = open_session(request_id="b", slice=[{"dim": 1, "size": 6, "end": 3}])
     pair = Array(VALUES.copy()), Array(np.ones((6, 2)))
-    batches = [{"a": 1, "b": 2, "c": 1}, {"a": 4}, {"b": 4}, {"a": 1, "b": 0}, {1: 4}, None]
+    batches = [{"a": 1, "b": 2, "c": 1}, {"a": 4}, {"b": 4}, {"a": 1, "b": 0}, {1: 4}, None, {}]
     for batch in batches:
         record(session, *pair, scheduled_tokens=batch)
         session.step()
     session.close()
     recorded = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert recorded == ["step0", "step2", "step3", "step4", "step5"]  # step 1 does not hold the request
+    assert recorded == ["step0", "step2", "step3", "step4", "step5", "step6"]  # step 1 does not hold the request
     for step, expected in ((0, VALUES[1:3, :3]), (2, VALUES[:, :3]), (3, VALUES[:, :3])):
         value = Recorded(tmp_path / "run", step).data["Functional.multiply.0.forward"]["input_args"][0]
         assert (value["shape"], value["Max"]) == (list(expected.shape), expected.max())
     said = [message for message in caplog.messages if "whole batches are recorded" in message]
-    assert len(said) == 3
+    assert len(said) == 4
     assert "start() got {'a': 1, 'b': 0} as scheduled_tokens" in said[0]
     assert "start() got nothing" in said[2]
 
