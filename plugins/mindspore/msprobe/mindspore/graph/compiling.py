@@ -6,12 +6,11 @@ Between compilations, and in the dynamic graph, the Cells are the user's own.
 from __future__ import annotations
 
 import functools
-import logging
+import os
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from enum import Enum
 from typing import Any, NamedTuple
 
 import mindspore as ms
@@ -19,14 +18,20 @@ from mindspore import Parameter, nn
 
 from msprobe.mindspore._cells import cells_of, own_parameters
 from msprobe.mindspore._compiling import api
+from msprobe.mindspore.graph.attempts import Attempts
 from msprobe.mindspore.graph.generate import construct_like
+from msprobe.mindspore.graph.plan import Plan
 from msprobe.mindspore.graph.station import station
 from msprobe_core.capture.modules import Hook
-from msprobe_core.capture.values import reason_of
-
-_logger = logging.getLogger(__name__)
 
 _HOOKS = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")
+
+
+_BARE = "msprobe_bare"
+"""What is added to the name of a graph that is compiled without points to be compared with."""
+
+_FRONT_END_ONLY = "MS_DEV_PRECOMPILE_ONLY"
+"""With it MindSpore makes a graph and no kernels."""
 
 
 class _Unnamed(NamedTuple):
@@ -34,17 +39,6 @@ class _Unnamed(NamedTuple):
 
     model: nn.Cell
     name: str = ""
-
-
-class _Points(Enum):
-    """Which points are compiled along.
-
-    By call, they see what was given by position and what by name, as hooks do. Not everything can be compiled so.
-    """
-
-    BY_CALL = "by call"
-    BY_SIGNATURE = "by signature"
-    NONE = "none"
 
 
 class Compilation:
@@ -86,27 +80,19 @@ class Compilation:
         def stand_in(executor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth:  # inside another
                 return compile_graph(executor, source, *args, **kwargs)
-            reason = ""
-            for points in (_Points.BY_CALL, _Points.BY_SIGNATURE):
-                try:
-                    with self._in_place(source, points):
-                        return compile_graph(executor, source, *args, **kwargs)
-                except Exception as error:  # noqa: BLE001, PERF203  # ours or the user's: compiled alone, it will tell
-                    reason = reason or reason_of(error)
-            with self._in_place(source, _Points.NONE):
-                result = compile_graph(executor, source, *args, **kwargs)
-            self.num_failed += 1
-            _logger.warning(
-                "%s: compiled without the points that record, since with them it cannot be (%s); nothing of this "
-                "graph is recorded", _name_of(source), reason,
-            )  # fmt: skip
-            return result
+
+            graph = _Graph(self, source, functools.partial(compile_graph, executor, source), executor, args, kwargs)
+            result = Attempts(graph).run()
+            if result.plan is None:
+                self.num_failed += 1
+            return result.compiled
 
         executor.compile = stand_in
 
     @contextmanager
-    def _in_place(self, source: Any, points: _Points) -> Iterator[None]:
-        put = _Put(points, _taps(writes_files=self.writes_files))
+    def in_place(self, source: Any, plan: Plan | None) -> Iterator[None]:
+        """Return a block in which Cells and parameters hold the points of a plan, and none of our hooks."""
+        put = _Put(plan, _taps(writes_files=self.writes_files))
         self._depth += 1
         models = list(self._models)
         try:
@@ -119,18 +105,65 @@ class Compilation:
             for cell in cells:
                 put.into(cell, is_tapped=cell is not skipped)
             yield
-            if points is not _Points.NONE:
+            if plan is not None:
                 self._tapped.update(models)
         finally:
             self._depth -= 1
             put.take_out()
 
 
+class _Graph:
+    """See `msprobe.mindspore.graph.attempts.Graph`."""
+
+    def __init__(
+        self,
+        compilation: Compilation,
+        source: Any,
+        compile_graph: Callable[..., Any],
+        executor: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.name = _name_of(source)
+        self._compilation = compilation
+        self._source = source
+        self._compile_graph = compile_graph
+        self._executor = executor
+        self._kwargs = kwargs
+        # Arguments, keyword arguments, phase and settings.
+        self._before, self._phase, self._after = args[:2], args[2], args[3:]
+
+    def compile(self, plan: Plan | None) -> Any:
+        return self._compile(plan, self._phase)
+
+    def exported(self) -> bytes:
+        return self._export(self._phase)
+
+    def exported_bare(self) -> bytes:
+        phase = f"{self._phase}.{_BARE}"
+        was_only = os.environ.get(_FRONT_END_ONLY)
+        os.environ[_FRONT_END_ONLY] = "1"
+        try:
+            self._compile(None, phase)
+            return self._export(phase)
+        finally:
+            if was_only is None:
+                del os.environ[_FRONT_END_ONLY]
+            self._executor.del_net_res(self._source, {phase})
+
+    def _compile(self, plan: Plan | None, phase: str) -> Any:
+        with self._compilation.in_place(self._source, plan):
+            return self._compile_graph(*self._before, phase, *self._after, **self._kwargs)
+
+    def _export(self, phase: str) -> bytes:
+        return self._executor.get_func_graph_proto(phase, "mind_ir", False)
+
+
 class _Put:
     """What has been put into Cells and parameters."""
 
-    def __init__(self, points: _Points, taps: Any) -> None:
-        self._points = points
+    def __init__(self, plan: Plan | None, taps: Any) -> None:
+        self._plan = plan
         self._taps = taps
         self._seen: set[int] = set()
         self._removals: list[Callable[[], object]] = []
@@ -142,13 +175,14 @@ class _Put:
         self._seen.add(id(cell))
         for name in _HOOKS:
             self._put_aside(getattr(cell, name, None))
-        if self._points is _Points.NONE:
+        if self._plan is None:
             return
         own = own_parameters(cell)
         for parameter in own.values():
-            self._hook(parameter)
+            if self._plan.hooks(parameter.name):
+                self._hook(parameter)
         if is_tapped and type(cell).construct is not nn.Cell.construct:
-            self._tap(cell, own)
+            self._tap(cell, own, by_call=self._plan.by_call)
 
     def leave_parameters_of(self, cell: nn.Cell) -> None:
         """Set no hooks on what is used within a backward of the user's: the compiler fails over them."""
@@ -174,7 +208,7 @@ class _Put:
             hook = self._taps.parameter_hook(station().number_of_parameter(parameter))
             self._removals.append(parameter.register_hook(hook).remove)
 
-    def _tap(self, cell: nn.Cell, own: Mapping[str, Parameter]) -> None:
+    def _tap(self, cell: nn.Cell, own: Mapping[str, Parameter], *, by_call: bool) -> None:
         attributes: dict[str, Any] = cell.__dict__
         kind = type(cell)
         before = attributes.get("construct")
@@ -189,7 +223,6 @@ class _Put:
                 cell.__class__ = kind
 
         self._removals.append(take_out)
-        by_call = self._points is _Points.BY_CALL
         construct = self._taps.construct if by_call else construct_like(original, self._taps)
         if hasattr(cell, "bprop"):
             # The user's backward stays that of what he wrote, which becomes a Cell within this one.

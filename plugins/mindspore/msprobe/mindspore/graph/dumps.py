@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 
 from msprobe.mindspore.graph.files import Kind, arrivals
@@ -19,10 +19,10 @@ from msprobe.mindspore.graph.reading import (
     describe_arguments,
     describe_results,
     flatten_all,
-    may_have_gradient,
     plain,
     readable,
     rebuild_all,
+    tap_at,
 )
 
 # ruff: noqa: ARG002, RUF005  # the compiler names what a bprop takes, and knows no unpacking in a tuple
@@ -70,11 +70,13 @@ class _Tap(nn.Cell):
 _tap = _Tap()
 
 
-def _tapped(values: Any, layout: Any, first: Any, done: Any) -> Any:
+def _tapped(values: Any, cell: Any, layout: Any, first: Any, done: Any) -> Any:
     tapped = ()
     for i in range(len(values)):
-        x = ops.depend(values[i], done)
-        if may_have_gradient(x):
+        x = values[i]
+        if isinstance(x, Parameter):
+            x = ops.depend(x, done)  # see `msprobe.mindspore.graph.taps`
+        elif tap_at(cell, first + i, x):
             x = _tap(x, layout, first + i)
         tapped = tapped + (x,)
     return tapped
@@ -88,7 +90,7 @@ def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
         own = own + (copied(parameter),)
     layout = describe_arguments(cell, args, kwargs, parameters)
     done = _dumped(layout, readable(given + own))
-    taken, _ = rebuild_all((args, kwargs), _tapped(given, layout, 0, done), 0)
+    taken, _ = rebuild_all((args, kwargs), _tapped(given, cell, layout, 0, done), 0)
     return layout, taken[0], taken[1]
 
 
@@ -97,7 +99,7 @@ def closed(cell: Any, _call: Any, output: Any) -> Any:
     results = flatten_all(output)
     layout = describe_results(cell, output)
     done = _dumped(layout, readable(results))
-    output, _ = rebuild_all(output, _tapped(results, layout, FIRST_RESULT, done), 0)
+    output, _ = rebuild_all(output, _tapped(results, cell, layout, FIRST_RESULT, done), 0)
     return output
 
 

@@ -25,8 +25,12 @@ from mindspore import Tensor, ops
 from numpy.typing import NDArray
 
 from msprobe.mindspore.graph.layouts import Layouts
-from msprobe.mindspore.graph.station import Taker
+from msprobe.mindspore.graph.plan import Point
+from msprobe.mindspore.graph.station import Taker, station
 from msprobe_core.errors import PluginError
+
+_GRADIENT = re.compile(r".*/1_(?P<layout>\d+)_(?P<place>\d+)")
+"""A path that `Arrivals.stem` gives to a gradient."""
 
 _FILE = re.compile(r"(?P<kind>\d)_(?P<first>\d+)_(?P<second>\d+)_.*_(?P<order>\d+)\.npy")
 
@@ -168,6 +172,12 @@ class _Replay:
             self._taker.gradient(waiting.pop(), arrival.second, arrival.read())
         else:
             self._early.append(arrival)
+
+
+def point_in(path: str) -> Point | None:
+    """Return the point whose gradients are written to a path; ``None`` if it is not one of those."""
+    found = _GRADIENT.fullmatch(path)
+    return None if found is None else Point(station().layouts[int(found["layout"])].cell, int(found["place"]))
 
 
 @functools.cache

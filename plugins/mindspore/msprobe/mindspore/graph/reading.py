@@ -15,6 +15,7 @@ from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 from mindspore.ops.primitive import Primitive
 
 from msprobe.mindspore.graph.layouts import FIRST_RESULT, MAX_DEPTH, TreeReader, is_readable, takes_gradient
+from msprobe.mindspore.graph.plan import Point, Tap
 from msprobe.mindspore.graph.station import station
 
 # ruff: noqa: RUF005  # the compiler knows no unpacking in a tuple
@@ -84,6 +85,30 @@ class _TakesGradient(PrimitiveWithInfer):
         return _constant(int(takes_gradient(tensor["shape"], tensor["dtype"])))
 
 
+class _TapAt(PrimitiveWithInfer):
+    """How the gradient of a tensor is taken at a place of a Cell; see `msprobe.mindspore.graph.plan.Tap`."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        cell, place, tensor = args
+        if not takes_gradient(tensor["shape"], tensor["dtype"]):
+            return _constant(Tap.NONE)
+        return _constant(int(station().plan.tap_at(Point(cell["value"], place["value"]))))
+
+
+class _PointTensor(PrimitiveWithInfer):
+    """The number of a place of a Cell as a tensor."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
+
+    def __infer__(self, *args: _Abstract) -> _Abstract:
+        cell, place = args
+        return _constant_tensor(station().points.number_of(Point(cell["value"], place["value"])))
+
+
 class _Number(PrimitiveWithInfer):
     """A constant as a tensor."""
 
@@ -100,6 +125,8 @@ describe_results = _DescribeResults()
 may_be_read = _IsReadable()
 may_have_gradient = _TakesGradient()
 number_tensor = _Number()
+tap_at = _TapAt()
+point_tensor = _PointTensor()
 _make_dict = Primitive("make_dict")
 copied = Primitive("TensorMove")
 
@@ -110,6 +137,15 @@ def plain(x: Any) -> Any:
         x = ops.cast(x, ms.float32)
     if x.ndim == 0:
         x = ops.reshape(x, (1,))
+    return x
+
+
+def like(x: Any, given: Any) -> Any:
+    """What has been made plain, as it was given."""
+    if given.dtype == ms.bfloat16:
+        x = ops.cast(x, ms.bfloat16)
+    if given.ndim == 0:
+        x = ops.reshape(x, ())
     return x
 
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from msprobe.mindspore.graph.layouts import Layout, Layouts
+from msprobe.mindspore.graph.plan import Plan, Points
 
 _logger = logging.getLogger(__name__)
 
@@ -57,10 +58,18 @@ class Taker(Protocol):
 
 
 class Station:
-    """The process's one place of arrival."""
+    """The process's one place of arrival.
+
+    Attributes:
+        layouts: What graphs hand out of values.
+        points: What they hand out of gradients.
+        plan: What the graph is to hand out that is compiled now.
+    """
 
     def __init__(self) -> None:
         self.layouts = Layouts()
+        self.points = Points()
+        self.plan = Plan()
         self._cells = _Numbers()
         self._parameters = _Numbers()
         self._names: dict[int, tuple[str, ...]] = {}
@@ -143,11 +152,11 @@ class Station:
             arriving.arrays += [array.copy() for array in arrays]
             self._arriving[number] = arriving
 
-    def gradient(self, call: _Array, place: _Array, array: _Array) -> int:
+    def gradient(self, call: _Array, point: _Array, array: _Array) -> int:
         """Take a gradient with respect to an argument or a result of a call."""
         number = int(call[0])
         if number:
-            self._hand_over(lambda taker: taker.gradient(number, int(place[0]), array))
+            self._hand_over(lambda taker: taker.gradient(number, self.points[int(point[0])].place, array))
         return number
 
     def parameter_gradient(self, parameter: _Array, array: _Array) -> int:

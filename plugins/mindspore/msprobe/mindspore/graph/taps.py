@@ -9,20 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from msprobe.mindspore.graph.layouts import FIRST_RESULT
-from msprobe.mindspore.graph.leaf import MOST, operator, operators
+from msprobe.mindspore.graph.leaf import GRADIENT, MOST, copying, operator, operators
+from msprobe.mindspore.graph.plan import Tap
 from msprobe.mindspore.graph.reading import (
     copied,
     describe_arguments,
     describe_results,
     flatten_all,
-    may_have_gradient,
+    like,
     number_tensor,
     plain,
+    point_tensor,
     readable,
     rebuild_all,
+    tap_at,
 )
 from msprobe.mindspore.graph.station import station
 
@@ -31,31 +34,44 @@ from msprobe.mindspore.graph.station import station
 _begin = operators(station().begin, 1)
 _more = operators(station().more, 1)
 _end = operators(station().end, 2)
-_gradient = operator(station().gradient, 3)
-_parameter_gradient = operator(station().parameter_gradient, 2)
+_gradient = operator(station().gradient, 3, name=GRADIENT, stays=False)
+_parameter_gradient = operator(station().parameter_gradient, 2, stays=False)
+_CELL, _OPERATOR = int(Tap.CELL), int(Tap.OPERATOR)
+
+
+def _taken(_x: Any, point: Any, call: Any, _out: Any, dout: Any) -> Any:
+    """Backward of a tap: the compiler passes its inputs, its result, and the gradient."""
+    shown = _gradient(call, point, plain(dout))
+    return ops.depend(dout, shown), ops.zeros_like(point), ops.zeros_like(call)
 
 
 class _Tap(nn.Cell):
     """Hands its first input on, and shows the gradient with respect to it."""
 
-    def construct(self, x: Any, call: Any, number: Any) -> Any:
+    def construct(self, x: Any, point: Any, call: Any) -> Any:
         return x
 
-    def bprop(self, x: Any, call: Any, number: Any, out: Any, dout: Any) -> Any:
-        shown = _gradient(call, number, plain(dout))
-        return ops.depend(dout, shown), ops.zeros_like(call), ops.zeros_like(number)
+    def bprop(self, x: Any, point: Any, call: Any, out: Any, dout: Any) -> Any:
+        return _taken(x, point, call, out, dout)
 
 
 _tap = _Tap()
+_copy = copying(_taken)
 
 
-def _tapped(values: Any, call: Any, first: Any, shown: Any) -> Any:
+def _tapped(values: Any, cell: Any, call: Any, first: Any, shown: Any) -> Any:
     tapped = ()
     for i in range(len(values)):
-        # What goes on waits for what looks: it may be written to.
-        x = ops.depend(values[i], shown)
-        if may_have_gradient(x):
-            x = _tap(x, call, number_tensor(first + i))
+        x = values[i]
+        tap = tap_at(cell, first + i, x)
+        if isinstance(x, Parameter):
+            # No tap: the compiler takes Parameters of one shape for equal arguments, and gives every call of a tap
+            # the first one's result. A copy would not take what the callee writes, for which the point has to wait.
+            x = ops.depend(x, shown)
+        elif tap == _CELL:
+            x = _tap(x, point_tensor(cell, first + i), call)
+        elif tap == _OPERATOR:
+            x = like(_copy(plain(x), point_tensor(cell, first + i), call), x)
         tapped = tapped + (x,)
     return tapped
 
@@ -73,7 +89,7 @@ def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
     for i in range(MOST, len(shown), MOST):
         following = shown[i : i + MOST]
         _more[len(following)](call, *following)
-    taken, _ = rebuild_all((args, kwargs), _tapped(given, call, 0, call), 0)
+    taken, _ = rebuild_all((args, kwargs), _tapped(given, cell, call, 0, call), 0)
     return call, taken[0], taken[1]
 
 
@@ -87,7 +103,7 @@ def closed(cell: Any, call: Any, output: Any) -> Any:
     for i in range(MOST, len(shown), MOST):
         following = shown[i : i + MOST]
         _more[len(following)](call, *following)
-    output, _ = rebuild_all(output, _tapped(results, call, FIRST_RESULT, end), 0)
+    output, _ = rebuild_all(output, _tapped(results, cell, call, FIRST_RESULT, end), 0)
     return output
 
 

@@ -1,0 +1,149 @@
+"""Finds the points with which a graph can be compiled, and computes what it computes without them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mindspore as ms
+import numpy as np
+from mindspore.common.seed import _KERNEL_SEED
+
+from msprobe.mindspore.graph.made import Made, has_points, read_made
+from msprobe.mindspore.graph.plan import Plan, Tap
+from msprobe.mindspore.graph.station import station
+from msprobe_core.capture.values import reason_of
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A compiled graph.
+
+    Attributes:
+        compiled: What the compiler returned.
+        plan: The points in it; ``None`` if there are none.
+    """
+
+    compiled: Any
+    plan: Plan | None
+
+
+class Graph(Protocol):
+    """What is compiled."""
+
+    name: str
+
+    def compile(self, plan: Plan | None) -> Any:
+        """Compile it with some points, or with none, and return what the compiler returns."""
+        ...
+
+    def exported(self) -> bytes:
+        """Return what has been compiled last, as `read_made` takes it."""
+        ...
+
+    def exported_bare(self) -> bytes:
+        """Return what the compiler makes of it without points; what has been compiled last stays."""
+        ...
+
+
+class Attempts:
+    """Compiles one graph until it has all points that it can have."""
+
+    def __init__(self, graph: Graph) -> None:
+        """Begin.
+
+        Args:
+            graph: What is compiled.
+        """
+        self._graph = graph
+        self._bare: Made | None = None
+        self._seeds = _Seeds()
+        self._is_first = True
+
+    def run(self) -> Result:
+        """Compile.
+
+        Raises:
+            Exception: the graph cannot be compiled without points either.
+        """
+        # In the dynamic graph the gradient of a compiled function may be taken outside of it.
+        first = Plan(tap=Tap.CELL if ms.get_context("mode") == ms.GRAPH_MODE else Tap.OPERATOR)
+        try:
+            return self._settle(first)
+        except Exception as error:  # noqa: BLE001  # ours or the user's
+            reason = reason_of(error)
+        self._compile(None)  # an error of the user's is raised here
+        for plan in self._lesser(first):
+            try:
+                return self._settle(plan)
+            except Exception:  # noqa: PERF203  # the first one has been told
+                _logger.debug("%s: cannot be compiled with %s", self._graph.name, plan, exc_info=True)
+        compiled = self._compile(None)
+        _logger.warning(
+            "%s: compiled without the points that record, since with them it cannot be (%s); nothing of this "
+            "graph is recorded", self._graph.name, reason,
+        )  # fmt: skip
+        return Result(compiled, None)
+
+    def _lesser(self, first: Plan) -> Iterator[Plan]:
+        """Return what else to try of a graph."""
+        used = self._made_bare().parameters
+        for plan in (first, first.without_taps()):
+            # The compiler fails over hooks of parameters that take no part, and sometimes over any.
+            yield plan.hooking(used)
+            yield plan.by_signature()
+            yield plan.by_signature().hooking(used)
+            yield plan.hooking(frozenset())
+            yield plan.by_signature().hooking(frozenset())
+
+    def _settle(self, plan: Plan) -> Result:
+        """Compile with ever fewer points until the graph computes what it does without them."""
+        while True:
+            compiled = self._compile(plan)
+            exported = self._graph.exported()
+            if not has_points(exported):
+                return Result(compiled, plan)
+            made = read_made(exported)
+            if plan.tap is Tap.NONE or (not made.regrouped and made.computes_as(self._made_bare())):
+                self._say(plan)
+                return Result(compiled, plan)
+            plan = plan.without(made.regrouped) if made.regrouped else plan.without_taps()
+
+    def _made_bare(self) -> Made:
+        if self._bare is None:
+            self._seeds.restore()
+            self._bare = read_made(self._graph.exported_bare())
+        return self._bare
+
+    def _say(self, plan: Plan) -> None:
+        if plan.tap is Tap.NONE or plan.untapped:
+            which = "the" if plan.tap is Tap.NONE else str(len(plan.untapped))
+            _logger.warning(
+                "%s: %s gradients of inputs and results of its Cells are not recorded: with points for them, sums and "
+                "products would be computed in another order, and rounded otherwise", self._graph.name, which,
+            )  # fmt: skip
+
+    def _compile(self, plan: Plan | None) -> Any:
+        if not self._is_first:
+            self._seeds.restore()
+        self._is_first = False
+        station().plan = plan or Plan()
+        return self._graph.compile(plan)
+
+
+class _Seeds:
+    """What compiling takes from the random state: each time a graph is compiled, it has to find it as it was."""
+
+    def __init__(self) -> None:
+        self._of_operators = dict(_KERNEL_SEED)
+        self._of_numpy = np.random.get_state()  # MindSpore draws from it
+
+    def restore(self) -> None:
+        """Bring it back."""
+        _KERNEL_SEED.clear()
+        _KERNEL_SEED.update(self._of_operators)
+        np.random.set_state(self._of_numpy)
