@@ -265,7 +265,7 @@ def test_start_survives_odd_modules(probe, dump):
     assert traces_in(model) == traces_in(bare)
 
 
-def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch):
+def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch, caplog):
     from msprobe.pytorch._parameters import ParameterGradients
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -279,8 +279,9 @@ def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch):
         hook(self, module, stem)
 
     monkeypatch.setattr(ParameterGradients, "hook", fail_at_the_third)
-    with pytest.raises(RuntimeError, match="planted"):
-        probe("mix").start(model)
+    probe("mix").start(model)
+    assert "training goes on" in caplog.text
+    assert "planted" in caplog.text
     assert len(seen) == 2
     assert traces_in(model) == before
 
