@@ -18,7 +18,7 @@ import msgspec
 from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.kernels import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
-from msprobe_core.capture.session import Session
+from msprobe_core.capture.session import Session, Window
 from msprobe_core.compat.members import Gone
 from msprobe_core.compat.table import GRADIENT_PROBE
 from msprobe_core.config import Config, ConfigWatch, load_config
@@ -168,7 +168,8 @@ class PrecisionDebugger:
         """Begin to record, if this step and this rank are selected.
 
         Args:
-            model: A model or a list of models; needed at the levels L0 and mix, and with ``token_range``.
+            model: A model or a list of models; needed at the levels L0 and mix, and with ``token_range``. Of a list,
+                paths of modules begin with the position: ``Module.0.fc.Linear.forward.0``.
             token_range: First and last forward of the model, counted from this call on and from 0, that are recorded,
                 with what runs inside them and with their gradients. Calls outside of them are not counted either.
             rank_id: The rank of this process, where the framework does not know it.
@@ -186,7 +187,9 @@ class PrecisionDebugger:
             debugger._open(debugger._framework(models[0] if models else None))
         debugger._look_at_file()
         debugger._take_over()
-        debugger._start(models, token_range, rank_id, scheduled_tokens)
+        given: Any = token_range  # the session checks it
+        window = Window(models, isinstance(model, list | tuple), given, rank_id)
+        debugger._start(window, scheduled_tokens)
         debugger._is_in_window = True
         return debugger
 
@@ -229,7 +232,7 @@ class PrecisionDebugger:
         debugger._session.step()
         debugger._take_over()
         if window is not None:
-            debugger._start(window.models, window.token_range, window.rank_id, None)
+            debugger._start(window, None)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -444,10 +447,16 @@ class PrecisionDebugger:
 
     # --- a configuration file that is edited while the training runs ------------------------------------------
 
-    def _start(self, models: Sequence[Any], token_range: Any, rank_id: Any, scheduled_tokens: Any) -> None:
+    def _start(self, window: Window, scheduled_tokens: Any) -> None:
         assert self._session is not None
         try:
-            self._session.start(models, token_range=token_range, rank_id=rank_id, scheduled_tokens=scheduled_tokens)
+            self._session.start(
+                window.models,
+                is_list=window.is_list,
+                token_range=window.token_range,
+                rank_id=window.rank_id,
+                scheduled_tokens=scheduled_tokens,
+            )
         except MsprobeError as error:
             if not self._has_switched:
                 raise

@@ -107,6 +107,7 @@ class KernelSession:
         self,
         models: Sequence[Any],
         *,
+        is_list: bool = False,
         token_range: Any = None,
         rank_id: Any = None,
         scheduled_tokens: object = None,
@@ -116,7 +117,8 @@ class KernelSession:
         Raises:
             SessionError: an argument has no meaning for kernels, or something is not a model.
         """
-        del rank_id, scheduled_tokens  # the framework knows the rank, and requests choose among nothing
+        # Kernels have names of their own, the framework knows the rank, and requests choose among nothing.
+        del is_list, rank_id, scheduled_tokens
         if token_range is not None:
             raise SessionError("start() got a token_range, which does not apply at level L2; leave it out")
         for model in models:

@@ -170,7 +170,7 @@ def repeated(
     Raises:
         SessionError: there is no such debugger, or it is recording already.
     """
-    repetitions = _Repetitions(debugger, listed(model), listed(others), make_variants, what)
+    repetitions = _Repetitions(debugger, model, listed(others), make_variants, what)
     runs = repetitions.runs()
     try:
         with closing(runs):
@@ -188,19 +188,20 @@ class _Repetitions:
     def __init__(
         self,
         debugger: PrecisionDebugger,
-        models: Sequence[Any],
+        model: Any,
         others: Sequence[Any],
         make_variants: Callable[[Config], Sequence[Variant]],
         what: str,
     ) -> None:
-        if not models:
+        self._models = listed(model)
+        if not self._models:
             raise SessionError(f"{what} needs the model: call {what}(debugger, model)")
         self._debugger = debugger
-        self._models = models
+        self._given = model
         self._others = others
         self._make_variants = make_variants
         self._what = what
-        session = debugger.session(models[0])
+        session = debugger.session(self._models[0])
         if isinstance(session, Session) and session.is_running:
             raise SessionError(f"{what} records by itself: use it between stop() and start(), not inside of a window")
         self._before: TrainingState | None = None
@@ -208,11 +209,11 @@ class _Repetitions:
         self.is_repeating = False
 
     def runs(self) -> Generator[Run, None, None]:
-        debugger, models = self._debugger, list(self._models)
+        debugger = self._debugger
         variants: Sequence[Variant] = []
         step = 0
         try:
-            debugger.start(models)
+            debugger.start(self._given)
             session = debugger.session(None)  # an edited configuration may have made another
             if isinstance(session, Session) and (variants := self._variants(session)):
                 self._before = self._copy(session.framework, "before the step")
@@ -236,7 +237,7 @@ class _Repetitions:
             directory: Path | None = None
             try:
                 with debugger.diverted(variant.config, step), variant.around():
-                    debugger.start(models)
+                    debugger.start(self._given)
                     try:
                         yield Run(number)
                     finally:

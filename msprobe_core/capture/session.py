@@ -67,11 +67,14 @@ class Window:
 
     Attributes:
         models: One model or several; empty for none.
+        is_list: Whether they were given as a list. Paths of modules then begin with the position in it, also in a list
+            of one; of several models they always do.
         token_range: First and last forward of the models that are recorded, both included; ``None`` records all.
         rank_id: The rank of this process; ``None`` asks the framework.
     """
 
     models: Sequence[Any] = ()
+    is_list: bool = False
     token_range: tuple[int, int] | None = None
     rank_id: int | None = None
 
@@ -266,6 +269,7 @@ class Session:
         self,
         models: Sequence[Any],
         *,
+        is_list: bool = False,
         token_range: Any = None,
         rank_id: Any = None,
         scheduled_tokens: object = None,
@@ -275,7 +279,8 @@ class Session:
         A session that is already recording begins anew with the given models: an exception may have skipped its end.
 
         Args:
-            models: See `Window`, as the next two.
+            models: See `Window`, as the next three.
+            is_list: See `Window`.
             token_range: A list of two numbers.
             rank_id: Wins over the framework's rank, for the directory and for what ``rank`` selects.
             scheduled_tokens: See `Slices.follow`.
@@ -284,15 +289,16 @@ class Session:
             SessionError: an argument is wrong, the level needs a model and none is given, or something is not a model.
         """
         with self._guarded():
-            self._start(models, token_range, rank_id, scheduled_tokens)
+            window = Window(models, is_list, _checked_range(token_range), _checked_rank(rank_id))
+            self._start(window, scheduled_tokens)
 
-    def _start(self, models: Sequence[Any], token_range: Any, rank_id: Any, scheduled_tokens: object) -> None:
+    def _start(self, window: Window, scheduled_tokens: object) -> None:
         if self._has_given_up:
             return
         if self.is_running:
             self.stop()
-        self._window = Window(models, _checked_range(token_range), _checked_rank(rank_id))
-        named = self._check_models(models)
+        self._window = window
+        named = self._check_models(window.models, is_list=window.is_list)
         self._is_started = True
         self._prepare(named)
         loads = self._loader is not None and self._may_act() and self._loader.begin(self._step, self._rank())
@@ -493,7 +499,7 @@ class Session:
             self._end_step()
         self._count_on()
         if window is not None:
-            self.start(window.models, token_range=window.token_range, rank_id=window.rank_id)
+            self.start(window.models, is_list=window.is_list, token_range=window.token_range, rank_id=window.rank_id)
 
     def _end_step(self) -> None:
         if self._unit is not None and (complaint := self._selection.complaint()):
@@ -548,7 +554,7 @@ class Session:
 
     # --- what is selected, and where it goes ------------------------------------------------------------------
 
-    def _check_models(self, models: Sequence[Any]) -> list[Model]:
+    def _check_models(self, models: Sequence[Any], *, is_list: bool = False) -> list[Model]:
         for model in models:
             if not self._framework.is_model(model):
                 raise SessionError(
@@ -564,7 +570,8 @@ class Session:
                 raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
             if not isinstance(self._framework, WatchingFramework):
                 raise SessionError(_not_watched("token_range", self._framework))
-        return [Model(str(i) if len(models) > 1 else "", model) for i, model in enumerate(models)]
+        is_numbered = is_list or len(models) > 1
+        return [Model(str(i) if is_numbered else "", model) for i, model in enumerate(models)]
 
     def _is_selected(self) -> bool:
         load = self._config.load

@@ -34,6 +34,30 @@ def test_methods_work_through_the_class(tmp_path):
     assert "Module.0.Linear.backward.0" in Recorded(tmp_path).data
 
 
+def modules_of(run, step=0):
+    return {name for name in Recorded(run, step).data if name.startswith("Module.") and ".forward." in name}
+
+
+def test_models_in_a_list_are_named_by_their_position(tmp_path):
+    debugger = PrecisionDebugger(dump_path=tmp_path, level="L0")
+    model, other = nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)
+    one = {"Module.0.0.Linear.forward.0", "Module.0.Sequential.forward.0"}
+    expected = [
+        (model, {"Module.0.Linear.forward.0", "Module.Sequential.forward.0"}),
+        ([model], one),
+        ([model], one),  # the step that begins while recording goes on
+        ((model, other), one | {"Module.1.Linear.forward.0"}),
+    ]
+    for step, (given, names) in enumerate(expected):
+        if step != 2:
+            debugger.start(given)
+        other(model(torch.ones(1, 2)))
+        if step != 1:
+            debugger.stop()
+        debugger.step()
+        assert modules_of(tmp_path, step) == names, step
+
+
 def test_before_construction_the_methods_say_what_to_do():
     for method in (PrecisionDebugger.start, PrecisionDebugger.stop, PrecisionDebugger.step):
         with pytest.raises(SessionError, match="no PrecisionDebugger has been made yet; construct one"):

@@ -31,13 +31,13 @@ def record(tmp_path):
     """Return a function that runs a program under the probe and returns its dump and its tensors."""
     made = []
 
-    def run(program, *models, debugger=PrecisionDebugger, num_steps=1, **settings):
+    def run(program, *models, debugger=PrecisionDebugger, num_steps=1, as_list=False, **settings):
         settings = {"level": "L0", "task": "tensor", "dump_path": str(tmp_path / f"run{len(made)}"), **settings}
         probe = debugger(**settings)
         made.append(probe)
         try:
             for _ in range(num_steps):
-                with probe.start(list(models)):
+                with probe.start(models if as_list or len(models) > 1 else models[0]):
                     program()
                 probe.step()
         finally:
@@ -63,6 +63,12 @@ class Recorded:
 
     def value(self, record):
         return read_tensor(self.directory / "dump_tensor_data" / record["data_name"])
+
+
+def test_cells_of_a_list_of_one_model_are_named_by_its_position(record):
+    model = nn.SequentialCell(nn.ReLU())
+    recorded = record(lambda: model(tensor(2)), model, as_list=True)
+    assert list(recorded.data) == ["Cell.0.0.ReLU.forward.0", "Cell.0.SequentialCell.forward.0"]
 
 
 class Nested(nn.Cell):
