@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 from msprobe_core.config import DataMode, TaskOptions
 from msprobe_core.model import Phase, Role
 
 _DIRECTIONS = {DataMode.FORWARD: Phase.FORWARD, DataMode.BACKWARD: Phase.BACKWARD}
 _SIDES = {DataMode.INPUT: Role.INPUT, DataMode.OUTPUT: Role.OUTPUT}
+
+_NUM_SHOWN = 3
+
+_MAX_UNMATCHED = 4096
+"""Of so many names the nearest are looked for."""
 
 
 class Selection:
@@ -26,6 +34,8 @@ class Selection:
         self._inside = self._first is None
         self.has_opened = self._inside
         self.has_closed = False
+        self._has_matched = not self._patterns
+        self._unmatched: dict[str, None] = {}  # names in the order of their calls, until one is what was asked for
 
     @property
     def has_patterns(self) -> bool:
@@ -39,7 +49,14 @@ class Selection:
 
     def matches(self, entry: str) -> bool:
         """Whether ``list`` keeps an entry of this name on its own account."""
-        return not self._patterns or any(pattern in entry for pattern in self._patterns)
+        if not self._patterns:
+            return True
+        if any(pattern in entry for pattern in self._patterns):
+            self._has_matched = True
+            return True
+        if not self._has_matched:
+            self._note(entry)
+        return False
 
     def keeps_tensors(self, entry: str) -> bool:
         """Whether ``tensor_list`` has the whole tensors of an entry of this name kept; all, where there is none."""
@@ -59,6 +76,8 @@ class Selection:
         """Note that an entry begins."""
         if entry == self._first:
             self._inside = self.has_opened = True
+        elif not self.has_opened:
+            self._note(entry)
 
     def end(self, entry: str) -> None:
         """Note that an entry has ended."""
@@ -70,14 +89,31 @@ class Selection:
         """Begin a new step: call indices begin anew, and so does the window."""
         self._inside = self.has_opened = self._first is None
         self.has_closed = False
+        self._has_matched = not self._patterns
+        self._unmatched.clear()
 
     def complaint(self) -> str | None:
-        """Return what to tell the user about a window that never opened or never closed in this step."""
+        """Return what to tell the user about this step: a window that did not open or close, a list without a match."""
+        if not self.has_opened:
+            nearest = self._nearest([self._first or ""])
+            return f"'scope' never opened: no entry was named {self._first!r}, so nothing was recorded{nearest}"
+        if not self._has_matched and self._unmatched:
+            nearest = self._nearest(self._patterns)
+            return f"nothing was recorded: no call matched 'list' {list(self._patterns)!r}{nearest}"
         if self._first is None or self.has_closed:
             return None
-        if not self.has_opened:
-            return f"'scope' never opened: no entry was named {self._first!r}, so nothing was recorded"
         return f"'scope' never closed: no entry was named {self._last!r}, so recording went on to the end of the step"
+
+    def _note(self, entry: str) -> None:
+        if len(self._unmatched) < _MAX_UNMATCHED:
+            self._unmatched[entry] = None
+
+    def _nearest(self, wanted: Sequence[str]) -> str:
+        """Return which names there were, the most similar ones first."""
+        names = list(self._unmatched)
+        close = [name for each in wanted for name in difflib.get_close_matches(each, names, n=_NUM_SHOWN, cutoff=0.3)]
+        shown = list(dict.fromkeys([*close, *names]))[:_NUM_SHOWN]
+        return f"; calls that there were: {', '.join(shown)}" if shown else "; no call was seen"
 
 
 def _axis(modes: frozenset[DataMode], axis: dict[DataMode, Phase] | dict[DataMode, Role]) -> frozenset[Phase | Role]:

@@ -147,6 +147,7 @@ class Session:
             self._perturbing()  # or say now that it cannot be
         self._num_windows = 0
         self._window = Window()
+        self._complaint: str | None = None
         self._is_started = False
         self._detached: list[Removable] = []
         self._unit: UnitRecording | None = None
@@ -502,8 +503,7 @@ class Session:
             self.start(window.models, is_list=window.is_list, token_range=window.token_range, rank_id=window.rank_id)
 
     def _end_step(self) -> None:
-        if self._unit is not None and (complaint := self._selection.complaint()):
-            _logger.warning("step %d: %s", self._step, complaint)
+        self._complain()
         if self._unit is not None and self._check is not None:
             self._check.end_step()
         self._close_unit()
@@ -530,6 +530,7 @@ class Session:
         with self._guarded():
             self._end_saving()
             self._stop()
+            self._complain()
             self._release()
             self._close_unit(state)
         self.custom_apis.complain()
@@ -539,6 +540,15 @@ class Session:
         if self._overflow is not None:
             self._overflow.end()
         self._is_finished = True
+
+    def _complain(self) -> None:
+        """Say what the selection of this step came to, unless the last complaint said the same."""
+        if self._unit is None or self._config.level is Level.DEBUG:
+            return
+        complaint = self._selection.complaint()
+        if complaint and complaint != self._complaint:
+            _logger.warning("step %d: %s", self._step, complaint)
+        self._complaint = complaint
 
     def _end_saving(self) -> None:
         if isinstance(self._recorder, SavedRecorder):

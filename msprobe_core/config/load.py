@@ -297,6 +297,8 @@ def _check_options(options: TaskOptions, where: str) -> None:
             "or empty"
         )
     modes = options.data_mode
+    if len(set(modes)) < len(modes):
+        raise ConfigError(f"{where}: 'data_mode' is {[mode.value for mode in modes]!r}; give each value once")
     if DataMode.ALL in modes and len(modes) > 1:
         raise ConfigError(f"{where}: 'data_mode' has 'all' among others; write [\"all\"] or leave 'all' out")
     if options.diff_nums < 1 and options.diff_nums != -1:
@@ -323,6 +325,24 @@ def _check_bench(options: TaskOptions, where: str) -> None:
         )
 
 
+def _check_scope(name: str, level: Level, where: str) -> None:
+    """Refuse a name that no call has at this level: its window would never open or close."""
+    try:
+        site = names.parse_entry(name)
+    except EntryNameError:
+        site = None
+    if site is None or site.phase not in {Phase.FORWARD, Phase.BACKWARD}:
+        raise ConfigError(
+            f"{where}: 'scope' has {name!r}, which no call is named; give whole names as dump.json has them, such as "
+            "'Module.layers.0.mlp.MLP.forward.0' or 'Functional.linear.3.backward'"
+        )
+    if level is Level.L0 and site.kind is SiteKind.API:
+        raise ConfigError(
+            f"{where}: 'scope' has {name!r}, the name of an API, but level L0 records modules only; give the name of a "
+            "module, or take level mix"
+        )
+
+
 def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
@@ -337,3 +357,6 @@ def _check_together(config: Config, where: str) -> None:
         raise ConfigError(f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one")
     if config.level is Level.L2 and config.options.scope:
         raise ConfigError(f"{where}: 'scope' does not apply at level L2; use 'list'")
+    if config.level is not Level.DEBUG:
+        for name in config.options.scope:
+            _check_scope(name, config.level, where)

@@ -58,6 +58,31 @@ def test_models_in_a_list_are_named_by_their_position(tmp_path):
         assert modules_of(tmp_path, step) == names, step
 
 
+@pytest.mark.parametrize(
+    ("selection", "said"),
+    [
+        ({"list": ["fc9"]}, "nothing was recorded: no call matched 'list' ['fc9']"),
+        ({"scope": ["Cell.0.Linear.forward.0"] * 2}, "no entry was named 'Cell.0.Linear.forward.0'"),
+    ],
+    ids=["list", "scope"],
+)
+def test_a_selection_of_nothing_is_complained_about_once(selection, said, tmp_path, caplog):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"level": "L0", "dump_path": str(tmp_path / "run"), "statistics": selection}))
+    debugger = PrecisionDebugger(config)
+    model = nn.Sequential(nn.Linear(2, 2))
+    for is_last in (False, False, True):
+        with debugger.start(model):
+            model(torch.ones(1, 2))
+        if not is_last:
+            debugger.step()
+    debugger.close()
+    (message,) = [message for message in caplog.messages if message.startswith("step ")]
+    assert message.startswith("step 0: ")
+    assert said in message
+    assert "Module.0.Linear.forward.0" in message
+
+
 def test_before_construction_the_methods_say_what_to_do():
     for method in (PrecisionDebugger.start, PrecisionDebugger.stop, PrecisionDebugger.step):
         with pytest.raises(SessionError, match="no PrecisionDebugger has been made yet; construct one"):

@@ -112,6 +112,19 @@ def test_arguments_win_over_the_file(write):
         ({"statistics": {"data_mode": ["forwards"]}}, ["'data_mode'", "did you mean 'forward'"]),
         ({"statistics": {"data_mode": ["all", "forward"]}}, ["'data_mode' has 'all' among others"]),
         ({"statistics": {"scope": ["a"]}}, ["'scope' is ['a']", "first and last entry name"]),
+        ({"statistics": {"scope": ["a", "b"]}}, ["'scope' has 'a'", "which no call is named"]),
+        (
+            {"level": "L0", "statistics": {"scope": ["Module.fc.Linear.forward.0", "Tensor.add.0.forward"]}},
+            ["'scope' has 'Tensor.add.0.forward'", "level L0 records modules only"],
+        ),
+        (
+            {"level": "mix", "statistics": {"scope": ["Module.fc.Linear.parameters_grad.0", "Tensor.add.0.forward"]}},
+            ["'scope' has 'Module.fc.Linear.parameters_grad.0'"],
+        ),
+        (
+            {"statistics": {"data_mode": ["forward", "backward", "input", "output", "input"]}},
+            ["'data_mode' is ['forward',", "give each value once"],
+        ),
         ({"statistics": {"list": "linear"}}, ["'list' is 'linear'", "expected 'array'"]),
         ({"statistics": []}, ["'statistics' is []", "must be an object"]),
         ({"statistics": {"slice": [{"dim": -1}]}}, ["'slice' has a negative"]),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from msprobe_core.capture.selection import Selection
+from msprobe_core.capture.selection import _MAX_UNMATCHED, Selection
 from msprobe_core.config import DataMode, TaskOptions
 from msprobe_core.model import Phase, Role
 
@@ -67,3 +67,35 @@ def test_a_window_that_never_opens_or_closes_is_complained_about():
     selection.begin("a")
     assert "never closed" in selection.complaint()
     assert Selection(TaskOptions()).complaint() is None
+
+
+def test_a_scope_that_never_opened_is_complained_about_with_the_nearest_names():
+    selection = Selection(TaskOptions(scope=("Cell.fc.Linear.forward.0", "Cell.fc.Linear.forward.0")))
+    for entry in ("Tensor.add.0.forward", "Module.fc.Linear.forward.0"):
+        selection.begin(entry)
+    said = selection.complaint()
+    assert said.endswith("calls that there were: Module.fc.Linear.forward.0, Tensor.add.0.forward")
+    selection.restart()
+    assert selection.complaint().endswith("no call was seen")
+
+
+def test_a_list_that_matches_nothing_is_complained_about_with_the_nearest_names():
+    selection = Selection(TaskOptions(list=("fc1.linear",)))
+    assert selection.complaint() is None  # there were no calls
+    calls = ["Functional.relu.0.forward", "Module.fc1.Linear.forward.0", "Module.fc2.Linear.forward.0"]
+    assert not any(selection.matches(entry) for entry in calls)
+    said = selection.complaint()
+    assert said.startswith("nothing was recorded: no call matched 'list' ['fc1.linear']; calls that there were: ")
+    assert "Module.fc1.Linear.forward.0" in said
+    assert selection.matches("Module.fc1.linear.forward.0")
+    assert selection.complaint() is None
+    selection.restart()
+    assert not selection.matches(calls[0])
+    assert "Functional.relu.0.forward" in selection.complaint()
+
+
+def test_the_names_that_are_kept_for_a_complaint_are_bounded():
+    selection = Selection(TaskOptions(list=("fc1",)))
+    for i in range(2 * _MAX_UNMATCHED):
+        selection.matches(f"Tensor.add.{i}.forward")
+    assert len(selection._unmatched) == _MAX_UNMATCHED
