@@ -177,8 +177,10 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
         with pytest.raises(ConfigError, match=expected):
             PrecisionDebugger(tmp_path / "c.json")
         PrecisionDebugger(dump_path=tmp_path).close()  # the failed one does not stand in the way
-    with pytest.raises(ConfigError, match="the level 'L2' is not available yet; available: L0, L1, mix"):
-        PrecisionDebugger(level="L2")
+    block = {"list": ["Functional.linear.0.forward"]}
+    (tmp_path / "c.json").write_text(json.dumps({"task": "tensor", "level": "L2", "tensor": block}))
+    with pytest.raises(ConfigError, match=r"torch_npu.npu.init_dump.*inputs and outputs of 'Functional.linear.0.forw"):
+        PrecisionDebugger(tmp_path / "c.json")
     with pytest.raises(ConfigError, match="'writer' is 'parquet'; allowed: arrow, json"):
         PrecisionDebugger(writer="parquet")
 

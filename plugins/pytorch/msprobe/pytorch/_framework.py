@@ -37,17 +37,28 @@ from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.capture.standin import AliasSearch
 from msprobe_core.config import RiskLevel
+from msprobe_core.errors import ConfigError
 from msprobe_core.hookspecs import (
     Attachment,
     AttachOptions,
     CallRecorder,
     CallWatcher,
+    KernelDump,
     NamedModel,
     Reducer,
     Removable,
     TrainingState,
 )
-from msprobe_core.model import Argument, Perturbation, ReplayCall, Replayed, Site, TensorContent, TensorMeta
+from msprobe_core.model import (
+    Argument,
+    KernelOptions,
+    Perturbation,
+    ReplayCall,
+    Replayed,
+    Site,
+    TensorContent,
+    TensorMeta,
+)
 from msprobe_core.store.layout import create_file
 
 _logger = logging.getLogger(__name__)
@@ -182,6 +193,20 @@ class PyTorchFramework:
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
         """Put a dispatch mode in place, or hooks of modules."""
         return perturb(models, perturbation, seed)
+
+    def dump_kernels(self, options: KernelOptions) -> KernelDump:
+        """Refuse: kernels of PyTorch are dumped by what its device brings.
+
+        Raises:
+            ConfigError: always; says how.
+        """
+        names = ", ".join(repr(name) for name in options.kernels) or "some APIs"
+        raise ConfigError(
+            "level L2 dumps kernels, which PyTorch does not do by itself. On Ascend put torch_npu.npu.init_dump(), "
+            "set_dump(<configuration of the dump>) and finalize_dump() around the call; which kernels a call starts, "
+            f"torch.profiler shows on every device. For inputs and outputs of {names} take level L1 with the task "
+            "'tensor' and 'list'"
+        )
 
     def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
         """Copy the state of a training to the host."""
