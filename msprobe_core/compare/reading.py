@@ -12,6 +12,7 @@ from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
+from msprobe_core.store.ending import sentence_of_empty
 
 _logger = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ def read_dump(path: Path) -> Dump:
     raise_if_interrupted()
     check_exists(path)
     reader = _reader_of(path)
+    if reader is None and (empty := sentence_of_empty(path)) is not None:
+        raise DumpError(empty)
     if reader is None:
         raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
     try:

@@ -31,7 +31,7 @@ from msprobe_core.store.arrow_reader import NEEDED, BatchReader, stacks_in
 from msprobe_core.store.arrow_records import RECORD_COLUMNS, RecordRows, records_of
 from msprobe_core.store.arrow_writer import MAX_BATCH_ROWS, ArrowStream
 from msprobe_core.store.dumped import clip, read_content
-from msprobe_core.store.ending import ending_in, sentence
+from msprobe_core.store.ending import ending_in, sentence, sentence_of_empty
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
 from msprobe_core.untrusted.files import open_plain
@@ -118,13 +118,17 @@ def convert(
     import_pyarrow()
     source = source.parent if source.is_file() else source
     units = _units_in(source)
-    found = Format.ARROW if _format_of(source / units[0]) is Format.ARROW else Format.JSON
+    found = next((form for unit in units if (form := _format_of(source / unit)) is not None), Format.JSON)
     done = Conversion(to or found.other)
     _check_places(source, destination, overwrite=overwrite)
     with _replaced(destination) as scratch:
         for number, unit in enumerate(units):
             if progress is not None:
                 progress(number, len(units), str(unit))
+            if (empty := sentence_of_empty(source / unit)) is not None:
+                layout.make_directory(scratch / unit)
+                done.incomplete.append(empty)
+                continue
             if _format_of(source / unit) is done.to:
                 raise DumpError(f"{source / unit}: is {done.to.value} already; choose another directory, or format")
             one = _Unit(source / unit, scratch / unit, destination / unit, done)

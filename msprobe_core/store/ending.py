@@ -85,3 +85,13 @@ def sentence(path: Path, ending: Ending) -> str:
         return f"{place} is damaged{because}: {calls} could be read"
     where = ", between two windows" if ending.state is EndState.STOPPED else ""
     return f"{place} ended early{where}, after {calls}{because}"
+
+
+def sentence_of_empty(directory: Path) -> str | None:
+    """Say what is known of a rank's directory without any file; ``None`` if it has one, or is no rank's directory.
+
+    A process that is killed as soon as its directory has been made leaves one.
+    """
+    if not (layout.is_unit(directory.name) and directory.is_dir()) or any(directory.iterdir()):
+        return None
+    return f"{layout.place_of(directory)} ended early, after 0 calls: {directory} is empty"

@@ -39,11 +39,16 @@ class Recorder(NamedTuple):
 
     Attributes:
         identity: ``None`` of a dump that does not say it.
-        ended: When the dump was written last, in seconds since 1970.
+        ended: When the dump was written last, in seconds since 1970; 0 if there is none.
     """
 
     identity: RunIdentity | None
     ended: float
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is no dump."""
+        return not self.ended
 
     @property
     def began(self) -> float:
@@ -136,7 +141,8 @@ def units_of_step(step_directory: Path) -> Found:
         return Found(units, [])
     recorders = {unit: recorder_of(unit.directory) for unit in units}
     latest = max(units, key=lambda unit: recorders[unit].began)
-    own = [unit for unit in units if are_of_one_run(recorders[unit], recorders[latest])]
+    # A process that is killed at once leaves its directory empty: nothing tells that from one of an earlier run.
+    own = [unit for unit in units if recorders[unit].is_nothing or are_of_one_run(recorders[unit], recorders[latest])]
     others = [unit for unit in units if unit not in own]
     if not others:
         return Found(units, [])

@@ -317,6 +317,21 @@ def test_no_command_ends_in_0_over_half_a_dump(run, tmp_path, command, damage):
     assert code == 0, said
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_overlooks_a_rank_that_has_written_nothing(run, tmp_path, command):
+    if command == "convert":
+        pytest.importorskip("pyarrow")
+    for side in ("g", "g2", "t"):
+        for rank in range(2):
+            whole(tmp_path, side, rank=rank)
+    for path in (tmp_path / "t" / "step0" / "rank1").iterdir():
+        path.unlink()
+    code, said = run(*COMMANDS[command](tmp_path))
+    assert code == (1 if command == "calibrate" else 2), said  # 1: some were not measured
+    assert "step 0 of rank 1 ended early, after 0 calls" in said
+    assert "earlier run" not in said
+
+
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in {"compare", "calibrate"}])
 def test_whole_dumps_end_in_0(run, tmp_path, command):
     if command == "convert":
