@@ -1,6 +1,7 @@
 """Who is wrong: faults planted on either side of real runs are told from rounding and from other arguments."""
 
 import json
+import shutil
 import warnings
 from contextlib import contextmanager
 from inspect import signature
@@ -421,6 +422,22 @@ def run_command(*arguments):
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
     return ended.value.code
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_command_does_not_end_in_0_over_a_dump_that_ended_early(side, healthy, tmp_path, capsys):
+    dumps = dict.fromkeys(SIDES, healthy[torch.float32])
+    killed = tmp_path / "rank0"
+    shutil.copytree(dumps[side], killed)
+    file = killed / "dump.json"
+    text, mark, _ = file.read_text().rpartition('"end":')
+    assert mark
+    file.write_text(text.rstrip(",\n") + "\n")
+    dumps[side] = killed
+    command = ("confirm", dumps["target"], dumps["golden"], "Functional.gelu.0.forward")
+    assert run_command(*command) == 2
+    assert "ended early, after " in capsys.readouterr().err
+    assert run_command(*command, "--allow-incomplete") == 0
 
 
 @pytest.mark.parametrize("side", SIDES)
