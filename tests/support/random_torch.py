@@ -221,10 +221,15 @@ class TorchRunner:
             "number of the next node": numbers,
             "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
             "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")),
-            "warnings": tuple(sorted({f"{warning.category.__name__}: {warning.message}" for warning in warned})),
+            "warnings": tuple(sorted({_first_line_of(warning) for warning in warned})),
             "traces": _without_addresses(traces_in(run.model)),
         }
         return outcome
+
+
+def _first_line_of(warning: warnings.WarningMessage) -> str:
+    # Anomaly detection goes on with the stack of the forward call, on which the probe is while it records.
+    return f"{warning.category.__name__}: {str(warning.message).partition(chr(10))[0]}"
 
 
 def _without_addresses(traces: Any) -> object:
