@@ -9,6 +9,9 @@ import pytest
 from random_programs import Summary, draw, run_seeds
 from random_torch import VOCABULARY, TorchRunner
 
+# Programs may fail on a thread of their own, with the probe as without it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 NUM_PROGRAMS = int(os.environ.get("MSPROBE_RANDOM_PROGRAMS", "500"))
 FIRST_SEED = int(os.environ.get("MSPROBE_RANDOM_SEED", "100000"))
 
