@@ -193,7 +193,7 @@ def _made(node: Node) -> str:
         return "is on one side only"
     if node["output_excess"] == INFINITE:
         return "differs in what no rounding changes"
-    if node["local_excess"] > 1 and node["output_score"] < 1:
+    if node["output_excess"] > 1 > node["output_score"] and node["local_excess"] > 1:
         return f"is {_times(node['local_excess'])} what the rounding of this call alone explains"
     if node["output_score"] == 0:
         return "is within what rounding explains, and not so behind it"

@@ -135,18 +135,20 @@ class FolderReader:
         """Whether ``path`` is such a folder, or one such file, and nothing else that is known."""
         if path.is_file():
             return path.suffix in _SUFFIXES
-        is_dump = layout.holds_units(path) or layout.is_unit(path.name) or kernel_files.holds_kernels(path)
-        return path.is_dir() and not is_dump and self._holds_tensors(path)
+        is_of_dump = layout.is_unit(path.name) or path.name == layout.TENSOR_DIRECTORY or kernel_files.is_in_place(path)
+        return path.is_dir() and not is_of_dump and self._holds_tensors(path)
 
     def _holds_tensors(self, path: Path) -> bool:
         num_looked_at = 0
         for directory, directories, names in os.walk(path):
-            if layout.TENSOR_DIRECTORY in directories:
-                return False  # what a dump without its record has left
+            # Of a dump without its record, or of kernels.
+            place = Path(directory)
+            if layout.TENSOR_DIRECTORY in directories or layout.holds_units(place) or kernel_files.holds_kernels(place):
+                return False
             if any(name.endswith(_SUFFIXES) for name in names):
                 return True
             num_looked_at += len(names) + len(directories)
-            if num_looked_at > _MAX_LOOKED_AT or layout.holds_units(Path(directory)):
+            if num_looked_at > _MAX_LOOKED_AT:
                 return False
         return False
 

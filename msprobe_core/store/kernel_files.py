@@ -68,6 +68,12 @@ def find_kernel_units(root: Path) -> list[KernelUnit]:
     ]
 
 
+def is_in_place(path: Path) -> bool:
+    """Whether a directory is where a dump of kernels is or has one run of a graph, whatever it holds."""
+    is_run = all(_NUMBER.fullmatch(name) for name in (path.name, path.parent.name))
+    return is_run or bool(find_kernel_units(path))
+
+
 def _directories(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
