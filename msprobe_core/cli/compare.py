@@ -49,7 +49,9 @@ def _options_of_other_modes(command: Any) -> Any:
 @output_option()
 @overwrite_option
 @click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx, and implied by -i.")
-@click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), help="What tables are written to.")
+@click.option(
+    "--format", "form", type=click.Choice(["csv", "xlsx", "parquet", "jsonl"]), help="What tables are written to."
+)
 @click.option(
     "--compat",
     "layout",

@@ -20,7 +20,7 @@ from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
 from msprobe_core.report.summary import write_summary_file
 from msprobe_core.report.table import TableLayout
-from msprobe_core.report.text_table import write_csv, write_parquet
+from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
 from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
 
@@ -31,6 +31,7 @@ class TableForm(str, Enum):
     CSV = "csv"
     XLSX = "xlsx"
     PARQUET = "parquet"
+    JSONL = "jsonl"
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
                 write_spreadsheet(shown, file, note)
             elif form is TableForm.PARQUET:
                 write_parquet(table, file)
+            elif form is TableForm.JSONL:
+                write_jsonl(table, file)
             else:
                 write_csv(table, file)
     if options.has_advice:

@@ -1,10 +1,12 @@
-"""Write tables to files for programs: csv and Parquet."""
+"""Write tables to files for programs: csv, JSON lines and Parquet."""
 
 from __future__ import annotations
 
 import io
-from typing import BinaryIO
+import math
+from typing import Any, BinaryIO
 
+import msgspec
 import polars as pl
 
 from msprobe_core.report.guard import guarded
@@ -23,6 +25,31 @@ def write_csv(table: Table, file: BinaryIO) -> None:
         buffer = io.BytesIO()
         guarded(cells).write_csv(buffer, include_header=i == 0)
         file.write(buffer.getbuffer())
+
+
+_SLICE = 10_000
+"""Rows that are Python objects at a time."""
+
+
+def write_jsonl(table: Table, file: BinaryIO) -> None:
+    """Write a table as JSON lines: one object for each row, with all columns and ``null`` for an empty cell.
+
+    JSON has no numbers that are not finite; these are the texts ``NaN``, ``Infinity`` and ``-Infinity``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    columns = [column.value.alias(column.header) for column in table.columns]
+    encoder = msgspec.json.Encoder()
+    for rows in table.rows.iter_slices(_SLICE):
+        lines = ({name: _json_cell(cell) for name, cell in row.items()} for row in rows.select(columns).to_dicts())
+        file.writelines(encoder.encode(line) + b"\n" for line in lines)
+
+
+def _json_cell(cell: Any) -> Any:
+    if not isinstance(cell, float) or math.isfinite(cell):
+        return cell
+    return "NaN" if math.isnan(cell) else "Infinity" if cell > 0 else "-Infinity"
 
 
 def write_parquet(table: Table, file: BinaryIO) -> None:

@@ -323,6 +323,21 @@ def test_parquet_has_types_and_texts_as_they_are(report):
     assert table["max_diff"].to_list() == [0.0, None, 4.0]
 
 
+def test_json_lines_hold_every_row_and_are_strict_json(report):
+    def refuse(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    values = {ENTRY: api(tensor([[1.0, float("inf")]]), {"type": "str", "value": "=1+1"}, output=tensor(X))}
+    (path,) = report(values, values, form=TableForm.JSONL)
+    assert path.name == "compare_result_20261121000000.jsonl"
+    assert path.stat().st_mode & 0o077 == 0
+    rows = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    assert [row["target_name"] for row in rows] == [f"{ENTRY}.{place}" for place in ("input.0", "input.1", "output.0")]
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
+    assert (rows[0]["target_max"], rows[1]["target_max"], rows[2]["max_diff"]) == ("Infinity", None, 0.0)
+    assert rows[1]["target_value"] == "=1+1"
+
+
 def test_parquet_is_read_by_others(report):
     parquet = pytest.importorskip("pyarrow.parquet")
     data = {ENTRY: api(tensor(X), output=tensor(X))}
