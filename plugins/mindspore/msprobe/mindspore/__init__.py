@@ -15,6 +15,7 @@ from msprobe_core.plugins import refuse_shadowing
 
 if TYPE_CHECKING:
     from msprobe.mindspore._callbacks import MsprobeStep
+    from msprobe.mindspore._random import random_save
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe.mindspore.saving import save, save_grad, step
@@ -31,6 +32,7 @@ __all__ = [
     "compare_distributed",
     "module_dump",
     "module_dump_end",
+    "random_save",
     "save",
     "save_grad",
     "seed_all",
@@ -48,6 +50,7 @@ _PLACES = {
     "compare_distributed": "msprobe_core.report",
     "module_dump": "msprobe_core.capture.debugger",
     "module_dump_end": "msprobe_core.capture.debugger",
+    "random_save": "msprobe.mindspore._random",
     "save": "msprobe.mindspore.saving",
     "save_grad": "msprobe.mindspore.saving",
     "seed_all": "msprobe.mindspore._seed",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
 
 from msprobe.mindspore._dropout import remove_dropout
+from msprobe.mindspore._jit import is_tracing
+from msprobe.mindspore._random import FAMILY, MindSporeState, mindspore_functions
+from msprobe_core.capture.randomness import RandomWatch, Repeat, common_states
 from msprobe_core.capture.seeding import Seeding, seed_common
 
 
-def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> Seeding:  # the published signature
+def seed_all(
+    seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False
+) -> Seeding:  # the published signature
     """Seed Python, NumPy and MindSpore; on demand, take out other sources of chance.
 
     Args:
@@ -19,17 +25,32 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = False) -> 
         mode: Switch on deterministic operators and communication. False leaves everything as it is.
         rm_dropout: Let no dropout drop anything, in the whole process. In static graphs that holds for what is
             constructed from now on.
+        is_enhanced: Make each call of a random function of Python, NumPy or MindSpore begin from the same state: the
+            same call always returns the same. Not ``nn.Dropout``, whose operator has a state of its own (take
+            ``rm_dropout``, or ``mint.nn.Dropout``), and not in static graphs.
 
-    Returns: a handle; its ``restore`` undoes ``rm_dropout``, and so does the next ``seed_all``.
+    Returns: a handle; its ``restore`` undoes ``rm_dropout`` and ``is_enhanced``, and so does the next ``seed_all``.
 
     Raises:
         ConfigError: an argument has the wrong type or is out of range.
     """
-    seed_common(seed, mode=mode, rm_dropout=rm_dropout)
+    seed_common(seed, mode=mode, rm_dropout=rm_dropout, is_enhanced=is_enhanced)
     ms.set_seed(seed)
     ms.manual_seed(seed)
     if mode:
         framework: Any = ms
         os.environ["HCCL_DETERMINISTIC"] = "true"
         framework.set_deterministic(True)
-    return Seeding.replace(*[remove_dropout] if rm_dropout else [])
+    installations: list[Callable[[], Callable[[], None]]] = []
+    if rm_dropout:
+        installations.append(remove_dropout)
+    if is_enhanced:
+        installations.append(lambda: _repetition(seed))
+    return Seeding.replace(*installations)
+
+
+def _repetition(seed: int) -> Callable[[], None]:
+    states = {**common_states(), FAMILY: MindSporeState()}
+    watch = RandomWatch(Repeat(states.values()), mindspore_functions(), states, seed=seed, steps_aside=is_tracing)
+    watch.install()
+    return watch.remove

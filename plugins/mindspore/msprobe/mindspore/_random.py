@@ -1,0 +1,88 @@
+"""MindSpore's random functions, and what they draw from."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, mint, ops
+
+from msprobe.mindspore._framework import MindSporeFramework
+from msprobe.mindspore._jit import is_tracing
+from msprobe.mindspore._quiet import Quiet
+from msprobe_core.capture.randomness import RandomFunction, RandomLog, checked_directory
+
+_seeds: Any = import_module("mindspore.common.seed")  # the package has a function of that name
+_layers: Any = mint.nn
+
+FAMILY = "mindspore"
+
+_FUNCTIONS = (
+    "bernoulli", "choice_with_mask", "dropout", "dropout1d", "dropout2d", "dropout3d", "gamma", "gumbel_softmax",
+    "laplace", "multinomial", "multinomial_with_replacement", "normal", "poisson", "rand", "rand_like", "randint",
+    "randint_like", "randn", "randn_like", "random_gamma", "random_poisson", "randperm", "rrelu", "shuffle",
+    "standard_laplace", "standard_normal", "uniform",
+)  # fmt: skip
+
+_METHODS = ("bernoulli", "bernoulli_", "exponential_", "multinomial", "normal_", "random_", "uniform_")
+
+_LAYERS = ("Dropout", "Dropout2D", "Dropout3D")
+"""Operators that Cells hold and that draw from a state of their own, which nobody can put back."""
+
+
+class MindSporeState:
+    """The default generator, and how often each operator with a seed has drawn; compare `RandomState` of the core."""
+
+    def get(self) -> Any:
+        """Return the state."""
+        with Quiet():
+            return ms.get_rng_state().copy(), dict(_seeds._KERNEL_SEED)
+
+    def set(self, state: Any) -> None:
+        """Put a state back; an operator that has drawn for the first time since begins anew."""
+        generator, counts = state
+        with Quiet():
+            ms.set_rng_state(generator.copy())
+        _seeds._KERNEL_SEED.clear()
+        _seeds._KERNEL_SEED.update(counts)
+
+
+def mindspore_functions() -> list[RandomFunction]:
+    """Return the random functions of this release."""
+    owners: list[tuple[Any, tuple[str, ...]]] = [
+        (ops, _FUNCTIONS),
+        (mint, _FUNCTIONS),
+        (_layers.functional, _FUNCTIONS),
+        (Tensor, _METHODS),
+        *[(getattr(ops, name), ("__call__",)) for name in _LAYERS],
+    ]
+    return [RandomFunction(owner, name, FAMILY) for owner, names in owners for name in names if hasattr(owner, name)]
+
+
+def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
+    """Write down every call of a random function of Python, NumPy and MindSpore from now on: what, and from where.
+
+    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``; they
+    are on disk when the function is called, so a process that is killed loses none. What a compiled graph draws is not
+    seen.
+
+    Args:
+        output_path: Directory; is made if it does not exist.
+
+    Returns: a handle; its ``stop`` ends it, and so does leaving it where it is used as a context manager.
+
+    Raises:
+        ConfigError: ``output_path`` is no path.
+        StoreError: the file cannot be made.
+    """
+    framework = MindSporeFramework()
+    return RandomLog(
+        checked_directory(output_path),
+        rank=framework.rank(),
+        hidden=framework.hidden_frames,
+        functions=mindspore_functions(),
+        states={FAMILY: MindSporeState()},
+        steps_aside=is_tracing,
+    )
