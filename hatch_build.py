@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sysconfig
@@ -35,10 +36,23 @@ class KernelsHook(BuildHookInterface):
         if problem is None:
             build_data["artifacts"].append(f"/{ROOM.as_posix()}/{library.name}")
             build_data["pure_python"] = False
-            build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+            build_data["tag"] = f"py3-none-{platform_of(library)}"
         else:
             library.unlink(missing_ok=True)
             self.app.display_warning(f"the kernels are not compiled, recording on CPUs will be slower: {problem}")
+
+
+def platform_of(library: Path) -> str:
+    """Return the platform that a wheel with ``library`` is for; the package index takes no plain ``linux``.
+
+    The C library that is needed is the newest that a symbol of the library names, and at least 2.17, of which every
+    pip knows. Source: PEP 600. With another C library, which names none, the platform stays plain.
+    """
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    versions = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
+    if not platform.startswith("linux_") or not versions:
+        return platform
+    return f"manylinux_2_{max(17, *versions)}_{platform.removeprefix('linux_')}"
 
 
 def compile_kernels(source: Path, library: Path) -> str | None:

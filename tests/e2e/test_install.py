@@ -45,6 +45,11 @@ def test_wheels(tmp_path):
     assert [wheel.name.split("-")[0] for wheel in wheels] == [
         "msprobe_core", "msprobe_mindspore", "msprobe_pytorch", "msprobe_verl",
     ]  # fmt: skip
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as content:
+            (own,) = [name for name in content.namelist() if name.endswith("licenses/LICENSE")]
+            assert content.read(own) == (REPOSITORY / "LICENSE").read_bytes()
+        assert "-linux_" not in wheel.name  # the package index refuses it
     site = tmp_path / "site"
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site, *wheels], check=True
