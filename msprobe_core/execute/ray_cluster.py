@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msprobe_core.errors import PluginError
@@ -15,6 +17,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _PATIENCE_S = 5.0
+_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_TOKEN_FILE = ".ray/auth_token"  # noqa: S105  # its name
 
 
 class RayCluster:
@@ -42,6 +46,8 @@ class RayCluster:
         Raises:
             PluginError: there is no cluster at the address.
         """
+        if options.address:
+            _use_token()
         ray = _import_ray()
         was_running = ray.is_initialized()
         if not was_running:
@@ -75,9 +81,21 @@ def _connect(ray: Any, options: ExecutorOptions) -> None:
     except Exception as error:  # whatever the library raises, the user can do the same about it
         place = f"at {options.address}" if options.address else "on this machine"
         raise PluginError(
-            f"there is no Ray cluster {place} ({' '.join(str(error).split())[:200]}); start one with "
-            "'ray start --head' and give its address as --ray-address HOST:PORT"
+            f"there is no Ray cluster {place} that takes this connection ({' '.join(str(error).split())[:200]}); start "
+            "one with 'ray start --head' and give its address as --ray-address HOST:PORT; if it has token "
+            f"authentication, put its token into ~/{_TOKEN_FILE} here"
         ) from error
+
+
+def _use_token() -> None:
+    """Have Ray, before it is imported, show the cluster a token if there is one here.
+
+    Since 2.60 ``ray start`` asks for the token where it finds one, but ``ray.init`` with an address shows none unless
+    it is told to. Clusters without authentication take it, too.
+    """
+    has_token = any(os.environ.get(name) for name in _TOKEN_VARIABLES) or (Path.home() / _TOKEN_FILE).is_file()
+    if has_token:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def _check_reachable(address: str | None) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from dumps import api, tensor, write_dump
 
+from msprobe_core.execute import ray_cluster
+
 pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
@@ -65,6 +67,22 @@ def test_two_nodes_find_what_one_process_finds(cluster, steps, tmp_path):
 def test_a_cluster_that_is_not_there_is_a_sentence(steps, tmp_path):
     done = compare(steps, tmp_path / "out", "--ray-address", "127.0.0.1:1")
     assert done.returncode == 2
-    assert "there is no Ray cluster at 127.0.0.1:1" in done.stderr
-    assert "start one with 'ray start --head'" in done.stderr
+    assert "there is no Ray cluster at 127.0.0.1:1 that takes this connection" in done.stderr
+    assert "one with 'ray start --head'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("place", ["variable", "file", "none"])
+def test_a_token_is_shown_where_there_is_one(monkeypatch, tmp_path, place):
+    """As `ray start --head` asks for it by itself, a connection without it is refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    if place == "variable":
+        monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    elif place == "file":
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("x")
+    ray_cluster._use_token()
+    assert os.environ.get("RAY_AUTH_MODE") == (None if place == "none" else "token")
+    os.environ.pop("RAY_AUTH_MODE", None)
