@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.errors import StoreError
+from msprobe_core.untrusted.files import open_plain, read_plain
 
 _MAX_BYTES = 256 << 20
 """Results are far smaller: they hold no rows."""
@@ -29,7 +30,7 @@ def refuse_foreign_json(path: Path, command: str, members: Collection[str]) -> N
         return
     try:
         if path.is_file() and path.stat().st_size <= _MAX_BYTES:
-            found = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+            found = msgspec.json.decode(read_plain(path), type=dict[str, msgspec.Raw])
             if found.keys() >= {*members}:
                 return
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
@@ -52,7 +53,7 @@ def refuse_foreign_text(path: Path, command: str, mark: bytes) -> None:
         return
     try:
         if path.is_file():
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 if mark in file.read(_HEAD_BYTES):
                     return
     except OSError:

@@ -280,6 +280,7 @@ TARGETS = {
             "report/summary",
             "view/subject",
             "view/located",
+            "store/results",
             "cli/compare",
         ],
         _results,
