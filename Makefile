@@ -44,7 +44,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-torch \
+.PHONY: fuzz test-lowest demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -160,6 +160,18 @@ test-torch:
 		torch==$(TORCH) $(TORCH_WITH) --editable . --editable plugins/pytorch
 	$(TORCH_VENV)/bin/python $(QUICK) $(SHARED) $(TORCH_TESTS)
 
+# The core with the oldest releases of its libraries that pyproject.toml allows, in an environment of its own.
+LOWEST := "click==8.1.0" "isal==1.5.1" "msgspec==0.21.0" "numpy==1.24.0" "openpyxl==3.1.0" "pluggy==1.3.0" \
+	"polars==2.1.0" "pyarrow==14.0.1" "pyyaml==6.0.1" "rich==13.0.0"
+LOWEST_TESTS := tests/unit --ignore=tests/unit/verl
+
+test-lowest: export OMP_NUM_THREADS = 1
+test-lowest:
+	test -d .venv-lowest || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet $(LOWEST) "build>=1.2" "hatchling>=1.24" "hypothesis>=6.100" \
+		"pytest>=8" "pytest-xdist>=3.6" "safetensors>=0.4" --editable .
+	.venv-lowest/bin/python $(QUICK) $(SHARED) $(LOWEST_TESTS)
+
 bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/compare_scale.py
@@ -172,4 +184,4 @@ bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/view_scale.py
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) .venv-torch-* $(DEMO) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) .venv-torch-* .venv-lowest $(DEMO) .pytest_cache .ruff_cache .hypothesis
