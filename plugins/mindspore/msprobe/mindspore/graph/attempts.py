@@ -12,7 +12,7 @@ import numpy as np
 from mindspore.common.seed import _KERNEL_SEED
 
 from msprobe.mindspore.graph.made import Made, has_points, read_made
-from msprobe.mindspore.graph.plan import Plan, Tap
+from msprobe.mindspore.graph.plan import Plan, Point, Tap
 from msprobe.mindspore.graph.station import station
 from msprobe_core.capture.values import reason_of
 
@@ -74,6 +74,8 @@ class Attempts:
         first = Plan(tap=Tap.CELL if ms.get_context("mode") == ms.GRAPH_MODE else Tap.OPERATOR)
         try:
             return self._settle(first)
+        except _ComputesOtherwiseError as error:
+            return self._without_points(reason_of(error))
         except Exception as error:  # noqa: BLE001  # ours or the user's
             reason = reason_of(error)
         self._compile(None)  # an error of the user's is raised here
@@ -82,6 +84,9 @@ class Attempts:
                 return self._settle(plan)
             except Exception:  # noqa: PERF203  # the first one has been told
                 _logger.debug("%s: cannot be compiled with %s", self._graph.name, plan, exc_info=True)
+        return self._without_points(reason)
+
+    def _without_points(self, reason: str) -> Result:
         compiled = self._compile(None)
         _logger.warning(
             "%s: compiled without the points that record, since with them it cannot be (%s); nothing of this "
@@ -108,10 +113,10 @@ class Attempts:
             if not has_points(exported):
                 return Result(compiled, plan)
             made = read_made(exported)
-            if plan.tap is Tap.NONE or (not made.regrouped and made.computes_as(self._made_bare())):
+            if not made.regrouped and made.computes_as(self._made_bare()):
                 self._say(plan)
                 return Result(compiled, plan)
-            plan = plan.without(made.regrouped) if made.regrouped else plan.without_taps()
+            plan = _less(plan, made.regrouped)
 
     def _made_bare(self) -> Made:
         if self._bare is None:
@@ -120,6 +125,12 @@ class Attempts:
         return self._bare
 
     def _say(self, plan: Plan) -> None:
+        if plan.hooked == frozenset():
+            _logger.warning(
+                "%s: no gradients of its parameters are recorded: with points for them it cannot be compiled "
+                "as it is without",
+                self._graph.name,
+            )
         if plan.tap is Tap.NONE or plan.untapped:
             which = "the" if plan.tap is Tap.NONE else str(len(plan.untapped))
             _logger.warning(
@@ -133,6 +144,21 @@ class Attempts:
         self._is_first = False
         station().plan = plan or Plan()
         return self._graph.compile(plan)
+
+
+def _less(plan: Plan, regrouped: frozenset[Point]) -> Plan:
+    """Return what to try after a plan with which the graph computes otherwise."""
+    if regrouped:
+        return plan.without(regrouped)
+    if plan.tap is not Tap.NONE:
+        return plan.without_taps()
+    if plan.hooked != frozenset():
+        return plan.hooking(frozenset())
+    raise _ComputesOtherwiseError("sums and products would be computed in another order, and rounded otherwise")
+
+
+class _ComputesOtherwiseError(Exception):
+    """A graph that only looks at values computes otherwise."""
 
 
 class _Seeds:

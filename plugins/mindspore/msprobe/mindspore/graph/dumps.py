@@ -70,13 +70,12 @@ class _Tap(nn.Cell):
 _tap = _Tap()
 
 
-def _tapped(values: Any, cell: Any, layout: Any, first: Any, done: Any) -> Any:
+def _tapped(values: Any, cell: Any, layout: Any, first: Any) -> Any:
     tapped = ()
     for i in range(len(values)):
         x = values[i]
-        if isinstance(x, Parameter):
-            x = ops.depend(x, done)  # see `msprobe.mindspore.graph.taps`
-        elif tap_at(cell, first + i, x):
+        # Parameters pass by: see `msprobe.mindspore.graph.taps`.
+        if not isinstance(x, Parameter) and tap_at(cell, first + i, x):
             x = _tap(x, layout, first + i)
         tapped = tapped + (x,)
     return tapped
@@ -89,8 +88,8 @@ def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
     for parameter in parameters:
         own = own + (copied(parameter),)
     layout = describe_arguments(cell, args, kwargs, parameters)
-    done = _dumped(layout, readable(given + own))
-    taken, _ = rebuild_all((args, kwargs), _tapped(given, cell, layout, 0, done), 0)
+    _dumped(layout, readable(given + own))
+    taken, _ = rebuild_all((args, kwargs), _tapped(given, cell, layout, 0), 0)
     return layout, taken[0], taken[1]
 
 
@@ -98,8 +97,8 @@ def closed(cell: Any, _call: Any, output: Any) -> Any:
     """End a call: return the results to go on with."""
     results = flatten_all(output)
     layout = describe_results(cell, output)
-    done = _dumped(layout, readable(results))
-    output, _ = rebuild_all(output, _tapped(results, cell, layout, FIRST_RESULT, done), 0)
+    _dumped(layout, readable(results))
+    output, _ = rebuild_all(output, _tapped(results, cell, layout, FIRST_RESULT), 0)
     return output
 
 

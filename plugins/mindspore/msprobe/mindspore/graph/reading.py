@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 from mindspore.ops.primitive import Primitive
 
@@ -154,6 +154,8 @@ def readable(values: Any) -> Any:
     shown = ()
     for x in values:
         if may_be_read(x):
+            if isinstance(x, Parameter):
+                x = copied(x)  # noqa: PLW2901  # as it is now: the program may write to it
             shown = shown + (plain(ops.stop_gradient(x)),)
     return shown
 

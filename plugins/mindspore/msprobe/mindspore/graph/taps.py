@@ -59,19 +59,18 @@ _tap = _Tap()
 _copy = copying(_taken)
 
 
-def _tapped(values: Any, cell: Any, call: Any, first: Any, shown: Any) -> Any:
+def _tapped(values: Any, cell: Any, call: Any, first: Any) -> Any:
     tapped = ()
     for i in range(len(values)):
         x = values[i]
         tap = tap_at(cell, first + i, x)
-        if isinstance(x, Parameter):
-            # No tap: the compiler takes Parameters of one shape for equal arguments, and gives every call of a tap
-            # the first one's result. A copy would not take what the callee writes, for which the point has to wait.
-            x = ops.depend(x, shown)
-        elif tap == _CELL:
-            x = _tap(x, point_tensor(cell, first + i), call)
-        elif tap == _OPERATOR:
-            x = like(_copy(plain(x), point_tensor(cell, first + i), call), x)
+        # Parameters pass by: the compiler takes those of one shape for equal arguments, and gives every call of a tap
+        # the first one's result; and the callee may write to them.
+        if not isinstance(x, Parameter):
+            if tap == _CELL:
+                x = _tap(x, point_tensor(cell, first + i), call)
+            elif tap == _OPERATOR:
+                x = like(_copy(plain(x), point_tensor(cell, first + i), call), x)
         tapped = tapped + (x,)
     return tapped
 
@@ -89,7 +88,7 @@ def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
     for i in range(MOST, len(shown), MOST):
         following = shown[i : i + MOST]
         _more[len(following)](call, *following)
-    taken, _ = rebuild_all((args, kwargs), _tapped(given, cell, call, 0, call), 0)
+    taken, _ = rebuild_all((args, kwargs), _tapped(given, cell, call, 0), 0)
     return call, taken[0], taken[1]
 
 
@@ -99,11 +98,11 @@ def closed(cell: Any, call: Any, output: Any) -> Any:
     shown = readable(results)
     first = shown[:MOST]
     layout = number_tensor(describe_results(cell, output))
-    end = ops.stop_gradient(_end[len(first)](layout, call, *first))
+    _end[len(first)](layout, call, *first)
     for i in range(MOST, len(shown), MOST):
         following = shown[i : i + MOST]
         _more[len(following)](call, *following)
-    output, _ = rebuild_all(output, _tapped(results, cell, call, FIRST_RESULT, end), 0)
+    output, _ = rebuild_all(output, _tapped(results, cell, call, FIRST_RESULT), 0)
     return output
 
 
