@@ -131,8 +131,9 @@ test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
 	$(VERL_BIN)/python $(QUICK) $(SHARED) $(VERL_TESTS)
 
-# The rest: what takes long for what it adds. No test of MindSpore is of that kind.
-test-slow: $(READY) $(VERL_READY)
+# The rest: what takes long for what it adds.
+test-slow: $(READY) $(MS_READY) $(VERL_READY)
+	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(BIN)/python $(SLOW) $(SHARED)
 

@@ -7,7 +7,7 @@ from tests.support.graph_nets import Parameter, Tensor, arrays_in, filled, ms, n
 from tests.support.mindspore_layers import LAYERS
 from tests.support.mindspore_reuse import REUSED, Scale
 
-QUICK = ("ByPosition", "ByName", "InContainers")
+QUICK = {("ByPosition", "graph"), ("ByName", "jit"), ("InContainers", "jit mix")}
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +84,12 @@ def results_of(net, x, function):
     return lambda: (function(x), gradients(x), tuple(net.get_parameters()))
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in REUSED]
-)
+CASES = [
+    pytest.param(name, how, marks=() if (name, how) in QUICK else pytest.mark.slow) for how in HOW for name in REUSED
+]
+
+
+@pytest.mark.parametrize(("name", "how"), CASES)
 def test_values_and_gradients_stay(name, how, tmp_path):
     x, results = filled(3) + 1, []
     for is_recorded in (False, True):
@@ -103,7 +105,7 @@ def test_values_and_gradients_stay(name, how, tmp_path):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", ["LSTMBothWays", "GRULayers"])
+@pytest.mark.parametrize("name", ["LSTMBothWays", pytest.param("GRULayers", marks=pytest.mark.slow)])
 def test_recurrent_layers_compute_the_same(name, tmp_path):
     ms.set_context(mode=ms.GRAPH_MODE)
     layer, results = LAYERS[name], []
