@@ -148,7 +148,10 @@ def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
     """Whether pairs of one name may be different calls: a side lacks calls, or they do not look alike."""
     if (joined["match"] != Match.BOTH.value).any() and not _have_same_entries(target, golden):
         return True
-    pairs = joined.filter((pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value))
+    columns = ("match", "phase", *[f"{name}_{s}" for name in ("kind", "shape", "row") for s in ("target", "golden")])
+    pairs = joined.select(columns).filter(
+        (pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value)
+    )
     are_tensors = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
     if pairs.select((are_tensors & (pl.col("shape_target") != pl.col("shape_golden"))).any()).item():
         return True

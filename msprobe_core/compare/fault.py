@@ -197,7 +197,7 @@ def given_parameters(
         entry=pl.col("entry").replace_strict(own_parents, default=None, return_dtype=pl.String),
     )
     is_parameter = (pl.col("role") == Role.PARAMETERS.value) & (pl.col("kind_target") == RowKind.TENSOR.value)
-    own = judged.filter(is_parameter).select("entry", identity.alias("identity"))
+    own = judged.lazy().filter(is_parameter).select("entry", identity.alias("identity")).collect()
     by_value = called.join(own, on=["entry", "identity"], how="semi")["row"].to_list()
     return [*by_place, *by_value]
 

@@ -62,12 +62,14 @@ def _raised(rows: pl.DataFrame, table: LimitTable) -> dict[str, float]:
     if not apis:
         return {}
     is_rectifier = pl.col("entry").str.contains(rf"\.({apis})({names.IN_LATER_PASS})?\.(\d+\.backward|backward\.\d+)$")
-    entries = rows.filter(pl.col("phase") == Phase.BACKWARD.value).select(pl.col("entry").unique())
+    entries = rows.select(pl.col("entry").filter(pl.col("phase") == Phase.BACKWARD.value).unique())
     backwards_of: dict[str, list[str]] = {}
     for entry in cast("list[str]", entries.filter(is_rectifier)["entry"].to_list()):
         if (forward := names.forward_of(entry)) is not None:
             backwards_of.setdefault(forward, []).append(entry)
-    given = rows.filter(
+    if not backwards_of:
+        return {}
+    given = rows.select("entry", "role", "error", "limit").filter(
         pl.col("entry").is_in(list(backwards_of))
         & (pl.col("role") == Role.INPUT.value)
         & (pl.col("error") > 0)

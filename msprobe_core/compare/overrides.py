@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from msprobe_core.compare.joining import joined
 from msprobe_core.compare.limits import LimitOverride, LimitTable
 from msprobe_core.store.frame import RowKind
 
@@ -80,8 +81,8 @@ def _with_own(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
             pl.lit(None, dtype=kind).alias(name) for name, kind in terms.schema.items()
         ).with_columns(is_ignored=pl.lit(value=False))
     numbered = terms.with_row_index("found").with_columns(pl.col("found").cast(pl.Int32))
-    joined = rows.with_columns(found=found).join(numbered, on="found", how="left", maintain_order="left")
-    return joined.drop("found").with_columns(pl.col("is_ignored").fill_null(False))
+    found_rows = joined(rows.with_columns(found=found), numbered, on="found")
+    return found_rows.drop("found").with_columns(pl.col("is_ignored").fill_null(False))
 
 
 _SIDES = ("target", "golden")

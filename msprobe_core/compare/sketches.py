@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from msprobe_core.compare.joining import joined
 from msprobe_core.fingerprint.distance import RESOLUTION, WITH_NORM, WITHOUT_NORM, decoded, relative_errors
 
 SKETCH_ERROR = "sketch_error"
@@ -37,4 +38,4 @@ def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:
     lows = np.maximum(0, np.where(has_no_norm, WITHOUT_NORM[0], WITH_NORM[0]) * (errors - RESOLUTION))
     found = pl.DataFrame({"row": pairs["row"], SKETCH_ERROR: errors, SKETCH_LOW: lows})
     found = found.with_columns(pl.col(SKETCH_ERROR, SKETCH_LOW).fill_nan(None))
-    return rows.with_row_index("row").join(found, on="row", how="left", maintain_order="left").drop("row")
+    return joined(rows.with_row_index("row"), found, on="row").drop("row")

@@ -14,6 +14,7 @@ from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.compare.foreign import excuse_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
+from msprobe_core.compare.joining import with_texts_of
 from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
@@ -41,6 +42,7 @@ from msprobe_core.compare.verdict import (
 from msprobe_core.errors import CompareError
 from msprobe_core.hookspecs import Dump, ModuleMap
 from msprobe_core.model import Phase
+from msprobe_core.store.dumped import StoredDump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
 
@@ -127,7 +129,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows = judge_nesting(rows)
     told += [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits, is_foreign=is_foreign)
-    if mode is not Mode.STRUCTURE:
+    if mode is not Mode.STRUCTURE and rows.select(_is_empty_call().any()).item():
         rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
     fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
@@ -149,7 +151,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         counts=_count(rows),
         fault=fault,
         lone_call=lone_call,
-        first_difference=cast("str | None", rows.filter(differs()).select(pl.first("name_target")).item()),
+        first_difference=cast("str | None", rows.select(pl.col("name_target").filter(differs()).first()).item()),
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
         incomplete=ends.lines,
         replicas=replicas,
@@ -185,7 +187,10 @@ def _is_in_parts(pair: UnitPair) -> bool:
 
 def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump]:
     if layouts is None and not _is_in_parts(pair):
-        return read_dump(pair.target), read_dump(pair.golden)
+        target, golden = read_dump(pair.target), read_dump(pair.golden)
+        if isinstance(golden, StoredDump):
+            golden.frame = with_texts_of(golden.frame, target.frame)
+        return target, golden
     # Merging takes as long to import as a small comparison takes, and few need it.
     from msprobe_core.compare.sides import read_sides
 
@@ -230,9 +235,9 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str
         f"values that could not be {done}, and were not compared: {failed.height:,}; the first is {name} ({reason})"
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
-    if number := rows.filter(is_uncompared()).height:
+    if number := _count_of(rows, is_uncompared()):
         differs_at_all = rows["verdict"].is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]).any()
-        if mode is not Mode.STRUCTURE and not differs_at_all and number == rows.filter(_has_values()).height:
+        if mode is not Mode.STRUCTURE and not differs_at_all and number == _count_of(rows, _has_values()):
             raise CompareError(
                 f"none of the {number:,} tensors that both sides have could be compared, because one side or both have "
                 "no statistics of them; record both with values that can be compared (task 'statistics' or 'tensor')"
@@ -246,8 +251,8 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str
 def _note_precisions(rows: pl.DataFrame) -> list[str]:
     """Return a sentence on tensors that are coarser on one side: they pass by wider limits, and may be the fault."""
     dtypes = ("dtype_target", "dtype_golden")
-    own = rows.with_row_index("row").filter(_has_values())
-    found = own.group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
+    own = rows.select(*dtypes, row=pl.int_range(pl.len()), has_values=_has_values())
+    found = own.filter("has_values").group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
     other = [each for each in found if _are_other_precisions(each[0], each[1])]
     if not other:
         return []
@@ -273,7 +278,12 @@ def _count(rows: pl.DataFrame) -> dict[str, int]:
     counts = {verdict.value: 0 for verdict in Verdict} | {Match.TARGET.value: 0, Match.GOLDEN.value: 0}
     for column in ("verdict", "match"):
         counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
-    return counts | {UNRECORDED: rows.filter(has_failed()).height}
+    return counts | {UNRECORDED: _count_of(rows, has_failed())}
+
+
+def _count_of(rows: pl.DataFrame, condition: pl.Expr) -> int:
+    """Return for how many rows it holds; without a copy of them, which `polars.DataFrame.filter` would make."""
+    return rows.select(condition.sum()).item()
 
 
 def _count_nodes(nodes: pl.DataFrame) -> Mapping[str, int]:

@@ -53,7 +53,19 @@ def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
     """
     is_gradient = pl.col("phase").is_in([Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value])
     suspects = (
-        rows.with_row_index("row")
+        rows.select(
+            "phase",
+            "entry",
+            "role",
+            "error",
+            "limit",
+            "precision",
+            "precision_golden",
+            "source_norm",
+            "norm_target",
+            *_IDENTITY,
+        )
+        .with_row_index("row")
         .filter(is_gradient & (pl.col("error") > pl.col("limit")) & (pl.col("limit") > 0) & (pl.col("norm_golden") > 0))
         .with_columns(
             own=table.vanishing_share_of(pl.col("precision_golden")),
@@ -100,7 +112,8 @@ def _with_consequences(rows: pl.DataFrame, suspects: pl.DataFrame, seeds: set[in
     """Return the seeds and what is computed from them alone, in execution order."""
     columns = ("row", "entry", "role", "norm_target", "shared", "source_norm", *_IDENTITY)
     num_inputs = dict(
-        rows.filter((pl.col("role") == Role.INPUT.value) & (pl.col("kind_golden") == RowKind.TENSOR.value))
+        rows.select("entry", "role", "kind_golden")
+        .filter((pl.col("role") == Role.INPUT.value) & (pl.col("kind_golden") == RowKind.TENSOR.value))
         .filter(pl.col("entry").is_in(suspects["entry"].unique().to_list()))
         .group_by("entry")
         .len()

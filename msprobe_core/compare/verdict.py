@@ -36,6 +36,7 @@ from msprobe_core import names
 from msprobe_core.compare import kinks, metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.inherited import inherited_precision
+from msprobe_core.compare.joining import joined, numbered
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
 from msprobe_core.compare.noise import model as noise_model
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
@@ -126,7 +127,7 @@ def judge(
     others = prepared.filter(~is_plain.fill_null(False))
     described = _described(others, _findings(table, by_checksum=by_checksum, is_foreign=is_foreign))
     return (
-        prepared.join(described, on="row", how="left", maintain_order="left")
+        joined(prepared, described, on="row")
         .with_columns(
             pl.col("verdict").fill_null(Verdict.PASS.value),
             pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
@@ -204,23 +205,30 @@ def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
 
     ``source_norm``, ``source_size`` and ``source_numel``; null for what it was given itself.
     """
-    given = (
-        compared.filter((pl.col("role") == Role.INPUT.value) & _both(RowKind.TENSOR))
-        .group_by(source="entry")
-        .agg(
-            source_norm=pl.col("norm_golden").max(),
-            source_size=_size("golden").max(),
-            source_numel=pl.col("numel_golden").max(),
-        )
+    numbers = numbered(compared["entry"])
+    sizes = compared.select(
+        "role",
+        is_tensor=_both(RowKind.TENSOR),
+        source=numbers,
+        source_norm="norm_golden",
+        source_size=_size("golden"),
+        source_numel="numel_golden",
     )
-    own = compared.filter(pl.col("role") == Role.PARAMETERS_GRAD.value)["entry"].unique().to_list()
-    sources = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}
+    is_given = (pl.col("role") == Role.INPUT.value) & pl.col("is_tensor")
+    given = sizes.filter(is_given).group_by("source").agg(pl.col("source_norm", "source_size", "source_numel").max())
     is_made = pl.col("role") != Role.INPUT.value
-    return (
-        compared.with_columns(source=pl.when(is_made).then(pl.col("entry").replace(sources)))
-        .join(given, on="source", how="left", maintain_order="left")
-        .drop("source")
-    )
+    source = pl.when(is_made).then(pl.lit(numbers).replace(_sources(compared, numbers)))
+    return joined(compared.with_columns(source=source), given, on="source").drop("source")
+
+
+def _sources(compared: pl.DataFrame, numbers: pl.Series) -> dict[int, int | None]:
+    """Return the number of the entry that gradients of parameters are computed in, by that of their own entry."""
+    entries = compared.select("entry", number=numbers, is_own=pl.col("role") == Role.PARAMETERS_GRAD.value)
+    own = dict(entries.filter("is_own").select("entry", "number").unique().rows())
+    wanted = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}
+    is_wanted = pl.col("entry").is_in(list(wanted.values()))
+    found = dict(entries.filter(is_wanted).select("entry", "number").unique().rows()) if wanted else {}
+    return {own[entry]: found.get(source) for entry, source in wanted.items()}
 
 
 def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
@@ -625,9 +633,11 @@ def check_recorded(dump: Dump) -> None:
     Raises:
         CompareError: every tensor of it is a failed recording.
     """
+    if dump.frame["failure"].null_count() == dump.frame.height:
+        return
     failed = dump.frame.filter(pl.col("failure").is_not_null())
-    recorded = dump.frame.filter((pl.col("kind") == RowKind.TENSOR.value) & pl.col("failure").is_null())
-    if not failed.height or recorded.height:
+    recorded = (pl.col("kind") == RowKind.TENSOR.value) & pl.col("failure").is_null()
+    if dump.frame.select(recorded.any()).item():
         return
     name, reason = failed.select("name", "failure").row(0)
     raise CompareError(

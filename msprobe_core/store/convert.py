@@ -300,7 +300,7 @@ class _Unit:
             if malformed:
                 damage.append(f"{malformed}; malformed records, which are left out: {num_malformed}")
                 self._note(f"{path}: {damage[-1]}")
-            self._end(stream, path, document.ending(header, damage), num_calls)
+            self._end(stream, path, document.ending(header, len(document.data), damage), num_calls)
         self._beside(layout.STACK_FILE, lambda path: self._stacks_to_arrow(path, header))
         self._beside(layout.CONSTRUCT_FILE, lambda path: self._construct_to_arrow(path, header))
 

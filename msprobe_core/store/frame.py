@@ -75,6 +75,9 @@ PARTS: tuple[tuple[str, Role], ...] = (
 ROLE_OF_PART = dict(PARTS) | {Phase.PARAMETERS_GRAD.value: Role.PARAMETERS_GRAD}
 """Role of the values in each part; gradients of parameters are a part by themselves."""
 
+_BATCH_ROWS = 16_384
+"""How many rows are objects of Python at a time: in columns they take a tenth of that."""
+
 _NOT_FINITE = {
     sign + word: float(sign + word) for sign in ("", "+", "-") for word in ("nan", "inf", "infinity")
 }  # fmt: skip
@@ -98,6 +101,7 @@ class FrameBuilder:
         self._phases: list[Phase] = []
         self._cells: list[Leaf | tuple[Any, ...]] = []
         self._text_left: float = math.inf if num_bytes is None else most_unfolded(num_bytes)
+        self._batches: list[pl.DataFrame] = []
 
     def add_json(self, entry: str, content: bytes | msgspec.Raw) -> None:
         """Append the rows of one entry whose record is still JSON.
@@ -106,6 +110,7 @@ class FrameBuilder:
             msgspec.MsgspecError, UnicodeDecodeError, RecursionError: it is not valid JSON; see `add_entry`.
             TypeError, ValueError, KeyError, AttributeError: see `add_entry`.
         """
+        self._make_room()
         num_rows = len(self._cells)
         phase = phase_of(entry)
         try:
@@ -125,6 +130,7 @@ class FrameBuilder:
         Raises:
             TypeError, ValueError, KeyError, AttributeError: the record does not have the shape of a record.
         """
+        self._make_room()
         num_rows = len(self._cells)
         check_nesting(record)
         try:
@@ -134,12 +140,27 @@ class FrameBuilder:
             raise
 
     def build(self) -> pl.DataFrame:
-        """Return the frame."""
+        """Return the frame; the builder is empty then."""
+        if not self._batches:
+            return self._pop_batch()
+        batches = [*self._batches, self._pop_batch()]
+        self._batches.clear()
+        # Column by column, so that no more than one of them is there twice.
+        frame = pl.DataFrame([_joined([batch.drop_in_place(name) for batch in batches]) for name in COLUMNS])
+        return _with_shared_names(frame)
+
+    def _make_room(self) -> None:
+        if len(self._cells) >= _BATCH_ROWS:
+            self._batches.append(self._pop_batch())
+
+    def _pop_batch(self) -> pl.DataFrame:
         # Series by Series: polars takes several times as long when it is handed all of them at once.
         places = (self._names, self._keys, self._entries, self._roles, self._phases)
         columns = zip(COLUMNS.items(), places, strict=False)
         rows = pl.DataFrame([_series(name, column, dtype) for (name, dtype), column in columns])
-        return rows.hstack(_frame_of_cells(self._cells))
+        batch = _with_shared_names(rows.hstack(_frame_of_cells(self._cells)))
+        self._forget(0)
+        return batch
 
     def _forget(self, num_rows: int) -> None:
         for column in (self._names, self._keys, self._entries, self._roles, self._phases, self._cells):
@@ -399,8 +420,29 @@ def with_names(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+_REPEATED = frozenset({"entry", "type", "dtype", "shape"})
+"""Columns of few texts, which many rows share."""
+
+
+def _with_shared_names(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame whose keys, which are nearly always its names, take no memory of their own."""
+    return frame.with_columns(key=pl.col("name")) if frame["key"].equals(frame["name"]) else frame
+
+
+def _joined(parts: Sequence[pl.Series]) -> pl.Series:
+    if all(part.null_count() == len(part) for part in parts):
+        return parts[0].clear(sum(map(len, parts)))
+    return pl.concat(parts, rechunk=True)
+
+
 def _series(name: str, column: Sequence[Any], dtype: Any) -> pl.Series:
     try:
+        if name in _REPEATED and set(map(type, column)) <= {str, type(None)}:
+            places = {text: place for place, text in enumerate(dict.fromkeys(column))}
+            texts = pl.Series(name, list(places), dtype=dtype)
+            return texts.gather(pl.Series([places[text] for text in column], dtype=pl.UInt32))
+        if len(column) > 0 and column[0] is None and column.count(None) == len(column):
+            return pl.Series(name, [], dtype=dtype).clear(len(column))  # which takes no memory
         return pl.Series(name, column, dtype=dtype, strict=False)
     except UnicodeEncodeError:  # half a surrogate pair, which JSON allows and text does not
         cleaned = [cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell for cell in column]

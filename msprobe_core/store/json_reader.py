@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from pathlib import Path
@@ -16,8 +16,9 @@ from msprobe_core.errors import DumpError
 from msprobe_core.hookspecs import Dump, Reader, hookimpl
 from msprobe_core.model import Ending, RunHeader, RunIdentity
 from msprobe_core.store import layout
-from msprobe_core.store.dumped import StoredDump, clip, read_content
+from msprobe_core.store.dumped import MAX_BYTES, StoredDump, clip, read_content
 from msprobe_core.store.ending import ending_in
+from msprobe_core.store.json_pieces import OddDocumentError, read_pieces
 from msprobe_core.untrusted.json_text import without_depth
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+
+PIECE_BYTES = 4 << 20
+"""How much of a dump is JSON in memory at a time."""
 
 
 class JsonDump(StoredDump):
@@ -154,9 +158,9 @@ class Document(msgspec.Struct):
         except msgspec.ValidationError:
             return None
 
-    def ending(self, header: RunHeader, damage: Sequence[str]) -> Ending:
-        """Return how the recording ended; ``damage`` is what is wrong with the file."""
-        return ending_in(header, self.end, len(self.data), damage)
+    def ending(self, header: RunHeader, num_records: int, damage: Sequence[str]) -> Ending:
+        """Return how the recording of so many records ended; ``damage`` is what is wrong with the file."""
+        return ending_in(header, self.end, num_records, damage)
 
 
 class _SoundDocument(Document):
@@ -175,20 +179,48 @@ def read_json_dump(path: Path) -> JsonDump:
     Raises:
         DumpError: the file is missing, not a dump, or damaged before its first record.
     """
+    if (dump := _read_in_pieces(path)) is not None:
+        return dump
+    notes: list[str] = []
+    return _built(path, [read_document(path, notes)], notes)
+
+
+def _read_in_pieces(path: Path) -> JsonDump | None:
+    """Return a large dump; ``None`` for a small one, and for one that is damaged or laid out in an odd way."""
+    try:
+        if not PIECE_BYTES < path.stat().st_size <= MAX_BYTES:
+            return None
+        dump = _built(path, map(_sound_document, read_pieces(path, PIECE_BYTES)), [])
+    except (OSError, OddDocumentError):
+        return None
+    # Of two records of one name, which pieces may hide, the later one counts; the whole document shows it.
+    entries = dump.frame["entry"]
+    return dump if entries.rle_id().n_unique() == entries.n_unique() else None
+
+
+def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonDump:
+    """Return the dump whose records ``documents``, of which there is at least one, have in this order.
+
+    Raises:
+        DumpError: no record is sound.
+        OddDocumentError: see `_sound_document`.
+    """
     from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
 
-    notes: list[str] = []
     malformed, num_malformed = "", 0
-    content = read_content(path)
-    document = _document_in(path, content, notes)
-    builder = FrameBuilder(len(content))
-    del content
-    for entry, record in document.data.items():
-        try:
-            _add_record(builder, entry, record)
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # 50 ns
-            malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
-            num_malformed += 1
+    has_execution: list[bool] = []
+    num_records = 0
+    document = Document("", {})
+    builder = FrameBuilder(path.stat().st_size)
+    for document in documents:
+        has_execution = has_execution or [_has_execution(document)]
+        num_records += len(document.data)
+        for entry, record in document.data.items():
+            try:
+                _add_record(builder, entry, record)
+            except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # 50 ns
+                malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
+                num_malformed += 1
     frame = builder.build()
     if malformed and not frame.height:
         raise DumpError(f"{path}: {malformed}; no other record is sound")
@@ -197,9 +229,9 @@ def read_json_dump(path: Path) -> JsonDump:
     damage = [note.removeprefix(f"{path}: ") for note in notes]
     mode = document.summary_mode
     if not isinstance(mode, str) or not mode:
-        mode = _summary_mode_in(frame, is_ours=_has_execution(document))
+        mode = _summary_mode_in(frame, is_ours=any(has_execution))
     header = document.header(mode)
-    return JsonDump(path, header, frame, notes, document.ending(header, damage))
+    return JsonDump(path, header, frame, notes, document.ending(header, num_records, damage))
 
 
 def _has_execution(document: Document) -> bool:
@@ -255,20 +287,28 @@ def decode_record(record: Any) -> Any:
 
 def read_document(path: Path, notes: list[str]) -> Document:
     """Return the dump in ``path``; what is left of it if the file is cut off, which ``notes`` then says."""
-    return _document_in(path, read_content(path), notes)
-
-
-def _document_in(path: Path, content: bytes, notes: list[str]) -> Document:
-    content = content.removeprefix(_BYTE_ORDER_MARK)
-    for make_sound in (bytes, _with_quoted_numbers):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return _in_depth(_decode_document, make_sound(content))
-    fields = _as_object(path, _decode(path, content, notes))
+    content = read_content(path)
+    with suppress(OddDocumentError):
+        return _sound_document(content)
+    fields = _as_object(path, _decode(path, content.removeprefix(_BYTE_ORDER_MARK), notes))
     task, data = fields.get("task"), fields.get("data")
     if not isinstance(data, dict) or not isinstance(task, str):
         raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
     header = {name: fields[name] for name in Document.__struct_fields__[2:] if name in fields}
     return Document(task, cast("dict[str, Any]", data), **header)
+
+
+def _sound_document(content: bytes) -> Document:
+    """Return the dump that ``content`` is.
+
+    Raises:
+        OddDocumentError: it is none, or not JSON.
+    """
+    content = content.removeprefix(_BYTE_ORDER_MARK)
+    for make_sound in (bytes, _with_quoted_numbers):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _in_depth(_decode_document, make_sound(content))
+    raise OddDocumentError("not a dump")
 
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

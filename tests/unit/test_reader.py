@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_core.errors import DumpError, MsprobeError
+from msprobe_core.store import frame, json_pieces, json_reader
 from msprobe_core.store.frame import COLUMNS
 from msprobe_core.store.json_reader import JsonReader, read_json_dump, read_parents, read_stacks
 from msprobe_core.store.layout import find_units
@@ -90,6 +91,77 @@ def test_stored_tensors_of_mindstudio_probe():
         assert str(list(values.shape)) == row["shape"]
         if row["max"] == row["max"] and row["dtype"] == "torch.float32":
             assert values.max() == row["max"]
+
+
+def read_in_pieces(path, monkeypatch, piece_bytes):
+    """Return the dump, and how many pieces it was read in, 0 if as a whole."""
+    pieces = []
+
+    def spied(path, size):
+        for piece in json_pieces.read_pieces(path, size):
+            pieces.append(piece)
+            yield piece
+
+    with monkeypatch.context() as patched:
+        patched.setattr(json_reader, "PIECE_BYTES", piece_bytes)
+        patched.setattr(json_reader, "read_pieces", spied)
+        patched.setattr(frame, "_BATCH_ROWS", 7)
+        dump = read_json_dump(path)
+    return dump, len(pieces)
+
+
+def assert_same_dump(dump, other):
+    assert dump.frame.equals(other.frame)
+    assert (dump.frame.schema, dump.header, dump.notes) == (other.frame.schema, other.header, other.notes)
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("**/dump.json")), ids=lambda path: str(path.relative_to(DATA)))
+@pytest.mark.parametrize("piece_bytes", [2_000, 9_000])
+def test_a_dump_in_pieces_is_the_same(path, piece_bytes, monkeypatch):
+    whole = read_json_dump(path)
+    dump, num_pieces = read_in_pieces(path, monkeypatch, piece_bytes)
+    assert_same_dump(dump, whole)
+    assert num_pieces > 1 or path.stat().st_size < 2 * piece_bytes
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_large_dump_in_pieces_is_the_same(indent, tmp_path, monkeypatch):
+    number = {"type": "float", "value": float("nan") if indent else "nan"}  # other tools write the bare word
+    data = {f"Functional.linear.{i}.forward": api(tensor(i), number, output=tensor(i)) for i in range(1_000)}
+    data |= {f"Module.a.{i}.Linear.parameters_grad": {"weight": [tensor(i)]} for i in range(50)}
+    data["Odd.x.0.forward"] = {"input_args": 3}
+    document = {"task": "statistics", "level": "L1", "data": data, "framework": "pytorch", "summary_mode": "statistics"}
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps(document, indent=indent))
+    dump, num_pieces = read_in_pieces(path, monkeypatch, 50_000)
+    assert num_pieces > 10
+    assert_same_dump(dump, read_json_dump(path))
+    assert dump.header.framework == "pytorch"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace("linear.90.", "linear.10."),
+        lambda text: text.replace('"output"', '"output', 1),
+        lambda text: text.replace('"data"', '"dada"', 1),
+        lambda text: "\ufeff" + text,
+    ],
+    ids=["cut off", "one name twice", "a quote lost", "no data", "a byte order mark"],
+)
+def test_what_is_no_sound_document_is_read_as_a_whole(damage, tmp_path, monkeypatch):
+    data = {f"Functional.linear.{i}.forward": api(tensor(i), output=tensor(i)) for i in range(100)}
+    path = tmp_path / "dump.json"
+    path.write_text(damage(write(path, data).read_text()))
+    outcomes = []
+    for read in (read_json_dump, lambda path: read_in_pieces(path, monkeypatch, 3_000)[0]):
+        try:
+            dump = read(path)
+            outcomes.append((dump.frame.rows(), dump.header, dump.notes))
+        except DumpError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_rows_follow_the_published_names_and_order(tmp_path):
