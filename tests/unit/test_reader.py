@@ -133,7 +133,7 @@ def test_a_large_dump_in_pieces_is_the_same(indent, tmp_path, monkeypatch):
     document = {"task": "statistics", "level": "L1", "data": data, "framework": "pytorch", "summary_mode": "statistics"}
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(document, indent=indent))
-    dump, num_pieces = read_in_pieces(path, monkeypatch, 50_000)
+    dump, num_pieces = read_in_pieces(path, monkeypatch, 20_000)
     assert num_pieces > 10
     assert_same_dump(dump, read_json_dump(path))
     assert dump.header.framework == "pytorch"
