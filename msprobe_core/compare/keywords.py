@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from msprobe_core.compare.naming import ONLY_TARGET
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -59,6 +60,7 @@ def _lone(rows: pl.DataFrame, others: pl.DataFrame, entry: str) -> Mapping[str, 
         .join(others.select("key").unique(), on="key", how="anti", maintain_order="left")
         .with_columns(argument=pl.col("key").str.extract(_ARGUMENT), kind=kind)
         .drop_nulls("argument")
+        .filter(~pl.col("argument").str.contains(ONLY_TARGET, literal=True))
         .group_by("argument", maintain_order=True)
         .agg(pl.col(entry).first().alias("call"), pl.col("kind").fill_null("").str.join(" "))
     )

@@ -24,6 +24,9 @@ OUTSIDE = "(around the model)"
 TOP_LAYERS = ("TopLayer", "Cell")
 """What files of layers call the place that encloses the outermost modules; the second is of older releases."""
 
+ONLY_TARGET = "only target: "
+"""What the place of an argument or result begins with that a rule of the user's gives no partner."""
+
 
 @dataclass(frozen=True)
 class Words:
@@ -226,7 +229,7 @@ class TranslatedNames(Names):
             return super().place(stem, phase, role, place)
         head, dot, rest = place.partition(".")
         if listed is not None and head not in listed:
-            return f"only target: {place}"
+            return f"{ONLY_TARGET}{place}"
         head = head if listed is None else listed[head]
         order = self._golden.arguments(rule.golden) if is_argument else None
         return _placed(order, head, rest) if order else head + dot + rest

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from msprobe_core.untrusted.files import open_plain
+
 _HEAD_BYTES = 1 << 16
 """The fields before the records are shorter."""
 
@@ -36,7 +38,7 @@ def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
         OddDocumentError: there are no such fields.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         content = file.read(min(_HEAD_BYTES, piece_bytes))
         data = _DATA.search(content)
         if data is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -37,13 +37,15 @@ class Place:
         number: Which of the tensors it is, in order.
         meta: What it is; of dynamic shape as it was compiled, with -1 for sizes that vary.
         is_read: Whether its values arrive.
-        takes_gradient: Whether its gradient arrives, if the training computes one.
+        takes_gradient: Whether its gradient can arrive, if the training computes one.
+        is_left_out: Whether it does not, since the graph would compute otherwise with a point there.
     """
 
     number: int
     meta: TensorMeta
     is_read: bool
     takes_gradient: bool
+    is_left_out: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -100,7 +102,8 @@ class Layouts:
 class TreeReader:
     """Reads what the compiler hands to ``__infer__``; numbers the tensors as `taps.flatten` lines them up."""
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, *, has_tap: Callable[[int], bool] = lambda _: True) -> None:
+        self._has_tap = has_tap
         self.places: list[Place] = []
         self.reads_results = first == FIRST_RESULT
         self._first = first
@@ -118,7 +121,8 @@ class TreeReader:
         name = dtype_name(dtype)
         meta = TensorMeta("mindspore.Tensor", name, tuple(shape))
         readable = is_readable(shape, dtype)
-        place = Place(self._first + len(self.places), meta, readable, readable and name in _WITH_GRADIENTS)
+        number, takes = self._first + len(self.places), readable and name in _WITH_GRADIENTS
+        place = Place(number, meta, readable, takes, is_left_out=takes and not self._has_tap(number))
         self.places.append(place)
         return place
 

@@ -7,6 +7,7 @@ parameter of a method has to be named ``self``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -25,6 +26,11 @@ _TENSOR: Any = type(ms.tensor_type)
 _Abstract = dict[str, Any]
 
 
+def _has_tap(cell: int) -> Callable[[int], bool]:
+    plan = station().plan
+    return lambda place: plan.tap_at(Point(cell, place)) is not Tap.NONE
+
+
 def _constant_tensor(number: int) -> _Abstract:
     return {"shape": (1,), "dtype": _TENSOR(ms.int64), "value": Tensor([number], ms.int64)}
 
@@ -41,7 +47,7 @@ class _DescribeArguments(PrimitiveWithInfer):
 
     def __infer__(self, *args: _Abstract) -> _Abstract:
         cell, positional, named, parameters = args
-        reader = TreeReader()
+        reader = TreeReader(has_tap=_has_tap(cell["value"]))
         # The reader goes as deep as the functions below, for which arguments lie in a pair.
         pair = reader.read({key: (positional[key], named[key]) for key in ("shape", "dtype", "value")})
         names = station().parameter_names(cell["value"])
@@ -58,7 +64,7 @@ class _DescribeResults(PrimitiveWithInfer):
 
     def __infer__(self, *args: _Abstract) -> _Abstract:
         cell, results = args
-        reader = TreeReader(FIRST_RESULT)
+        reader = TreeReader(FIRST_RESULT, has_tap=_has_tap(cell["value"]))
         tree = reader.read(results)
         return _constant(station().layouts.add(cell["value"], tree, {}, reader))
 

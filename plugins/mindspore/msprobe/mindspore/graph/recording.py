@@ -51,12 +51,13 @@ class _Run:
 class _GraphCall:
     """A call of a Cell whose graph is running, or has run."""
 
-    __slots__ = ("call", "early", "has_ended", "has_gradients", "num_inputs", "num_outputs", "run", "slots")
+    __slots__ = ("call", "early", "has_ended", "has_gradients", "left_out", "num_inputs", "num_outputs", "run", "slots")
 
     def __init__(self, call: Call, run: _Run) -> None:
         self.call = call
         self.run = run
         self.slots: dict[int, tuple[GradientSlot, GraphValues]] = {}
+        self.left_out: list[tuple[GradientSlot, GraphValues]] = []
         self.early: list[tuple[int, _Array]] = []
         self.num_inputs = 0
         self.num_outputs = 0
@@ -178,11 +179,14 @@ class Recording:
             return
         slot, values = found
         graph_call.run.has_gradients = True
+        self._record(graph_call, slot, GraphValues(values.meta, array))
+
+    def _record(self, graph_call: _GraphCall, slot: GradientSlot, gradient: GraphValues) -> None:
         if not graph_call.has_gradients:
             graph_call.has_gradients = True
             self._recorder.expect_gradients(graph_call.call, graph_call.num_outputs, graph_call.num_inputs)
         with graph_call.run.lane(_BACKWARD):
-            self._recorder.record_gradient(graph_call.call, slot, GraphValues(values.meta, array))
+            self._recorder.record_gradient(graph_call.call, slot, gradient)
 
     def parameter_gradient(self, parameter: int, array: _Array) -> None:
         """Take the gradient with respect to a parameter, as far as the backward pass has added it up.
@@ -194,7 +198,9 @@ class Recording:
             self._run.parameter_gradients[parameter] = array.copy()
 
     def end_run(self) -> None:
-        """Record the gradients of parameters: no graph is running."""
+        """Record the gradients of parameters, and which others were left out: no graph is running."""
+        if self._run.has_gradients:
+            self._guarded("a gradient", self._record_left_out)
         gradients = self._run.parameter_gradients
         while gradients:
             parameter = next(iter(gradients))
@@ -203,10 +209,19 @@ class Recording:
             with self._run.lane(_PARAMETERS):
                 self._guarded(stem, partial(self._recorder.record_parameter_gradient, stem, name, values))
 
+    def _record_left_out(self) -> None:
+        for graph_call in reversed(self._calls.values()):
+            if graph_call.run is self._run:
+                left_out, graph_call.left_out = graph_call.left_out, []
+                for slot, values in left_out:
+                    self._record(graph_call, slot, GraphValues(values.meta, None, is_left_out=True))
+
 
 def _add_slots(graph_call: _GraphCall, slots: Sequence[tuple[GradientSlot, Any]]) -> int:
     for slot, values in slots:
         graph_call.slots[values.number] = slot, values
+        if values.is_left_out:
+            graph_call.left_out.append((slot, values))
     return len(slots)
 
 
@@ -221,7 +236,13 @@ class _Filled:
         array = self._arrays.get(place.number)
         if array is None and place.is_empty:
             array = np.empty(place.meta.shape, np.float32)
-        return GraphValues(meta or place.meta, array, number=place.number, takes_gradient=place.takes_gradient)
+        return GraphValues(
+            meta or place.meta,
+            array,
+            number=place.number,
+            takes_gradient=place.takes_gradient,
+            is_left_out=place.is_left_out,
+        )
 
     def tree(self, tree: Tree) -> Any:
         """Return the arguments or results."""

@@ -22,12 +22,19 @@ class GraphValues(HostValues):
         meta: What it is.
         takes_gradient: Whether a gradient with respect to it may come.
         number: Which tensor of its call it is.
+        is_left_out: See `msprobe.mindspore.graph.layouts.Place`.
     """
 
-    __slots__ = ("_is_known", "meta", "number", "takes_gradient")
+    __slots__ = ("_is_known", "is_left_out", "meta", "number", "takes_gradient")
 
     def __init__(
-        self, meta: TensorMeta, array: NDArray[Any] | None, *, number: int = 0, takes_gradient: bool = False
+        self,
+        meta: TensorMeta,
+        array: NDArray[Any] | None,
+        *,
+        number: int = 0,
+        takes_gradient: bool = False,
+        is_left_out: bool = False,
     ) -> None:
         """Make one.
 
@@ -36,6 +43,7 @@ class GraphValues(HostValues):
             array: Its elements, bfloat16 widened to float32; ``None`` if they did not come.
             number: See above.
             takes_gradient: See above.
+            is_left_out: See above.
         """
         self._is_known = array is not None
         elements: NDArray[Any] = np.empty(0) if array is None else array.reshape(meta.shape)
@@ -47,6 +55,7 @@ class GraphValues(HostValues):
         self.meta = meta
         self.number = number
         self.takes_gradient = takes_gradient
+        self.is_left_out = is_left_out
 
     def known(self) -> HostValues:
         """Return the elements.
@@ -55,7 +64,7 @@ class GraphValues(HostValues):
             PluginError: they did not come out of the graph.
         """
         if not self._is_known:
-            raise PluginError(_WHY_UNKNOWN)
+            raise PluginError(_WHY_LEFT_OUT if self.is_left_out else _WHY_UNKNOWN)
         return self
 
     def part(self, ranges: Mapping[int, tuple[int, int]]) -> HostValues | None:
@@ -69,4 +78,9 @@ class GraphValues(HostValues):
 _WHY_UNKNOWN = (
     "no tensor of dynamic shape, or of this dtype, can be had out of a static graph; "
     "leave set_inputs() away to record it"
+)
+
+_WHY_LEFT_OUT = (
+    "with a point for this gradient the compiler would add up in another order, and round otherwise; "
+    "the dynamic graph records it"
 )
