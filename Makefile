@@ -28,10 +28,11 @@ export GLOG_v ?= 3
 # So many processes share the tests, a file at a time, so that what a file's tests share is made once. PyTorch computes
 # with one thread in each: with more they would wait for each other.
 WORKERS ?= 2
-QUICK := -m pytest -m "not slow"
-SLOW := -m pytest -m slow
+QUICK := -m pytest -m "not slow and not nightly"
+SLOW := -m pytest -m "slow and not nightly"
+NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile
-test-numpy-1 test-mindspore test-verl test-main test-slow: export OMP_NUM_THREADS = 1
+test-numpy-1 test-mindspore test-verl test-main test-slow test-nightly: export OMP_NUM_THREADS = 1
 
 # Another release of PyTorch, and what goes with it.
 TORCH ?= 2.6.0
@@ -44,7 +45,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-torch \
+.PHONY: fuzz test-lowest demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -136,6 +137,11 @@ test-slow: $(READY) $(MS_READY) $(VERL_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(BIN)/python $(SLOW) $(SHARED)
+
+# What takes too long to run for each change.
+test-nightly: $(MS_READY)
+	$(MS_BIN)/python -c "import mindspore"
+	$(MS_BIN)/python $(NIGHTLY) $(MS_TESTS)
 
 # Every reader of files with damaged ones. What is found is kept in fuzz_defects; tests run a short part of it.
 fuzz: export OMP_NUM_THREADS = 1

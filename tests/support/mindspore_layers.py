@@ -81,12 +81,7 @@ ROW, LINE, IMAGE, VOLUME = (4, 6), (2, 4, 8), (2, 4, 8, 8), (1, 4, 6, 6, 6)
 
 LAYERS: dict[str, Layer] = {}
 
-FORWARD_ONLY = frozenset(
-    {
-        "EmbeddingExt", "EmbeddingLookup", "FractionalMaxPool2d", "MatDet", "MatInverse", "MatrixDiag",
-        "MatrixDiagPart", "MatrixSetDiag", "TripletMarginLoss",
-    }
-)  # fmt: skip
+FORWARD_ONLY = frozenset({"EmbeddingExt", "EmbeddingLookup", "FractionalMaxPool2d", "TripletMarginLoss"})
 """Layers of which the CPU backend can compute no gradient."""
 
 
@@ -111,7 +106,7 @@ _add(of(*IMAGE), Softmax2d=nn.Softmax2d, Flatten=nn.Flatten)
 _add(lambda: (positive(*ROW),), LGamma=nn.LGamma, DiGamma=nn.DiGamma)
 _add(lambda: (positive(*ROW), positive(*ROW, seed=1)), IGamma=nn.IGamma, LBeta=nn.LBeta)
 
-# Linear maps, embeddings and matrices.
+# Linear maps and embeddings.
 _add(
     of(*ROW),
     Dense=lambda: nn.Dense(6, 5),
@@ -133,10 +128,6 @@ _add(
     EmbeddingExt=lambda: nn.EmbeddingExt(7, 4),
     OneHot=lambda: nn.OneHot(depth=7),
 )
-_add(lambda: (filled(3, 4),), MatrixDiag=nn.MatrixDiag)
-_add(lambda: (filled(3, 4, 4),), MatrixDiagPart=nn.MatrixDiagPart)
-_add(lambda: (filled(3, 4, 4), filled(3, 4)), MatrixSetDiag=nn.MatrixSetDiag)
-_add(lambda: (filled(3, 4, 4),), MatDet=nn.MatDet, MatInverse=nn.MatInverse)
 
 # Convolutions, pools, pads.
 _add(

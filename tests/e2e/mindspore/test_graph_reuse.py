@@ -84,9 +84,13 @@ def results_of(net, x, function):
     return lambda: (function(x), gradients(x), tuple(net.get_parameters()))
 
 
-CASES = [
-    pytest.param(name, how, marks=() if (name, how) in QUICK else pytest.mark.slow) for how in HOW for name in REUSED
-]
+def mark_of(name, how):
+    if (name, how) in QUICK:
+        return ()
+    return pytest.mark.slow if how == "graph" else pytest.mark.nightly
+
+
+CASES = [pytest.param(name, how, marks=mark_of(name, how)) for how in HOW for name in REUSED]
 
 
 @pytest.mark.parametrize(("name", "how"), CASES)

@@ -23,5 +23,10 @@ def test_a_few_programs():
 
 
 @pytest.mark.slow
+def test_more_programs():
+    check(range(5, 35))
+
+
+@pytest.mark.nightly
 def test_many_programs():
-    check(range(5, 305))
+    check(range(35, 305))

@@ -31,6 +31,11 @@ def test_five_random_programs_are_bitwise_equal(close_debugger):
 
 
 @pytest.mark.slow
+def test_forty_random_programs_are_bitwise_equal(close_debugger):
+    check(range(5, 45))
+
+
+@pytest.mark.nightly
 def test_many_random_programs_are_bitwise_equal(close_debugger):
     check(range(FIRST_SEED, FIRST_SEED + NUM_PROGRAMS))
 
