@@ -81,7 +81,7 @@ ROW, LINE, IMAGE, VOLUME = (4, 6), (2, 4, 8), (2, 4, 8, 8), (1, 4, 6, 6, 6)
 
 LAYERS: dict[str, Layer] = {}
 
-FORWARD_ONLY = frozenset({"EmbeddingExt", "EmbeddingLookup", "FractionalMaxPool2d", "TripletMarginLoss"})
+FORWARD_ONLY = frozenset({"EmbeddingExt", "EmbeddingLookup", "FractionalMaxPool2d"})
 """Layers of which the CPU backend can compute no gradient."""
 
 
@@ -281,7 +281,6 @@ _add(lambda: (filled(*ROW), filled(*ROW, seed=1), signs(4)), CosineEmbeddingLoss
 _add(lambda: (filled(4), filled(4, seed=1), signs(4)), MarginRankingLoss=nn.MarginRankingLoss)
 _add(
     lambda: (filled(*ROW), filled(*ROW, seed=1), filled(*ROW, seed=2)),
-    TripletMarginLoss=nn.TripletMarginLoss,
     TripletMarginWithDistanceLoss=nn.TripletMarginWithDistanceLoss,
 )
 _add(lambda: (filled(*ROW), filled(*ROW, seed=1), positive(*ROW)), GaussianNLLLoss=nn.GaussianNLLLoss)

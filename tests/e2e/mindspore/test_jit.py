@@ -46,6 +46,21 @@ class Compiled(nn.Cell):
         return ops.tanh(self.dense(x))
 
 
+def in_branch(x):
+    y = x * 2
+    if x.max() > 0:
+        y = y + x
+    return (y,)
+
+
+def in_loop(x):
+    i = Tensor(0, ms.int32)
+    while i < 3:
+        x = x * 2 + x
+        i = i + 1
+    return (x,)
+
+
 def results_of(function, x):
     """Return the results of a compiled function and its gradient."""
     results = function(x)
@@ -79,6 +94,14 @@ def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_pat
     stand_in_calls.clear()
     assert is_equal(results_of(function, x), bare)
     assert stand_in_calls == []
+
+
+@pytest.mark.parametrize("body", [in_branch, in_loop])
+def test_operators_in_branches_and_loops_are_compiled_as_without_us(tmp_path, x, body):
+    bare, function, probed = results_of(ms.jit(body), x), ms.jit(body), []
+    dump = record(tmp_path, lambda: probed.append(results_of(function, x)))
+    assert is_equal(probed[0], bare)
+    assert [stem for stem in stems(dump) if stem.startswith("Jit")] == [f"Jit.{body.__name__}"] * 2
 
 
 def test_a_function_that_was_compiled_before(tmp_path, x):

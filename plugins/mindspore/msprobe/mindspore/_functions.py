@@ -14,6 +14,17 @@ from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIns
 from msprobe_core.config import RiskLevel
 
 
+class _ApiStandIn(FunctionStandIn):
+    """Shows the compiler of ``jit`` the original where it asks for ``__call__``, as it does of operators in branches.
+
+    It reads the source of what that is. Python itself looks ``__call__`` up in the class.
+    """
+
+    def install(self) -> None:
+        super().install()
+        vars(self)["__call__"] = self._original
+
+
 class ApiStandIns:
     """Stands for all functions and methods of a risk level. Made once: there may be a window in every step."""
 
@@ -29,7 +40,7 @@ class ApiStandIns:
             importlib.import_module("mindspore.ops.tensor_method")
         self._calls: ApiCalls | None = None
         self._stand_ins = StandIns(
-            FunctionStandIn(place.owner, place.attribute, self._recorded(place), is_tracing)
+            _ApiStandIn(place.owner, place.attribute, self._recorded(place), is_tracing)
             for place in find_places(risk_level)
         )
 
