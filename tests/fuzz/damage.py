@@ -1,11 +1,16 @@
-"""Damage to files: bytes anywhere, and values in JSON."""
+"""Damage to files: bytes anywhere, and values in JSON, YAML, Parquet, spreadsheets and csv files."""
 
+import csv
+import datetime as dt
+import io
 import json
 import random
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import openpyxl
+import polars as pl
 import yaml
 
 from msprobe_core.errors import MsprobeError
@@ -19,6 +24,14 @@ ODD = (
     *("", "NaN", "x" * 70_000, "\ud800", "\x1b[2J", "\u202e", "=1+1", "../../etc/passwd", "a\nb\rc"),
     *({"type": "torch.Tensor", "dtype": "x", "shape": [-1, 2**70]}, {"type": "float", "value": [float("nan")]}),
 )
+
+NUMBERS = (0, -1, 2**15, 2**16, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, -(2**70), 1e-45, 3.5e38, 1e308, -1e308, 0.5)
+TYPES = (
+    *(pl.Int8, pl.Int32, pl.Int64, pl.UInt16, pl.UInt64, pl.Float32, pl.Float64, pl.String, pl.Binary, pl.Boolean),
+    *(pl.Null, pl.Date, pl.Datetime, pl.Categorical, pl.Decimal(38, 2), pl.List(pl.Int64), pl.Struct({"a": pl.String})),
+)
+WRITTEN = ("", "nan", "-inf", "1e999", "9" * 400, "x" * 40_000, "true", "[1, 2", "=1+1", "a\nb", "\u202e", "N/A", "1,5")
+"""Values of cells: numbers at the ends of types and past them, the types of columns, and texts."""
 
 
 def damage_file(rng: random.Random, path: Path) -> None:
@@ -46,6 +59,76 @@ def damage_lines(rng: random.Random, content: bytes) -> bytes:
     number = rng.randrange(len(lines))
     lines[number] = damage_json(rng, lines[number]).replace(b"\n", b" ")
     return b"\n".join(lines)
+
+
+def damage_parquet(rng: random.Random, content: bytes) -> bytes:
+    """Return a Parquet file with other values, types, names or rows."""
+    table = pl.read_parquet(io.BytesIO(content))
+    for _ in range(rng.choice((1, 1, 2))):
+        column = rng.choice(table.columns)
+        kind = rng.randrange(8)
+        if kind == 0:
+            table = table.rename({column: rng.choice(("", "x" * 300, f"{column} "))})
+        elif kind == 1:
+            table = rng.choice((table.clear(), table.drop(column), pl.concat([table, table])))
+        elif kind == 2:
+            odd = pl.Series(column, [rng.choice(NUMBERS)] * table.height, strict=False)
+            table = table.with_columns(_cast(odd, rng.choice(TYPES)))
+        elif kind == 3:
+            table = table.with_columns(_cast(table[column], rng.choice(TYPES)))
+        else:
+            table = table.with_columns(_with_odd_cells(rng, table[column]))
+    file = io.BytesIO()
+    table.write_parquet(file)
+    return file.getvalue()
+
+
+def _cast(column: pl.Series, wanted: pl.DataType) -> pl.Series:
+    try:
+        return column.cast(wanted, strict=False)
+    except pl.exceptions.PolarsError:  # no value of one type is one of the other
+        return pl.Series(column.name, [None] * len(column), wanted)
+
+
+def _with_odd_cells(rng: random.Random, column: pl.Series) -> pl.Series:
+    """Replace one value, or all, by one of the same type."""
+    values = column.to_list()
+    every = rng.random() < 0.3
+    for number in range(len(values)) if every else [rng.randrange(len(values))] if values else []:
+        if rng.random() < 0.2:
+            values[number] = None
+        elif column.dtype == pl.String and (values[number] or "").startswith("{") and rng.random() < 0.8:
+            values[number] = damage_json(rng, values[number].encode()).decode()
+        elif column.dtype == pl.String:
+            values[number] = rng.choice(WRITTEN)
+        else:
+            values[number] = rng.choice((*NUMBERS, float("nan"), float("inf")))
+    # What the type cannot hold is null.
+    return pl.Series(column.name, values, column.dtype, strict=False)
+
+
+def damage_xlsx(rng: random.Random, content: bytes) -> bytes:
+    """Return a spreadsheet some of whose cells have other values, of other types, too."""
+    book = openpyxl.load_workbook(io.BytesIO(content))
+    sheet = rng.choice(book.worksheets)
+    for _ in range(rng.choice((1, 2, 8))):
+        cell = sheet.cell(rng.randint(1, sheet.max_row + 1), rng.randint(1, sheet.max_column + 1))
+        cell.value = rng.choice((None, True, *NUMBERS, *WRITTEN, dt.datetime(2026, 1, 1), dt.time(1)))
+    file = io.BytesIO()
+    book.save(file)
+    return file.getvalue()
+
+
+def damage_csv(rng: random.Random, content: bytes) -> bytes:
+    """Return a table of text some of whose cells have other values."""
+    lines = list(csv.reader(io.StringIO(content.decode())))
+    for _ in range(rng.choice((1, 2, 8))):
+        line = rng.choice(lines)
+        if line:
+            line[rng.randrange(len(line))] = str(rng.choice((*NUMBERS, *WRITTEN)))
+    file = io.StringIO()
+    csv.writer(file).writerows(lines)
+    return file.getvalue().encode()
 
 
 def damage_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -123,5 +206,5 @@ def answer_of(step: Callable[[], object]) -> str:
 
 _BY_SUFFIX: Mapping[str, Callable[[random.Random, bytes], bytes]] = {
     ".json": damage_json, ".lock": damage_json, ".yaml": damage_yaml, ".jsonl": damage_lines,
-    ".safetensors": damage_safetensors,
+    ".safetensors": damage_safetensors, ".parquet": damage_parquet, ".xlsx": damage_xlsx, ".csv": damage_csv,
 }  # fmt: skip

@@ -49,7 +49,7 @@ def command(*arguments: str) -> Callable[[Path], None]:
     def use(directory: Path) -> None:
         words = [argument.replace("{}", str(directory)) for argument in arguments]
         text = _said_by(["--debug", *words])
-        if "internal error" in text:
+        if "internal error" in text or text.startswith("Usage:"):
             raise AssertionError(text[text.find("Traceback") :][-3000:])
         text = re.sub(r"(?s)Traceback .*\n(?=msprobe: error)", "", text)  # which --debug asks for
         if odd := {c for c in text if c != "\n" and not c.isprintable()}:
@@ -108,7 +108,8 @@ def _pair(directory: Path) -> None:
 def _results(directory: Path) -> None:
     _pair(directory)
     target, golden = str(directory / "target"), str(directory / "golden")
-    command("compare", "-tp", target, "-gp", golden, "-o", "{}/result", "--xlsx")(directory)
+    command("compare", "-tp", target, "-gp", golden, "-o", "{}/result")(directory)
+    command("compare", "-tp", target, "-gp", golden, "-o", "{}/sheets", "--format", "xlsx")(directory)
     command("locate", target, golden, "-o", "{}/result")(directory)
     (directory / "asked").mkdir()
     (directory / "asked" / "merge.yaml").write_text("api: [Torch.f]\ncompare_index: [target_norm]\n")
@@ -118,7 +119,8 @@ def _results(directory: Path) -> None:
 
 def _use_results(directory: Path) -> None:
     shutil.rmtree(directory / "out", ignore_errors=True)
-    command("merge_result", "-i", "{}/result", "-o", "{}/out", "-config", "{}/asked/merge.yaml")(directory)
+    for tables in ("result", "sheets"):
+        command("merge_result", "-i", f"{{}}/{tables}", "-o", "{}/out", "-config", "{}/asked/merge.yaml")(directory)
     command("view", "{}/result", "-o", "{}/out/x.html")(directory)
     command("compare", "-i", "{}/asked/compare.json", "-o", "{}/out")(directory)
     command("compare", "-tp", "{}/target", "-gp", "{}/golden", "-o", "{}/result", "--resume")(directory)
@@ -133,8 +135,15 @@ def _noise(directory: Path) -> None:
         write_dump(
             directory / "golden" / "calibration" / f"run{run}" / "step0" / "rank0", {"Torch.f.0.forward": record}
         )
+    target = api(tensor(), output=tensor([1.0, 2.5]))
+    write_dump(directory / "target" / "step0" / "rank0", {"Torch.f.0.forward": target})
     command("calibrate", "{}/golden")(directory)
     assert (directory / "golden" / "noise_profile.parquet").is_file()
+
+
+def _use_noise(directory: Path) -> None:
+    command("compare", "-tp", "{}/target", "-gp", "{}/golden", "-o", "{}/out", "--noise", "measured")(directory)
+    command("locate", "{}/target", "{}/golden", "-o", "{}/out", "--noise", "measured")(directory)
 
 
 def _kernels(directory: Path) -> None:
@@ -212,7 +221,8 @@ def _control(directory: Path) -> None:
 
 def _use_control(directory: Path) -> None:
     for name in ("live.json", "live.yaml"):
-        command("control", f"{{}}/{name}", "set", "level=L1", "rank=[0]")(directory)
+        for action in (["status"], ["set", "level=L1", "rank=[0]", 'tensor.list=["conv"]'], ["off"], ["on"]):
+            command("control", f"{{}}/{name}", *action)(directory)
 
 
 def _updates(directory: Path) -> None:
@@ -269,7 +279,7 @@ TARGETS = {
     "noise": Target(
         ["compare/noise/profile"],
         _noise,
-        command("compare", "-tp", "{}/golden", "-gp", "{}/golden", "-o", "{}/out"),
+        _use_noise,
         "golden/noise_profile.parquet",
     ),
     "results": Target(
