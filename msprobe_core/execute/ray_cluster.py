@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +19,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _PATIENCE_S = 5.0
+_MOST_MISSED = 3
+"""Attempts to reach a head, which may be busy or restarted."""
+
+_CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Whether Ray takes an address that other machines reach. Despite its name, Ray reads it on Linux as well; it is read
+when Ray is imported."""
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _TOKEN_FILE = ".ray/auth_token"  # noqa: S105  # its name
 
@@ -24,8 +32,9 @@ _TOKEN_FILE = ".ray/auth_token"  # noqa: S105  # its name
 class RayCluster:
     """Runs tasks on a Ray cluster, one per core of it.
 
-    With an address, on the cluster there; without, on one that is started on this machine and ended again. The workers
-    need ``msprobe-core`` installed, and must find dumps and results under the same paths.
+    With an address, on the cluster there; without, on one that is started on this machine, listens on the loopback
+    interface only, and is ended again. The workers need ``msprobe-core`` installed, and must find dumps and results
+    under the same paths.
     """
 
     name = "ray"
@@ -44,10 +53,12 @@ class RayCluster:
         """Yield each task's number and result, as they come.
 
         Raises:
-            PluginError: there is no cluster at the address.
+            PluginError: there is no cluster at the address, or it ended before the tasks did.
         """
         if options.address:
             _use_token()
+        else:
+            os.environ.setdefault(_CLUSTER_VARIABLE, "0")
         ray = _import_ray()
         was_running = ray.is_initialized()
         if not was_running:
@@ -55,9 +66,11 @@ class RayCluster:
         # One core each: polars would take all of a machine.
         remote = ray.remote(num_cpus=1, runtime_env={"env_vars": {"POLARS_MAX_THREADS": "1"}})(function)
         under_way: dict[Any, int] = {remote.remote(task): number for number, task in enumerate(tasks)}
+        head = _Head(getattr(ray.get_runtime_context(), "gcs_address", None) or options.address)
         try:
             while under_way:
-                done, _ = ray.wait(list(under_way), num_returns=1)
+                head.check()
+                done, _ = ray.wait(list(under_way), num_returns=1, timeout=_PATIENCE_S)
                 for reference in done:
                     number = under_way.pop(reference)
                     yield number, _result_of(ray, reference)
@@ -70,6 +83,8 @@ class RayCluster:
 
 def _connect(ray: Any, options: ExecutorOptions) -> None:
     here: dict[str, Any] = {"num_cpus": options.workers, "include_dashboard": False}
+    if not options.address:
+        _check_private(ray)
     try:
         _check_reachable(options.address)
         ray.init(
@@ -85,6 +100,55 @@ def _connect(ray: Any, options: ExecutorOptions) -> None:
             "one with 'ray start --head' and give its address as --ray-address HOST:PORT; if it has token "
             f"authentication, put its token into ~/{_TOKEN_FILE} here"
         ) from error
+
+
+def _check_private(ray: Any) -> None:
+    """Raise if other machines could reach a cluster that is started here: who reaches one can run code in it.
+
+    Raises:
+        PluginError: they could; Ray was imported earlier, or is an older or newer release that decides otherwise.
+    """
+    address = str(ray.util.get_node_ip_address())
+    if not ipaddress.ip_address(address).is_loopback:
+        raise PluginError(
+            f"Ray would listen at {address}, where other machines reach it, so no cluster is started here; use "
+            f"'--executor processes', set {_CLUSTER_VARIABLE}=0, or start a cluster of your own with "
+            "'ray start --head' and give its address as --ray-address HOST:PORT"
+        )
+
+
+class _Head:
+    """The head of a cluster, which every few seconds is asked whether it is still there.
+
+    Ray itself would try to reach it for a minute, and then end this process with exit status 1, which stands for a
+    difference.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self._asked = time.monotonic()
+        self._missed = 0
+
+    def check(self) -> None:
+        """Raise if it has been gone several times in a row.
+
+        Raises:
+            PluginError: it has.
+        """
+        if time.monotonic() - self._asked < _PATIENCE_S:
+            return
+        self._asked = time.monotonic()
+        try:
+            _check_reachable(self._address)
+        except OSError as error:
+            self._missed += 1
+            if self._missed == _MOST_MISSED:
+                raise PluginError(
+                    f"the Ray cluster at {self._address} ended before all pairs were compared "
+                    f"({error.strerror or error}); start it again, and repeat the command"
+                ) from error
+        else:
+            self._missed = 0
 
 
 def _use_token() -> None:
