@@ -262,7 +262,7 @@ TARGETS = {
     "config": Target(["config/load", "config/text"], written("config.json", json.dumps(_CONFIG)), one("config.json")),
     "config yaml": Target(
         ["config/load"],
-        written("config.yaml", "task: statistics\nlevel: mix\nrank: [0]\nstatistics:\n  scope: [Torch.a.0.forward, Torch.b.0.forward]\n  list: []\n"),
+        written("config.yaml", "level: mix\nrank: [0]\nstatistics:\n  scope: [Torch.f.0.forward, Torch.f.1.forward]\n"),
         one("config.yaml"),
     ),
     "control": Target(["config/edit"], _control, _use_control, "live.*"),
