@@ -438,13 +438,16 @@ def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
 
 
 def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
-    """Return what was done although nobody asked for it: the two are of different frameworks."""
+    """Return what was done although nobody asked for it: the two are of different frameworks or tools."""
     maps = [side.words.map for side in (naming.target, naming.golden)]
     if not naming.knows_both:
         return []
     renamed = [(own.leads[i], other.leads[j]) for i, j in pairs if own.stems[i] != other.stems[j]]
     first = "; the first is {} with {}".format(*renamed[0]) if renamed else ""
-    done = f"names of {maps[0].name} and {maps[1].name} are translated by the maps of their plugins"
+    if maps[0].name == maps[1].name:
+        done = f"calls are paired by what they compute, by the map of {maps[0].name}"
+    else:
+        done = f"names of {maps[0].name} and {maps[1].name} are translated by the maps of their plugins"
     return [f"{done}: {len(pairs):,} calls have a partner, {len(renamed):,} of them under another name{first}"]
 
 

@@ -213,7 +213,7 @@ def _words(is_module: bool, phase: str, role: str) -> str:
 
 def _note_gradients(rows: pl.DataFrame) -> list[str]:
     alone = rows.filter(pl.col(EXCUSE).str.ends_with("computes this gradient"))
-    what = "gradients with respect to inputs that one of the two frameworks alone computes"
+    what = "gradients with respect to inputs that only one side computes"
     return [
         f"{what}: {alone.height:,}; the first is {name}"
         for name in alone.select(pl.coalesce("name_target", "name_golden")).head(1).to_series()
@@ -305,7 +305,7 @@ def _reason(entry: str, dump: Dump, pairs: _Pairs) -> str | None:
     parent = dump.parents.get(entry)
     while parent is not None and parent not in seen:
         if parent in _OWNERS:
-            return f"inside '{parent}', which each framework has of its own"
+            return f"inside '{parent}', which each side has of its own"
         if (pair := pairs.get(parent)) is not None:
             if not pair.agrees or (names.is_module(entry) and not pair.other_is_leaf):
                 return None
@@ -315,25 +315,68 @@ def _reason(entry: str, dump: Dump, pairs: _Pairs) -> str | None:
     return None
 
 
-_OUTERMOST = rf"{_MODULE}[^.]+\.(forward|backward)\.\d+$"
+_OUTERMOST = rf"{_MODULE}[^.]+\.(forward|backward|parameters_grad)(\.\d+)?$"
+_CALLED = r"^(.+)\.forward(?:\.\d+)?$"
+_OWNER = r"^(.+)\.parameters_grad(?:\.\d+)?$"
 
 
-def with_excuses_between_tools(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows with a reason in ``excuse`` where two tools record differently, and notes."""
+def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[pl.DataFrame, list[str]]:
+    """Return aligned rows with a reason in ``excuse`` where two tools record differently, and notes.
+
+    Args:
+        rows: Aligned rows.
+        have_apis: Whether both tools recorded APIs.
+    """
+    if EXCUSE not in rows.columns:
+        rows = rows.with_columns(pl.lit(None, dtype=pl.String).alias(EXCUSE))
     entry = pl.coalesce("entry_golden", "entry")
-    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
-    is_api = ~entry.str.contains(_MODULE)
-    is_unrecorded = ~has_partner & (is_api | entry.str.contains(_OUTERMOST))
-    is_gradient = (pl.col("phase") == Phase.BACKWARD.value) & (pl.col("role") == Role.OUTPUT.value)
+    is_lone = pl.col("match") != Match.BOTH.value
+    has_partner = (~is_lone).any().over("entry")
+    is_api = ~entry.str.contains(_MODULE) & have_apis
+    is_uncalled = _is_of_uncalled_module(rows, entry)
+    is_unrecorded = (~has_partner & is_api) | _is_never_recorded(entry.str.contains(_OUTERMOST))
+    is_backward = pl.col("phase") == Phase.BACKWARD.value
+    is_nothing = pl.coalesce("kind_target", "kind_golden") == RowKind.NONE.value
+    side = pl.col("match").str.slice(5)
     reason = (
         pl.when(is_unrecorded)
-        .then(pl.format("only the {} has this call; the two tools record different ones", pl.col("match").str.slice(5)))
-        .when(is_api & is_gradient)
+        .then(pl.format("only the {} has this call; the two tools record different ones", side))
+        .when(_is_never_recorded(is_uncalled))
+        .then(pl.format("only the {} has gradients of modules that are not called themselves", side))
+        .when(is_lone & has_partner & is_backward & is_nothing)
+        .then(pl.format("only the {} lists this gradient, which does not exist", side))
+        .when(is_api & is_backward & (pl.col("role") == Role.OUTPUT.value))
         .then(pl.lit("the two tools list the gradients that an API passes on in different orders"))
     )
-    number = rows.filter(is_unrecorded)["entry"].n_unique()
-    note = (
-        "the two dumps were recorded by different tools, which record different APIs; calls that only one of them has, "
-        f"and that are not judged: {number:,}. Record both with one tool, or at level L0, to compare all calls"
-    )
-    return rows.with_columns(pl.coalesce(reason, EXCUSE).alias(EXCUSE)), [note]
+    rows = rows.with_columns(pl.coalesce(reason, EXCUSE).alias(EXCUSE))
+    return rows, _note_tools(rows.filter(is_unrecorded)["entry"].n_unique(), have_apis=have_apis)
+
+
+def _is_of_uncalled_module(rows: pl.DataFrame, entry: pl.Expr) -> pl.Expr:
+    """Whether a row is the gradient of a parameter of a module that is not called itself.
+
+    Its owner uses the parameter, as attention uses the weights of its output projection.
+    """
+    called = rows.select(entry.str.extract(_CALLED)).to_series().drop_nulls().unique().to_list()
+    is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value
+    return is_gradient & entry.str.contains(_MODULE) & ~entry.str.extract(_OWNER).is_in(called)
+
+
+def _is_never_recorded(kind: pl.Expr) -> pl.Expr:
+    """Whether a row is of a kind of which the other side has none in this phase."""
+    match = pl.col("match")
+    sides = (Match.TARGET.value, Match.GOLDEN.value)
+    found = [(match == own) & ~(kind & (match != own)).any().over("phase") for own in sides]
+    return kind & pl.any_horizontal(*found)
+
+
+def _note_tools(num_calls: int, *, have_apis: bool) -> list[str]:
+    if not num_calls and not have_apis:
+        return []
+    advice = ", or at level L0, to compare all APIs" if have_apis else " to compare all calls"
+    return [
+        (
+            "the two dumps were recorded by different tools, which record different calls; calls that only one of them "
+            f"has, and that are not judged: {num_calls:,}. Record both with one tool{advice}"
+        )
+    ]

@@ -107,7 +107,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
         notes = [*notes, *excused]
     if are_of_two_tools(target.header, golden.header):
-        rows, excused = with_excuses_between_tools(rows)
+        rows, excused = with_excuses_between_tools(rows, have_apis=is_foreign)
         notes = [*notes, *excused]
     rows = add_sketch_error(metrics.add_statistics(rows))
     if mode is Mode.TENSOR:

@@ -412,7 +412,7 @@ def _evidence(own: pl.DataFrame) -> list[Shown]:
 
 
 def _module_of(entry: str, parents: Sequence[str]) -> str | None:
-    for name in (entry, *parents):
+    for name in map(names.numbered_gradients, (entry, *parents)):
         if names.is_module(name) and (stem := names.stem_of(name)) is not None:
             return names.split_module(stem)[1]
     return None
@@ -422,5 +422,5 @@ def _micro_step(entry: str, parents: Sequence[str]) -> int | None:
     modules = [name for name in (entry, *parents) if names.is_module(name)]
     if not modules:
         return None
-    site = names.parse_entry(modules[-1])
+    site = names.parse_entry(names.numbered_gradients(modules[-1]))
     return site.index

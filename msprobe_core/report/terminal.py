@@ -173,7 +173,7 @@ def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign
     if fault.parent:
         yield Text(f"  inside {fault.parent}")
     if is_foreign:
-        yield Text(f"  This call is in the {fault.only_on} only; the other framework may compute it by other calls.")
+        yield Text(f"  This call is in the {fault.only_on} only; the other side may compute it by other calls.")
         return
     yield Text(f"  {_reason(fault, is_second=is_second)}")
     for row, message in fault.findings[:_MAX_FINDINGS]:

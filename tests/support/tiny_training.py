@@ -1,6 +1,7 @@
 """Train a tiny model for one step and dump it with whatever ``msprobe`` is installed: ours, or the one ours follows.
 
     python tiny_training.py OUT --task statistics --level mix [--summary md5] [--micro 2] [--world 2] [--factor 2]
+        [--attention] [--eps 0.5]
 
 Run with the python of an environment that has PyTorch and one of the two; both offer what is used here.
 """
@@ -16,18 +17,27 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """Linear, LayerNorm, Linear, with functions in between and one integer."""
+    """Linear, LayerNorm, Linear, with functions in between and one integer; then attention, masked in place."""
 
-    def __init__(self, factor):
+    def __init__(self, factor=1.0, eps=1e-5, *, has_attention=False):
         super().__init__()
         self.fc1 = nn.Linear(8, 16)
-        self.norm = nn.LayerNorm(16)
+        self.norm = nn.LayerNorm(16, eps=eps)
         self.fc2 = nn.Linear(16, 4)
         self.factor = factor
+        self.has_attention = has_attention
 
     def forward(self, x, *, scale=1.0):
         y = torch.relu(self.norm(self.fc1(x))) * self.factor
-        return self.fc2(y * scale)
+        y = self.fc2(y * scale)
+        return self.attend(y) if self.has_attention else y
+
+    def attend(self, y):
+        mask = torch.full((len(y), len(y)), float("-inf")).triu(diagonal=1)
+        scores = y @ y.T + mask
+        scores.masked_fill_(mask.isinf(), float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        return weights @ y
 
 
 def make_config(arguments, directory):
@@ -44,7 +54,7 @@ def train(rank, arguments, port):
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         torch.distributed.init_process_group("gloo", rank=rank, world_size=arguments.world)
     torch.manual_seed(0)
-    model = Model(arguments.factor)
+    model = Model(arguments.factor, arguments.eps, has_attention=arguments.attention)
 
     from msprobe.pytorch import PrecisionDebugger
 
@@ -77,6 +87,8 @@ def main():
     parser.add_argument("--micro", type=int, default=1)
     parser.add_argument("--world", type=int, default=1)
     parser.add_argument("--factor", type=float, default=1.0)
+    parser.add_argument("--eps", type=float, default=1e-5)
+    parser.add_argument("--attention", action="store_true")
     arguments = parser.parse_args()
     arguments.out = arguments.out.absolute()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
