@@ -22,8 +22,8 @@ import msgspec
 
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import ConfigError
-from msprobe_core.hookspecs import DeviceGauge, Framework, Writer, WriterFactory
-from msprobe_core.model import Batch, RunHeader
+from msprobe_core.hookspecs import DeviceGauge, EndingWriter, Framework, Writer, WriterFactory
+from msprobe_core.model import Batch, Ending, RunHeader
 
 ORDER_VARIABLE = "MSPROBE_ESTIMATE"
 
@@ -204,7 +204,10 @@ class _CountingFactory:
         self._factory.check()
 
     def open(self, directory: Path, header: RunHeader) -> Writer:
-        return _CountingWriter(self._factory.open(directory, header), self._measurement)
+        writer = self._factory.open(directory, header)
+        if isinstance(writer, EndingWriter):
+            return _CountingEndingWriter(writer, self._measurement)
+        return _CountingWriter(writer, self._measurement)
 
 
 class _CountingWriter:
@@ -218,6 +221,12 @@ class _CountingWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class _CountingEndingWriter(_CountingWriter):
+    def end(self, ending: Ending) -> None:
+        if isinstance(self._writer, EndingWriter):
+            self._writer.end(ending)
 
 
 def _size_of(directory: Path) -> int:

@@ -63,7 +63,8 @@ def check_exists(path: Path) -> None:
     except PermissionError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror}); change the permissions") from error
     except (OSError, ValueError) as error:  # a name that is too long, or holds a null character
-        raise CompareError(f"{path}: is no path ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) else error  # the whole error repeats the long name
+        raise CompareError(f"{path}: is no path ({reason})") from error
     if not exists:
         raise CompareError(f"{path}: does not exist")
     if is_directory and not os.access(path, os.R_OK | os.X_OK):

@@ -107,8 +107,10 @@ def check_place(path: Path) -> None:
         while not there.exists() and there.parent != there:
             there = there.parent
         reason = None if there.is_dir() else f"{there} is no directory"
-    except (OSError, ValueError) as error:  # ValueError: a null character
+    except OSError as error:
         reason = str(error)
+    if "\0" in str(path):
+        reason = "a path holds no null character"
     if reason is None and not os.access(there, os.W_OK | os.X_OK):
         reason = f"{there} cannot be written to"
     if reason is not None:

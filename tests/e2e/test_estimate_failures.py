@@ -64,7 +64,10 @@ BARE = "from msprobe_core import PrecisionDebugger\ndebugger = PrecisionDebugger
             BARE + "debugger.framework_name = 'x'\ndebugger.step()",
             r"'x' is not available.*\n.*failed with exit status 1",
         ),
-        (BARE + "PrecisionDebugger('none.json')", r"none\.json: cannot be read.*\n.*failed with exit status 1"),
+        (
+            BARE.replace("PrecisionDebugger()", "PrecisionDebugger('none.json')"),
+            r"none\.json: cannot be read.*\n.*failed with exit status 1",
+        ),
         ("from msprobe.pytorch import PrecisionDebugger as P\nP().step()", r"ended after 1 step; 1 to warm up and at"),
         ("from msprobe.pytorch import PrecisionDebugger as P\nd = P()\nwhile 1:\n d.step()", r"recorded nothing"),
     ],

@@ -157,7 +157,7 @@ def test_modes_of_the_user_do_not_see_it(tmp_path, debugger):
     debugger.save(torch.ones(2).to_sparse(), "sparse")
     debugger.close()
     assert saved(tmp_path)["inferred.0.debug"]["Max"] == 1.0
-    assert saved(tmp_path)["sparse.0.debug"]["Max"] is None
+    assert saved(tmp_path)["sparse.0.debug"]["Max"] == 1.0
 
 
 def test_at_other_levels_save_says_once_that_it_does_nothing(tmp_path, caplog):

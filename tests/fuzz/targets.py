@@ -307,5 +307,7 @@ TARGETS = {
 }
 """By what they read; whole dumps have a fuzzer of their own, `fuzz.dumps`."""
 
-IN_DUMPS = ("store/dumped", "store/runs", "store/convert", "store/json_reader", "store/arrow_reader")
+IN_DUMPS = (
+    "store/dumped", "store/runs", "store/convert", "store/json_reader", "store/json_pieces", "store/arrow_reader",
+)  # fmt: skip
 """Modules whose files are damaged by `fuzz.dumps`."""

@@ -37,17 +37,20 @@ _MOST = 0.5
 """Share of parameters that differ, from which on the runs have parted before this step."""
 
 
-def carried_distance(rows: pl.DataFrame) -> float:
+def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False) -> float:
     """Return how far values may be apart for what their parameters are; 0 where the runs begin with the same.
 
     Args:
         rows: Aligned, with measures, ``precision_limit`` and ``roundoff``.
+        is_foreign: Whether the two are of different frameworks.
     """
-    # An extreme is an element, and exact; sums over all elements are rounded, in another order by another library.
+    # An extreme is an element, and exact; sums over all elements are rounded, in another order by another library. In
+    # one framework the sums of equal tensors are equal, so that the least difference shows another tensor.
+    least_sum = SUMMED if is_foreign else 0.0
     exact = [measure for measure in MEASURES if not measure.averages]
     differs = pl.any_horizontal(
         *[(pl.col(measure.column) > 0).fill_null(value=False) for measure in exact],
-        (pl.max_horizontal(Measure.NORM.column, Measure.MEAN.column) > SUMMED).fill_null(value=False),
+        (pl.max_horizontal(Measure.NORM.column, Measure.MEAN.column) > least_sum).fill_null(value=False),
     )
     root = pl.col("numel_golden").cast(pl.Float64).sqrt()
     by_statistics = root * pl.max_horizontal(Measure.NORM.column, Measure.MEAN.column)

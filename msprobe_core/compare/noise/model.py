@@ -88,7 +88,11 @@ class NoiseModel:
                 pl.when(pl.col(_floor(measure)).is_not_null()).then(pl.max_horizontal(_floor(measure), closed(measure)))
                 for measure in MEASURES
             )
-        carried = 0.0 if measured is not None and measured.parameters_vary else carried_distance(prepared)
+        carried = (
+            0.0
+            if measured is not None and measured.parameters_vary
+            else carried_distance(prepared, is_foreign=operations is not None)
+        )
         if carried:
             prepared = _with_carried(prepared, carried)
         scored, told = _scored_behind_turned(prepared, measured, self.alpha)
