@@ -108,6 +108,17 @@ class Recurrent(nn.Cell):
         return self.layer(x.reshape(BATCH, 1, WIDTH))[0].reshape(BATCH, WIDTH)
 
 
+class Dropping(nn.Cell):
+    """Drops values while training.
+
+    `nn.Dropout` repeats itself for five calls only: the CPU kernel tries several numbers of threads then and keeps
+    the quickest, and which values it drops depends on that number. `ops.dropout` has a new kernel each call.
+    """
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.dropout(x, p=0.3, training=self.training)
+
+
 def _split(x: Tensor) -> Tensor:
     first, second = ops.split(x, WIDTH // 2, axis=1)
     return ops.cat((second, ops.relu(first)), axis=1)
@@ -133,7 +144,7 @@ LAYERS: dict[str, tuple[int, Build]] = {
     "keyword": (0, lambda _, __, random: Keyword(random)),
     "gru": (0, lambda *_: Recurrent(nn.GRU)),
     "lstm": (0, lambda *_: Recurrent(nn.LSTM)),
-    "dropout": (0, lambda *_: nn.Dropout(p=0.3)),
+    "dropout": (0, lambda *_: Dropping()),
     "activation": (0, lambda numbers, *_: (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid)[numbers[0] % 4]()),
     "softmax": (0, lambda *_: Function(lambda x: ops.softmax(x, axis=-1))),
     "mint": (0, lambda *_: Function(lambda x: mint.mul(mint.transpose(x, 0, 1), 0.5).T)),
