@@ -29,6 +29,8 @@ from msprobe_core.store.layout import create_file, make_directory
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from msprobe_core.hookspecs import Framework
+
 _logger = logging.getLogger(__name__)
 
 PYTHON_FUNCTIONS = (
@@ -294,27 +296,28 @@ class RandomLog:
 
     def __init__(
         self,
-        directory: Path,
+        output_path: str | os.PathLike[str],
+        framework: Framework,
         *,
-        rank: int | None,
-        hidden: Sequence[str] = (),
-        functions: Iterable[RandomFunction] = (),
-        states: Mapping[str, RandomState] | None = None,
+        functions: Iterable[RandomFunction],
+        states: Mapping[str, RandomState],
         steps_aside: Callable[[], bool] = never,
     ) -> None:
         """Make the file and begin.
 
         Args:
-            directory: Is made if it does not exist.
-            rank: For the file's name; ``None`` takes the number of the process.
-            hidden: Starts of file paths that are left out of stacks.
+            output_path: Directory; created if it does not exist.
+            framework: Gives the rank for the file's name, and the frames that are left out of stacks.
             functions: Random functions of the framework.
             states: What they draw from, by family.
             steps_aside: See `RandomWatch`.
 
         Raises:
+            ConfigError: ``output_path`` is not a path.
             StoreError: the file cannot be made.
         """
+        directory = _checked_directory(output_path)
+        rank = framework.rank()
         unit = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
         now = time.time_ns() // 1000
         stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1_000_000)) + f"{now % 1_000_000:06}"
@@ -322,12 +325,12 @@ class RandomLog:
         self.path = directory / f"random_{unit}_{stamp}.csv"
         """The file."""
         self._process = os.getpid()
-        self._stacks = StackCache(hidden)
+        self._stacks = StackCache(framework.hidden_frames)
         self._file = create_file(self.path)
         self.on_stop: Callable[[], None] | None = None
         """Called once, when it ends."""
         self._write("api_name", "stack")
-        self.watch = RandomWatch(self._note, functions, {**common_states(), **(states or {})}, steps_aside=steps_aside)
+        self.watch = RandomWatch(self._note, functions, {**common_states(), **states}, steps_aside=steps_aside)
         self.watch.install()
 
     def stop(self) -> None:
@@ -367,7 +370,7 @@ class RandomLog:
         self.stop()
 
 
-def checked_directory(path: object) -> Path:
+def _checked_directory(path: object) -> Path:
     """Return the directory that ``random_save`` was given.
 
     Raises:

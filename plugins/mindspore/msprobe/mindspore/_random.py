@@ -12,7 +12,7 @@ from mindspore import Tensor, mint, ops
 from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._quiet import Quiet
-from msprobe_core.capture.randomness import RandomFunction, RandomLog, checked_directory
+from msprobe_core.capture.randomness import RandomFunction, RandomLog
 
 _seeds: Any = import_module("mindspore.common.seed")  # the package has a function of that name
 _layers: Any = mint.nn
@@ -77,11 +77,9 @@ def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
         ConfigError: ``output_path`` is no path.
         StoreError: the file cannot be made.
     """
-    framework = MindSporeFramework()
     return RandomLog(
-        checked_directory(output_path),
-        rank=framework.rank(),
-        hidden=framework.hidden_frames,
+        output_path,
+        MindSporeFramework(),
         functions=mindspore_functions(),
         states={FAMILY: MindSporeState()},
         steps_aside=is_tracing,

@@ -10,7 +10,7 @@ from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._random_state import TorchState
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.capture.randomness import RandomFunction, RandomLog, checked_directory
+from msprobe_core.capture.randomness import RandomFunction, RandomLog
 
 FAMILY = "torch"
 
@@ -46,12 +46,10 @@ def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
         ConfigError: ``output_path`` is no path.
         StoreError: the file cannot be made.
     """
-    framework = PyTorchFramework()
     state = TorchState()
     log = RandomLog(
-        checked_directory(output_path),
-        rank=framework.rank(),
-        hidden=framework.hidden_frames,
+        output_path,
+        PyTorchFramework(),
         functions=torch_functions(),
         states={FAMILY: state},
         steps_aside=is_compiling,
