@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -36,6 +37,15 @@ def former_attribute(module: str, name: str) -> Any:
         return _load(MOVED[full])
     advice = None if name.startswith("__") else advice_for(full)
     raise AttributeError(f"module {module!r} has no attribute {name!r}" + (f": {advice}" if advice else ""))
+
+
+def former_module(name: str) -> tuple[list[str], Callable[[str], Any]]:
+    """Return ``__path__`` and ``__getattr__`` of a module that only stands for former names.
+
+    Python looks for modules below a module with a ``__path__``; an empty one has no files of its own.
+    """
+    offer_former_names()
+    return [], partial(former_attribute, name)
 
 
 def advice_for(name: str) -> str | None:
