@@ -77,7 +77,6 @@ RESPONSES: Final = (
     "detection of anomalous responses is not part of msprobe yet; `msprobe verl compare` compares what training and "
     "rollout compute for the same tokens"
 )
-PARALLELISM_PLOT: Final = "plots of parallel layouts are not part of msprobe; `msprobe view DIR --groups` groups ranks"
 INIT_STEP: Final = "the number of the first step is set by PrecisionDebugger.set_init_step(step)"
 INTERNAL: Final = (
     "this is an internal module of mindstudio-probe, which msprobe does not have; what scripts use is in "

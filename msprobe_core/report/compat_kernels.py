@@ -18,22 +18,11 @@ from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.mixed import statistics_of
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensors import NOT_AVAILABLE
+from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.errors import DumpError
 from msprobe_core.report.table import Column, Table, Width
 from msprobe_core.store.kernel_files import STATISTIC_FILE
 from msprobe_core.store.tensors import open_tensor
-
-_SIDES = (("target", "NPU"), ("golden", "Bench"))
-_SHORT = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
-_RELATIVE = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
-_METRICS = {
-    "cosine": "Cosine",
-    "euclidean": "EucDist",
-    "largest_abs": "MaxAbsErr",
-    "largest_rel": "MaxRelativeErr",
-    "within_1e3": "One Thousandth Err Ratio",
-    "within_5e3": "Five Thousandths Err Ratio",
-}
 
 _OTHER_DTYPE = "Dtype of NPU and bench Tensor do not match. Skipped.\n"
 _OTHER_SHAPE = "Tensor shapes do not match.\n"
@@ -49,7 +38,7 @@ def kernel_table(result: UnitResult) -> Table:
         rows = _with_statistics(result)
         columns = [*_of_files(result), *_sides_of(", ", ",]"), *_numbers(), *_verdict_of_files(), *_metrics()]
     else:
-        numbers = [f"{name}_{side}" for side, _ in _SIDES for name in STATISTICS]
+        numbers = [f"{name}_{side}" for side, _ in SIDES for name in STATISTICS]
         rows = result.rows.with_columns(_rounded(pl.col(name)) for name in numbers)
         columns = [*_names(), *_sides_of(",", "]"), *_numbers(), *_verdict(), *_differences(), *_tables(result)]
     return Table([replace(column, value=column.value.cast(pl.String).fill_null("")) for column in columns], rows)
@@ -63,14 +52,14 @@ def _directories(result: UnitResult) -> tuple[Path, Path]:
 
 
 def _names() -> list[Column]:
-    return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in _SIDES]
+    return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in SIDES]
 
 
 def _sides_of(separator: str, end_of_one: str) -> list[Column]:
     """Return the columns of dtypes and shapes, whose texts are not the same for tables and for files."""
-    dtypes = [Column(f"{title} Dtype", pl.col(f"dtype_{side}")) for side, title in _SIDES]
+    dtypes = [Column(f"{title} Dtype", pl.col(f"dtype_{side}")) for side, title in SIDES]
     shapes: list[Column] = []
-    for side, title in _SIDES:
+    for side, title in SIDES:
         text = pl.col(f"shape_{side}").str.replace_all(", ", separator, literal=True)
         shapes.append(Column(f"{title} Tensor Shape", text.str.replace(r"^\[(\d+)\]$", f"[${{1}}{end_of_one}")))
     return [*dtypes, *shapes]
@@ -78,8 +67,8 @@ def _sides_of(separator: str, end_of_one: str) -> list[Column]:
 
 def _numbers() -> list[Column]:
     return [
-        Column(f"{title} {_SHORT[name].lower()}", _text(pl.col(f"{name}_{side}")), pl.col(f"{name}_{side}"))
-        for side, title in _SIDES
+        Column(f"{title} {STATISTIC_TITLES[name].lower()}", _text(pl.col(f"{name}_{side}")), pl.col(f"{name}_{side}"))
+        for side, title in SIDES
         for name in STATISTICS
     ]
 
@@ -115,7 +104,7 @@ def _differences() -> list[Column]:
     differences: list[Column] = []
     ratios: list[Column] = []
     for name in STATISTICS:
-        target, golden = (pl.col(f"{name}_{side}") for side, _ in _SIDES)
+        target, golden = (pl.col(f"{name}_{side}") for side, _ in SIDES)
         difference = pl.when(_is_compared()).then(_rounded(target - golden))
         percent = (difference / golden).abs() * 100
         ratio = (
@@ -125,8 +114,8 @@ def _differences() -> list[Column]:
             .then(pl.lit("Nan"))
             .otherwise(percent.cast(pl.String) + "%")
         )
-        differences.append(Column(f"{_SHORT[name]} diff", _text(difference), difference))
-        ratios.append(Column(f"{_RELATIVE[name]}RelativeErr", pl.when(_is_compared()).then(ratio)))
+        differences.append(Column(f"{STATISTIC_TITLES[name]} diff", _text(difference), difference))
+        ratios.append(Column(f"{RELATIVE_STATISTICS[name]}RelativeErr", pl.when(_is_compared()).then(ratio)))
     return [*differences, *ratios]
 
 
@@ -135,7 +124,7 @@ def _tables(result: UnitResult) -> list[Column]:
         Column(
             f"{title} CSV File", pl.when(pl.col(f"name_{side}").is_not_null()).then(pl.lit(str(path / STATISTIC_FILE)))
         )
-        for (side, title), path in zip(_SIDES, _directories(result), strict=True)
+        for (side, title), path in zip(SIDES, _directories(result), strict=True)
     ]
 
 
@@ -145,14 +134,14 @@ def _tables(result: UnitResult) -> list[Column]:
 def _of_files(result: UnitResult) -> list[Column]:
     return [
         Column(f"{title} Name", pl.lit(f"{path}/") + pl.col(f"file_name_{side}"), width=Width.NAME)
-        for (side, title), path in zip(_SIDES, _directories(result), strict=True)
+        for (side, title), path in zip(SIDES, _directories(result), strict=True)
     ]
 
 
 def _with_statistics(result: UnitResult) -> pl.DataFrame:
     """Return the rows with statistics of the tensors, which their dumps have none of."""
     rows = result.rows
-    for (side, _), directory in zip(_SIDES, _directories(result), strict=True):
+    for (side, _), directory in zip(SIDES, _directories(result), strict=True):
         found = [_statistics_in(directory, name) for name in rows[f"file_name_{side}"].to_list()]
         rows = rows.with_columns(
             pl.Series(f"{name}_{side}", [None if each is None else each[i] for each in found], dtype=pl.Float64)
@@ -218,7 +207,7 @@ def _are_comparable_files() -> pl.Expr:
 
 def _metrics() -> list[Column]:
     columns: list[Column] = []
-    for name, header in _METRICS.items():
+    for name, header in METRICS.items():
         number = pl.col(name)
         text = pl.when(number.is_nan()).then(pl.lit("Nan")).otherwise(number.cast(pl.String))
         columns.append(Column(header, pl.when(_are_comparable_files()).then(text), number))

@@ -19,6 +19,7 @@ from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
 from msprobe_core.compare.verdict import DEVICE_TEXT
+from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
 from msprobe_core.report.table import (
     BY_VERDICT,
@@ -33,18 +34,6 @@ from msprobe_core.report.table import (
 from msprobe_core.store.frame import RowKind
 
 NO_FILE = "-1"
-
-_SIDES = (("target", "NPU"), ("golden", "Bench"))
-_SHORT = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "L2norm"}
-_RELATIVE = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
-_METRICS = {
-    "cosine": "Cosine",
-    "euclidean": "EucDist",
-    "largest_abs": "MaxAbsErr",
-    "largest_rel": "MaxRelativeErr",
-    "within_1e3": "One Thousandth Err Ratio",
-    "within_5e3": "Five Thousandths Err Ratio",
-}
 
 
 def compat_table(result: UnitResult, layout: TableLayout, *, has_stacks: bool, has_highlights: bool = False) -> Table:
@@ -101,15 +90,15 @@ def _verdicts(mode: Mode, layout: TableLayout) -> list[Column]:
 
 
 def _names() -> list[Column]:
-    return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in _SIDES]
+    return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in SIDES]
 
 
 def _both_sides(what: str, column: str) -> list[Column]:
-    return [Column(f"{title} {what}", pl.col(f"{column}_{side}")) for side, title in _SIDES]
+    return [Column(f"{title} {what}", pl.col(f"{column}_{side}")) for side, title in SIDES]
 
 
 def _requires_grad() -> list[Column]:
-    return [Column(f"{title} Requires_grad", _bool_text(pl.col(f"requires_grad_{side}"))) for side, title in _SIDES]
+    return [Column(f"{title} Requires_grad", _bool_text(pl.col(f"requires_grad_{side}"))) for side, title in SIDES]
 
 
 def _bool_text(value: pl.Expr) -> pl.Expr:
@@ -129,7 +118,7 @@ def _message_list(messages: pl.Expr) -> pl.Expr:
 
 def _checksums() -> list[Column]:
     titles = {"target": "NPU MD5", "golden": "BENCH MD5"}
-    return [Column(titles[side], _checksum(side)) for side, _ in _SIDES]
+    return [Column(titles[side], _checksum(side)) for side, _ in SIDES]
 
 
 def _checksum(side: str) -> pl.Expr:
@@ -145,7 +134,7 @@ def _checksum(side: str) -> pl.Expr:
 
 def _statistics() -> list[Column]:
     columns: list[Column] = []
-    for side, title in _SIDES:
+    for side, title in SIDES:
         for name in STATISTICS:
             number = pl.col(f"{name}_{side}")
             is_text = (pl.col(f"kind_{side}") == RowKind.SCALAR.value) | (pl.col(f"kind_{side}") == RowKind.NONE.value)
@@ -156,7 +145,7 @@ def _statistics() -> list[Column]:
                 .then(pl.col(f"text_{side}").fill_null("None"))
                 .otherwise(_value_text(number, pl.col(f"dtype_{side}")).fill_null("None"))
             )
-            columns.append(Column(f"{title} {_SHORT[name].lower()}", text, number))
+            columns.append(Column(f"{title} {STATISTIC_TITLES[name].lower()}", text, number))
     return columns
 
 
@@ -178,7 +167,9 @@ def _value_text(number: pl.Expr, dtype: pl.Expr) -> pl.Expr:
 
 def _differences() -> list[Column]:
     return [
-        Column(f"{_SHORT[name]} diff", _difference_text(name, pl.col(f"{name}_diff"), ""), pl.col(f"{name}_diff"))
+        Column(
+            f"{STATISTIC_TITLES[name]} diff", _difference_text(name, pl.col(f"{name}_diff"), ""), pl.col(f"{name}_diff")
+        )
         for name in STATISTICS
     ]
 
@@ -189,7 +180,7 @@ def _relative_errors() -> list[Column]:
         ratio = pl.col(f"{name}_rel")
         columns.append(
             Column(
-                f"{_RELATIVE[name]}RelativeErr",
+                f"{RELATIVE_STATISTICS[name]}RelativeErr",
                 _difference_text(name, ratio * 100, "%"),
             )
         )
@@ -228,7 +219,7 @@ def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
 def _tensor_metrics(layout: TableLayout) -> list[Column]:
     nan = NOT_AVAILABLE if layout is TableLayout.A else NOT_A_NUMBER
     columns: list[Column] = []
-    for name, header in _METRICS.items():
+    for name, header in METRICS.items():
         number = pl.col(name)
         is_lone = pl.col("match") != Match.BOTH.value
         text = pl.when(is_lone).then(pl.lit(UNSUPPORTED)).otherwise(_number_text(number, pl.col("status"), nan))
@@ -264,6 +255,6 @@ def _file_names() -> pl.Expr:
             f"file_name_{side}",
             pl.when(pl.col(f"kind_{side}").is_null()).then(pl.lit(NOT_AVAILABLE)).otherwise(pl.lit(NO_FILE)),
         )
-        for side, _ in _SIDES
+        for side, _ in SIDES
     ]
     return pl.format("['{}', '{}']", *sides)
