@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import yaml
 from yaml.constructor import SafeConstructor
 
-from msprobe_core.compare.shards.lie import Along, Spread, Whereabouts
+from msprobe_core.compare.shards.lie import Spread, Whereabouts
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 from msprobe_core.untrusted.malformed import MalformedError
@@ -399,10 +399,3 @@ def _rank_lists(lists: Any, axis: str, where: _Place) -> tuple[tuple[int, ...], 
     if len(set(ranks)) != len(ranks):
         raise ConfigError(f"{where}: a rank is in two groups of '{axis}'")
     return found
-
-
-def along_of(rule: SpreadRule, value: int | Spread) -> Along:
-    """Return how a value lies that a rule speaks of."""
-    if isinstance(value, Spread):
-        return Along(rule.axis, value)
-    return Along(rule.axis, Spread.SHARDED, value, rule.ratio)
