@@ -6,7 +6,7 @@
 import os
 
 import pytest
-from random_programs import Summary, draw, run_seeds
+from random_programs import assert_bitwise_equal, assert_draws_everything
 from random_torch import VOCABULARY, TorchRunner
 
 # Programs may fail on a thread of their own, with the probe as without it.
@@ -16,34 +16,14 @@ NUM_PROGRAMS = int(os.environ.get("MSPROBE_RANDOM_PROGRAMS", "500"))
 FIRST_SEED = int(os.environ.get("MSPROBE_RANDOM_SEED", "100000"))
 
 
-def check(seeds):
-    summary = Summary()
-    findings = run_seeds(seeds, TorchRunner(), summary)
-    assert not findings, "\n".join(map(str, findings))
-    # Programs that differ between runs without the probe, and those that end with an error, test little.
-    assert summary.num_repeatable >= 0.9 * summary.num_run, summary
-    assert summary.num_ended_by_errors <= 0.2 * summary.num_run, summary
-
-
 def test_twenty_random_programs_are_bitwise_equal(close_debugger):
-    check(range(20))
+    assert_bitwise_equal(range(20), TorchRunner())
 
 
 @pytest.mark.slow
 def test_many_random_programs_are_bitwise_equal(close_debugger):
-    check(range(FIRST_SEED, FIRST_SEED + NUM_PROGRAMS))
+    assert_bitwise_equal(range(FIRST_SEED, FIRST_SEED + NUM_PROGRAMS), TorchRunner())
 
 
 def test_random_programs_have_every_kind_of_part():
-    drawn = [draw(seed, VOCABULARY) for seed in range(500)]
-
-    def names(parts):
-        for part in parts:
-            yield part.name
-            yield from names(part.inside)
-
-    assert {name for program in drawn for name in names(program.layers)} == VOCABULARY.layers.keys()
-    assert {habit.name for program in drawn for habit in program.habits} == set(VOCABULARY.habits)
-    assert {program.probe.windows for program in drawn} == set(VOCABULARY.windows)
-    probes = {(program.probe.level, program.probe.task, program.probe.summary_mode) for program in drawn}
-    assert probes == {(level, *task) for level in VOCABULARY.levels for task in VOCABULARY.tasks}
+    assert_draws_everything(VOCABULARY)

@@ -240,6 +240,32 @@ def run_seeds(
     return findings
 
 
+def assert_bitwise_equal(seeds: Iterable[int], runner: Runner) -> None:
+    """Fail if programs compute something else with the probe, or if too few of them could have shown it."""
+    summary = Summary()
+    findings = run_seeds(seeds, runner, summary)
+    assert not findings, "\n".join(map(str, findings))
+    # Programs that differ between runs without the probe, and those that end with an error, test little.
+    assert summary.num_repeatable >= 0.9 * summary.num_run, summary
+    assert summary.num_ended_by_errors <= 0.2 * summary.num_run, summary
+
+
+def assert_draws_everything(vocabulary: Vocabulary) -> None:
+    """Fail if programs never have some layer, habit or window of a vocabulary, or never its levels and tasks."""
+    drawn = [draw(seed, vocabulary) for seed in range(500)]
+    probes = {(program.probe.level, program.probe.task, program.probe.summary_mode) for program in drawn}
+    assert {name for program in drawn for name in _names(program.layers)} == vocabulary.layers.keys()
+    assert {habit.name for program in drawn for habit in program.habits} == set(vocabulary.habits)
+    assert {program.probe.windows for program in drawn} == set(vocabulary.windows)
+    assert probes == {(level, *task) for level in vocabulary.levels for task in vocabulary.tasks}
+
+
+def _names(parts: Iterable[Part]) -> Iterator[str]:
+    for part in parts:
+        yield part.name
+        yield from _names(part.inside)
+
+
 def _differs(program: Program, runner: Runner) -> bool:
     finding = check(program, runner)
     return finding is not None and finding.is_repeatable
