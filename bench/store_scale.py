@@ -17,9 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from msprobe_core.hookspecs import Reader, WriterFactory
 from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, Stats, TensorMeta, TensorValue
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.storage import Reader, WriterFactory
 
 HEADER = RunHeader(task="statistics", level="mix", framework="pytorch", summary_mode="md5")
 SHAPES = [(2, 256, 1024), (2, 256, 4096), (2, 16, 256, 256), (4096, 1024), (1024,)]

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
+from msprobe_core._version import __version__
+
 if TYPE_CHECKING:
     from msprobe_core.capture import PrecisionDebugger
     from msprobe_core.compare import compare_dumps
-
-__version__ = "0.1.0"
 
 __all__ = ["PrecisionDebugger", "__version__", "compare_dumps"]
 

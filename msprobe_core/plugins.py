@@ -21,7 +21,12 @@ from typing import Any, Protocol, cast
 import pluggy
 
 from msprobe_core import hookspecs
+from msprobe_core._version import __version__
 from msprobe_core.errors import MsprobeError, PluginError
+from msprobe_core.protocols.comparison import Executor, Metric
+from msprobe_core.protocols.framework import FrameworkOffer
+from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
+from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
 _logger = logging.getLogger(__name__)
 
@@ -78,36 +83,36 @@ class Registry:
         """Every plugin that was found, the core first."""
         return list(self._plugins.values())
 
-    def frameworks(self) -> dict[str, hookspecs.FrameworkOffer]:
+    def frameworks(self) -> dict[str, FrameworkOffer]:
         """Return the frameworks by name, also those whose package is not installed."""
         return self._offers("msprobe_register_frameworks")
 
-    def processors(self) -> dict[str, hookspecs.Processor]:
+    def processors(self) -> dict[str, Processor]:
         """Return the processors by name."""
         return self._offers("msprobe_register_processors")
 
-    def writers(self) -> dict[str, hookspecs.WriterFactory]:
+    def writers(self) -> dict[str, WriterFactory]:
         """Return the writers by name."""
         return self._offers("msprobe_register_writers")
 
-    def readers(self) -> list[hookspecs.Reader]:
+    def readers(self) -> list[Reader]:
         """Return the readers, the core's own last."""
-        readers: dict[str, hookspecs.Reader] = self._offers("msprobe_register_readers")
+        readers: dict[str, Reader] = self._offers("msprobe_register_readers")
         return list(reversed(readers.values()))
 
-    def executors(self) -> dict[str, hookspecs.Executor]:
+    def executors(self) -> dict[str, Executor]:
         """Return the executors by name."""
         return self._offers("msprobe_register_executors")
 
-    def metrics(self) -> dict[str, hookspecs.Metric]:
+    def metrics(self) -> dict[str, Metric]:
         """Return the metrics by name."""
         return self._offers("msprobe_register_metrics")
 
-    def api_maps(self) -> dict[str, hookspecs.ApiMap]:
+    def api_maps(self) -> dict[str, ApiMap]:
         """Return the maps to canonical names by framework."""
         return self._offers("msprobe_register_api_maps")
 
-    def module_maps(self) -> dict[str, hookspecs.ModuleMap]:
+    def module_maps(self) -> dict[str, ModuleMap]:
         """Return what backends of training call modules, by backend."""
         return self._offers("msprobe_register_module_maps")
 
@@ -115,7 +120,7 @@ class Registry:
         """Return the subcommands by name."""
         return self._offers("msprobe_register_commands")
 
-    def trainer_stages(self) -> dict[str, hookspecs.TrainerStages]:
+    def trainer_stages(self) -> dict[str, TrainerStages]:
         """Return the stages of trainers by trainer."""
         return self._offers("msprobe_register_stages")
 
@@ -202,16 +207,16 @@ class _Command(Protocol):
 
 
 _OFFERED: dict[str, type] = {
-    "msprobe_register_frameworks": hookspecs.FrameworkOffer,
-    "msprobe_register_processors": hookspecs.Processor,
-    "msprobe_register_writers": hookspecs.WriterFactory,
-    "msprobe_register_readers": hookspecs.Reader,
-    "msprobe_register_executors": hookspecs.Executor,
-    "msprobe_register_metrics": hookspecs.Metric,
-    "msprobe_register_api_maps": hookspecs.ApiMap,
-    "msprobe_register_module_maps": hookspecs.ModuleMap,
+    "msprobe_register_frameworks": FrameworkOffer,
+    "msprobe_register_processors": Processor,
+    "msprobe_register_writers": WriterFactory,
+    "msprobe_register_readers": Reader,
+    "msprobe_register_executors": Executor,
+    "msprobe_register_metrics": Metric,
+    "msprobe_register_api_maps": ApiMap,
+    "msprobe_register_module_maps": ModuleMap,
     "msprobe_register_commands": _Command,
-    "msprobe_register_stages": hookspecs.TrainerStages,
+    "msprobe_register_stages": TrainerStages,
 }
 
 
@@ -265,8 +270,6 @@ def _built_in_name(module: str) -> str:
 
 
 def _version_of_core() -> str:
-    from msprobe_core import __version__
-
     return __version__
 
 

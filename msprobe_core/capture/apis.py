@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, ClassVar, Protocol, cast
 
-from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.protocols.recording import Call, CallRecorder
 
 Function = Callable[..., Any]
 
@@ -47,7 +47,7 @@ class ApiCalls(ABC):
 
     @abstractmethod
     def _quiet(self) -> AbstractContextManager[None]:
-        """Return a block for our own work; see `msprobe_core.hookspecs.Framework.quiet`."""
+        """Return a block for our own work; see `msprobe_core.plugin.Framework.quiet`."""
 
     @abstractmethod
     def _builds_graph(self) -> bool:

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from msprobe_core.capture.apis import ApiCalls
-from msprobe_core.hookspecs import CallRecorder
+from msprobe_core.protocols.recording import CallRecorder
 
 _Calls = TypeVar("_Calls", bound=ApiCalls)
 
 
 class PlacedAttachment(ABC, Generic[_Calls]):
-    """Base of attachments; see `msprobe_core.hookspecs.Attachment`."""
+    """Base of attachments; see `msprobe_core.plugin.Attachment`."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class PlacedAttachment(ABC, Generic[_Calls]):
 
         Args:
             recorder: Is told of every call.
-            quiet: See `msprobe_core.hookspecs.Framework.quiet`.
+            quiet: See `msprobe_core.plugin.Framework.quiet`.
             make_calls: Makes what records outermost calls of APIs.
         """
         self.recorder = recorder
@@ -42,11 +42,11 @@ class PlacedAttachment(ABC, Generic[_Calls]):
 
     @abstractmethod
     def release(self) -> None:
-        """See `msprobe_core.hookspecs.Removable.release`."""
+        """See `msprobe_core.plugin.Removable.release`."""
 
     @abstractmethod
     def is_compiling(self) -> bool:
-        """See `msprobe_core.hookspecs.Attachment.is_compiling`."""
+        """See `msprobe_core.plugin.Attachment.is_compiling`."""
 
     def install_all(self) -> None:
         """Put everything in place, or nothing if something of it fails."""

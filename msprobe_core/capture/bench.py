@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from msprobe_core import names
 from msprobe_core.capture.earlier import read_earlier
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, TensorValue
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.runs import find_unit
 

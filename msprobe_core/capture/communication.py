@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from msprobe_core.hookspecs import Call, CallRecorder
 from msprobe_core.model import Argument
+from msprobe_core.protocols.recording import Call, CallRecorder
 
 UNSET_INPUTS: Mapping[str, str] = {
     "recv": "tensor", "irecv": "tensor", "scatter": "tensor", "gather": "gather_list",

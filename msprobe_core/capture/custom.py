@@ -11,7 +11,7 @@ from typing import Any
 from msprobe_core.capture.standin import Function, FunctionStandIn, StandIns
 from msprobe_core.config import ListedApi
 from msprobe_core.errors import ConfigError, SessionError
-from msprobe_core.hookspecs import Attachment
+from msprobe_core.protocols.framework import Attachment
 
 _logger = logging.getLogger(__name__)
 

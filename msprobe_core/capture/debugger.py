@@ -24,9 +24,10 @@ from msprobe_core.compat.table import GRADIENT_PROBE
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.guard import described
-from msprobe_core.hookspecs import Framework, FrameworkOffer, KernelDumper
 from msprobe_core.model import EndState, Level
 from msprobe_core.plugins import refuse_shadowing, registry
+from msprobe_core.protocols.capabilities import KernelDumper
+from msprobe_core.protocols.framework import Framework, FrameworkOffer
 from msprobe_core.store.layout import check_place
 
 if TYPE_CHECKING:

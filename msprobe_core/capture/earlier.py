@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msprobe_core.errors import DumpError
 from msprobe_core.guard import plugin_call
-from msprobe_core.hookspecs import Dump
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.storage import Dump
 
 
 def read_earlier(directory: Path) -> Dump:

@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from msprobe_core.capture.values import MAX_DEPTH
-from msprobe_core.hookspecs import Call, CallRecorder
 from msprobe_core.model import GradientSlot
+from msprobe_core.protocols.recording import Call, CallRecorder
 
 Node = Any
 """An autograd node: of one framework or the other, and of classes that share no base."""
@@ -164,7 +164,7 @@ class GraphGradients(ABC):
     @staticmethod
     @abstractmethod
     def quiet(on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
-        """See `msprobe_core.hookspecs.Framework.quiet`."""
+        """See `msprobe_core.plugin.Framework.quiet`."""
 
     # --- setting the hooks ------------------------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class HostValues:
 
 
 class HostReducer:
-    """Reduces values on the host, at once: what a `msprobe_core.hookspecs.Reducer` does with them."""
+    """Reduces values on the host, at once: what a `msprobe_core.plugin.Reducer` does with them."""
 
     def __init__(self) -> None:
         self._sketcher = Sketcher(NumpyArrays())

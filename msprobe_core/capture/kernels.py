@@ -10,8 +10,9 @@ from typing import Any
 from msprobe_core.config import Config
 from msprobe_core.config.schema import CommonFields, DataMode, Precision, ReduceDevice, TaskOptions
 from msprobe_core.errors import ConfigError, SessionError
-from msprobe_core.hookspecs import Framework, KernelDumper
 from msprobe_core.model import KernelOptions, Task
+from msprobe_core.protocols.capabilities import KernelDumper
+from msprobe_core.protocols.framework import Framework
 
 _logger = logging.getLogger(__name__)
 

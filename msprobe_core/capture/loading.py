@@ -15,8 +15,10 @@ from msprobe_core.capture.parts import ForwardRange
 from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, Framework, WatchingFramework
 from msprobe_core.model import Phase, Role, Site, SiteKind
+from msprobe_core.protocols.capabilities import WatchingFramework
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store import layout
 from msprobe_core.store.runs import find_unit
 

@@ -22,8 +22,10 @@ import msgspec
 
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import ConfigError
-from msprobe_core.hookspecs import DeviceGauge, EndingWriter, Framework, Writer, WriterFactory
 from msprobe_core.model import Batch, Ending, RunHeader
+from msprobe_core.protocols.capabilities import DeviceGauge
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
 
 ORDER_VARIABLE = "MSPROBE_ESTIMATE"
 

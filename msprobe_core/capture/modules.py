@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from msprobe_core.capture.gradients import GraphGradients
-from msprobe_core.hookspecs import Call, CallRecorder, CallWatcher
 from msprobe_core.names import module_stem
+from msprobe_core.protocols.capabilities import CallWatcher
+from msprobe_core.protocols.recording import Call, CallRecorder
 
 
 class Handle(Protocol):
@@ -100,7 +101,7 @@ class ModuleTraits(Protocol):
         ...
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
-        """See `msprobe_core.hookspecs.Framework.quiet`."""
+        """See `msprobe_core.plugin.Framework.quiet`."""
         ...
 
     def builds_graph(self) -> bool:
@@ -237,7 +238,7 @@ class FoundModule(NamedTuple):
 
 
 class WatchHooks:
-    """Hooks for a `CallWatcher` in the modules that it wants; see `msprobe_core.hookspecs.Removable`."""
+    """Hooks for a `CallWatcher` in the modules that it wants; see `msprobe_core.plugin.Removable`."""
 
     def __init__(
         self, prefix: str, modules: Iterable[FoundModule], watcher: CallWatcher, observe: Observe = observe_by_hooks

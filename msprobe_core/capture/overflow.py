@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from msprobe_core import names
-from msprobe_core.hookspecs import Framework
 from msprobe_core.model import Argument, Batch, Entry, GradientSlot, Phase, Stats, TensorValue, Value
+from msprobe_core.protocols.framework import Framework
 from msprobe_core.store.stack_text import frames_of_user
 
 _logger = logging.getLogger(__name__)

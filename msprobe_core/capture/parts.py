@@ -10,7 +10,7 @@ from msprobe_core.names import class_without_wrapper, module_stem, without_wrapp
 
 if TYPE_CHECKING:
     from msprobe_core.capture.recorder import Recorder
-    from msprobe_core.hookspecs import Call
+    from msprobe_core.protocols.recording import Call
 
 
 class ForwardRange:

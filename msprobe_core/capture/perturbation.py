@@ -83,7 +83,7 @@ class _Places(NamedTuple):
 
 
 class ModuleNoise:
-    """Hooks that change what modules get and give; see `msprobe_core.hookspecs.Removable`."""
+    """Hooks that change what modules get and give; see `msprobe_core.plugin.Removable`."""
 
     def __init__(
         self,

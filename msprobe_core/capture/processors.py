@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from msprobe_core.guard import plugin_call
-from msprobe_core.hookspecs import Processor, Reducer, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Digest
+from msprobe_core.protocols.framework import Reducer
+from msprobe_core.protocols.storage import Processor
 
 
 class GuardedProcessor:

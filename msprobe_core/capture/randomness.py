@@ -29,7 +29,7 @@ from msprobe_core.store.layout import create_file, make_directory
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from msprobe_core.hookspecs import Framework
+    from msprobe_core.protocols.framework import Framework
 
 _logger = logging.getLogger(__name__)
 

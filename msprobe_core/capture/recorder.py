@@ -20,7 +20,6 @@ from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.values import ValueBuilder, reason_of
 from msprobe_core.errors import UnwrittenError
 from msprobe_core.guard import kept
-from msprobe_core.hookspecs import Framework, Processor
 from msprobe_core.model import (
     Batch,
     Digest,
@@ -33,6 +32,8 @@ from msprobe_core.model import (
     TensorValue,
     Value,
 )
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.storage import Processor
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Slot(GradientSlot, gc=False):
 
 
 class _Call:
-    """A call being recorded: implements `msprobe_core.hookspecs.Call`."""
+    """A call being recorded: implements `msprobe_core.plugin.Call`."""
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
@@ -137,7 +138,7 @@ class _Backward:
 
 
 class Recorder:
-    """Collects the entries of one step; implements `msprobe_core.hookspecs.CallRecorder`.
+    """Collects the entries of one step; implements `msprobe_core.plugin.CallRecorder`.
 
     All methods may be called from any thread: the module stack is per thread, everything else is behind a lock.
     """

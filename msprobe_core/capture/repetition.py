@@ -21,8 +21,9 @@ from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.repetition import SHADOW_DIRECTORY, repetition_of
 from msprobe_core.errors import ConfigError, PluginError, SessionError
-from msprobe_core.hookspecs import Framework, PerturbingFramework, TrainingState
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit, Task
+from msprobe_core.protocols.capabilities import PerturbingFramework, TrainingState
+from msprobe_core.protocols.framework import Framework
 from msprobe_core.store import layout
 
 _logger = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from msprobe_core.capture.recorder import Recorder, Slot, TensorSink
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.values import reason_of
 from msprobe_core.config import TaskOptions
-from msprobe_core.hookspecs import Framework, Processor
 from msprobe_core.model import Entry, Failure, Phase, Value
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.storage import Processor
 
 _logger = logging.getLogger(__name__)
 

@@ -29,19 +29,17 @@ from msprobe_core.capture.unit import UnitRecording
 from msprobe_core.config import Config, RiskLevel
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.guard import described, kept, plugin_call
-from msprobe_core.hookspecs import (
-    CallRecorder,
-    CheckingFramework,
-    CompilingFramework,
-    Framework,
-    PerturbingFramework,
-    Processor,
-    Removable,
-    WatchingFramework,
-    WriterFactory,
-)
 from msprobe_core.model import Batch, EndState, Level, RunHeader, Task, TensorValue
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.capabilities import (
+    CheckingFramework,
+    CompilingFramework,
+    PerturbingFramework,
+    WatchingFramework,
+)
+from msprobe_core.protocols.framework import Framework, Removable
+from msprobe_core.protocols.recording import CallRecorder
+from msprobe_core.protocols.storage import Processor, WriterFactory
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
 from msprobe_core.store.dumped import clip
@@ -55,7 +53,7 @@ _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 @dataclass(frozen=True)
 class Model:
-    """One model given to ``start``; see `msprobe_core.hookspecs.NamedModel`."""
+    """One model given to ``start``; see `msprobe_core.plugin.NamedModel`."""
 
     name: str
     model: Any
@@ -81,7 +79,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Interception:
-    """See `msprobe_core.hookspecs.AttachOptions`."""
+    """See `msprobe_core.plugin.AttachOptions`."""
 
     level: Level
     risk_level: str

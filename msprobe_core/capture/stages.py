@@ -20,8 +20,9 @@ import msgspec
 from msprobe_core.capture.session import Session
 from msprobe_core.config.stages import StageConfig
 from msprobe_core.errors import MsprobeError, PluginError
-from msprobe_core.hookspecs import Framework, TrainerStages
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.trainers import TrainerStages
 from msprobe_core.store import layout
 from msprobe_core.store.samples import VERSION, BatchLayout, CallPhase, MicroBatch, Row, StageSamples, save_samples
 from msprobe_core.store.updates import MicroLoss, StageUpdates, Update, save_updates

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from msprobe_core.config import TensorFormat
 from msprobe_core.errors import StoreError
-from msprobe_core.hookspecs import Framework
+from msprobe_core.protocols.framework import Framework
 from msprobe_core.store import layout
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from msprobe_core.capture.tensors import TensorStore
 from msprobe_core.errors import PluginError, StoreError
 from msprobe_core.guard import kept, plugin_call
-from msprobe_core.hookspecs import EndingWriter, Writer, WriterFactory
 from msprobe_core.model import Batch, Ending, EndState, RunHeader, TensorValue
+from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
 

@@ -21,7 +21,7 @@ from msprobe_core.untrusted.files import read_plain
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
-    from msprobe_core.hookspecs import ModuleMap
+    from msprobe_core.protocols.trainers import ModuleMap
     from msprobe_core.report import TableOptions
 
 

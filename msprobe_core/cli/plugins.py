@@ -6,8 +6,8 @@ import importlib.util
 
 import click
 
-from msprobe_core.hookspecs import FrameworkOffer
 from msprobe_core.plugins import Plugin, registry, shadowing_advice, shadowing_package
+from msprobe_core.protocols.framework import FrameworkOffer
 
 
 @click.command()

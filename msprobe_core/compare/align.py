@@ -20,9 +20,10 @@ from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.noise.operations import Operations, merged
 from msprobe_core.compare.sequence import Pair
 from msprobe_core.compare.tools import are_foreign
-from msprobe_core.hookspecs import ApiMap, Dump
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.storage import Dump
+from msprobe_core.protocols.trainers import ApiMap
 from msprobe_core.store.ending import ending_of
 from msprobe_core.store.frame import COLUMNS, RowKind
 

@@ -13,7 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.errors import PluginError
-from msprobe_core.hookspecs import Metric, TensorSource
+from msprobe_core.protocols.comparison import Metric
+from msprobe_core.protocols.storage import TensorSource
 
 Cell: TypeAlias = "float | int | str | None"
 

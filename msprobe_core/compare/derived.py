@@ -7,8 +7,8 @@ from pathlib import Path
 
 import polars as pl
 
-from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.model import Ending, RunHeader
+from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of
 
 
@@ -26,24 +26,24 @@ class DerivedDump:
 
     @property
     def path(self) -> Path:
-        """See `msprobe_core.hookspecs.Dump`."""
+        """See `msprobe_core.plugin.Dump`."""
         return self._dump.path
 
     @property
     def ending(self) -> Ending:
-        """See `msprobe_core.hookspecs.MarkedDump`."""
+        """See `msprobe_core.plugin.MarkedDump`."""
         return ending_of(self._dump)
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:
-        """See `msprobe_core.hookspecs.Dump`."""
+        """See `msprobe_core.plugin.Dump`."""
         return self._dump.stacks
 
     @property
     def parents(self) -> Mapping[str, str | None]:
-        """See `msprobe_core.hookspecs.Dump`."""
+        """See `msprobe_core.plugin.Dump`."""
         return self._dump.parents
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """See `msprobe_core.hookspecs.Dump`."""
+        """See `msprobe_core.plugin.Dump`."""
         return self._dump.open_tensor(file_name)

@@ -27,8 +27,8 @@ from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LimitTable, conventional, roundoff_of
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 _PARTS = ("inputs", "arguments", "parameters", "outputs")

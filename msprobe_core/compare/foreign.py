@@ -32,8 +32,8 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.verdict import FROM_END, Verdict
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 EXCUSE = "excuse"

@@ -18,7 +18,7 @@ import msgspec
 
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
-from msprobe_core.hookspecs import ApiMap
+from msprobe_core.protocols.trainers import ApiMap
 from msprobe_core.untrusted.malformed import MalformedError
 
 SPREAD = "*"

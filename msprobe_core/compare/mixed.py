@@ -24,8 +24,8 @@ from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32, word_text, xor_words
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
-from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.model import RunHeader, Task
+from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import RowKind
 
 Cells: TypeAlias = Mapping[str, float | int | str | None]
@@ -166,7 +166,7 @@ def _hash_of(source: TensorSource) -> Cells:
 
 
 _CHECKSUMS: dict[str, Callable[[TensorSource], Cells]] = {"md5": _crc_of, "xor": _xor_of, "hash": _hash_of}
-"""By ``summary_mode``; see `msprobe_core.hookspecs.Reducer` for what each is."""
+"""By ``summary_mode``; see `msprobe_core.plugin.Reducer` for what each is."""
 
 
 def _stored_bits(source: TensorSource) -> Iterator[tuple[Any, int]]:

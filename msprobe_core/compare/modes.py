@@ -10,8 +10,8 @@ import polars as pl
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode
 from msprobe_core.errors import CompareError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Task
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 

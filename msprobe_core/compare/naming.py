@@ -15,8 +15,8 @@ from typing import TypeVar
 from msprobe_core import names
 from msprobe_core.compare.map_files import SPREAD
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
-from msprobe_core.hookspecs import ApiMap
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.trainers import ApiMap
 
 OUTSIDE = "(around the model)"
 """Path of the root where what the other side calls its root lies within it."""

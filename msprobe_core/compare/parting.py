@@ -11,8 +11,8 @@ from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import UnitSummary
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.order import order_of
+from msprobe_core.protocols.storage import Dump
 
 _logger = logging.getLogger(__name__)
 

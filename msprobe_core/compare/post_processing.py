@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, DumpError
-from msprobe_core.hookspecs import TensorSource
+from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensors import open_tensor
 from msprobe_core.untrusted.malformed import MalformedError
 
@@ -168,7 +168,7 @@ def _checked_matrix(matrix: object, directory: Path, where: str) -> Path:
 
 
 class Product:
-    """A tensor multiplied by matrices, block of rows by block of rows; see `msprobe_core.hookspecs.TensorSource`.
+    """A tensor multiplied by matrices, block of rows by block of rows; see `msprobe_core.plugin.TensorSource`.
 
     Computed in float64, and rounded to float32 where the tensor was stored in no wider float. From the right no more
     than some rows are in memory beside the matrix; from the left the tensor is read whole.

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msprobe_core.errors import CompareError, DumpError, MsprobeError, PluginError
 from msprobe_core.guard import plugin_call
-from msprobe_core.hookspecs import Dump, Reader
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.storage import Dump, Reader
 from msprobe_core.store.ending import sentence_of_empty
 
 _logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.merged import HeldPiece, MergedDump, merged
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump
+from msprobe_core.protocols.storage import Dump
 
 _NUM_TOLD = 4
 

@@ -11,8 +11,8 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.derived import DerivedDump
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError, EntryNameError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role, Task
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "file_name")

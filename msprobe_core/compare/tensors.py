@@ -25,8 +25,8 @@ from msprobe_core.compare.custom import CustomMetrics
 from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
 from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.store.tensor_values import DTYPES
 

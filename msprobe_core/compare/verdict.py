@@ -43,8 +43,8 @@ from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
 from msprobe_core.compare.uninitialised import uninitialised_rows
 from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
 from msprobe_core.errors import CompareError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 if TYPE_CHECKING:

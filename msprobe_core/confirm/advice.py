@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Level, Site, SiteKind, Task
+from msprobe_core.protocols.storage import Dump
 
 _PLACE = re.compile(r"step(\d+)/(?:rank(\d+)|proc\d+)/[^/]*$")
 

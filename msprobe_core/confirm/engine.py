@@ -22,9 +22,10 @@ from msprobe_core.confirm.verdict import (
     largest_difference,
 )
 from msprobe_core.errors import CompareError, EntryNameError, PluginError, ReplayError
-from msprobe_core.hookspecs import Dump, ReplayingFramework
 from msprobe_core.model import Phase, Site, SiteKind
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.protocols.storage import Dump
 
 MAX_ELEMENTS = 1 << 28
 """Elements of all tensors of one call: in float64, with its replays, some ten times 2 GiB."""

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from msprobe_core import names
 from msprobe_core.errors import DumpError, EntryNameError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue, Role, Site, SiteKind
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 _READ_ELEMENTS = 1 << 20

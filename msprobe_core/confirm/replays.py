@@ -11,8 +11,8 @@ import numpy as np
 
 from msprobe_core.confirm.recorded import RecordedCall, map_tensors
 from msprobe_core.errors import ReplayError
-from msprobe_core.hookspecs import ReplayingFramework
 from msprobe_core.model import ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
+from msprobe_core.protocols.capabilities import ReplayingFramework
 
 NUM_DISTURBED = 4
 """How many replays with disturbed inputs the condition is measured by; the signs of each are independent."""

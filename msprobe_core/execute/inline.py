@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from msprobe_core.hookspecs import Executor, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import ExecutorOptions, TaskLost
+from msprobe_core.protocols.comparison import Executor
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
-from msprobe_core.hookspecs import Executor, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import ExecutorOptions, TaskLost
+from msprobe_core.protocols.comparison import Executor
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from msprobe_core.errors import PluginError
 from msprobe_core.extras import import_extra
-from msprobe_core.hookspecs import Executor, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import ExecutorOptions, TaskLost
+from msprobe_core.protocols.comparison import Executor
 
 T = TypeVar("T")
 R = TypeVar("R")

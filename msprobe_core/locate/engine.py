@@ -22,7 +22,6 @@ from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError, ConfigError, MsprobeError
-from msprobe_core.hookspecs import Executor
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_command
 from msprobe_core.locate.confirmation import with_confirmations
@@ -37,6 +36,7 @@ from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.comparison import Executor
 
 _logger = logging.getLogger(__name__)
 

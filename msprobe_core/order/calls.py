@@ -17,8 +17,8 @@ from typing import NamedTuple
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 _COMMUNICATES = r"^(?:Mint)?Distributed\.|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier)\.\d+\.(?:forward|backward)$"  # noqa: E501

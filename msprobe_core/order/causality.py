@@ -20,9 +20,9 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.matching import RECEIVES, SENDS, Exchanges, Trace
+from msprobe_core.protocols.storage import Dump
 
 if TYPE_CHECKING:
     import polars as pl

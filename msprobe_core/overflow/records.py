@@ -11,8 +11,8 @@ import polars as pl
 
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import MsprobeError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import phase_of
 from msprobe_core.store.json_reader import decode_record, read_document
 

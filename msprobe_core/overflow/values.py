@@ -9,8 +9,8 @@ from typing import NamedTuple
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 MAX_BAD_ENTRIES = 5_000

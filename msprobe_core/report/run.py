@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from msprobe_core import __version__
+from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_modes
 from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
-from msprobe_core.hookspecs import Executor
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.comparison import Executor
 from msprobe_core.report.difference import FIRST_DIFFERENCES, write_first_differences
 from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, UnitFiles, write_summary, write_tables
 from msprobe_core.report.summary import check_summary_file

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msprobe_core.errors import DumpError, PluginError
-from msprobe_core.hookspecs import Dump, Reader, Writer, WriterFactory, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import RunHeader
+from msprobe_core.protocols.storage import Dump, Reader, Writer, WriterFactory
 from msprobe_core.store import layout
 
 

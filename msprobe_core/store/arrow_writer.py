@@ -161,7 +161,7 @@ class ArrowWriter:
         self._num_calls += sum(map(_has_rows, batch.entries))
 
     def end(self, ending: Ending) -> None:
-        """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
+        """Say how the recording ended; see `msprobe_core.plugin.EndingWriter`."""
         reason = clean_text(ending.reason)
         self._dump.end_with(msgspec.structs.replace(ending, num_calls=self._num_calls, reason=reason))
 

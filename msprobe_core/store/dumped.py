@@ -15,13 +15,13 @@ from msprobe_core.untrusted.files import MAX_BYTES, TooLargeError, read_plain
 if TYPE_CHECKING:
     import polars as pl
 
-    from msprobe_core.hookspecs import TensorSource
+    from msprobe_core.protocols.storage import TensorSource
 
 _V = TypeVar("_V")
 
 
 class StoredDump(ABC):
-    """A dump read from its file and, when they are asked for, the files beside it; see `msprobe_core.hookspecs.Dump`.
+    """A dump read from its file and, when they are asked for, the files beside it; see `msprobe_core.plugin.Dump`.
 
     ``stack_file`` and ``construct_file`` are their names.
     """

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from msprobe_core.hookspecs import Dump, MarkedDump
 from msprobe_core.model import Ending, EndState, RunHeader, Task
+from msprobe_core.protocols.storage import Dump, MarkedDump
 from msprobe_core.store import layout
 
 

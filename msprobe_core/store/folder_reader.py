@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, Reader, TensorSource, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, EndState, Level, Phase, RunHeader, Task
+from msprobe_core.protocols.storage import Dump, Reader, TensorSource
 from msprobe_core.store import kernel_files, layout
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _Place(NamedTuple):
 
 
 class FolderDump:
-    """The tensors of a folder; see `msprobe_core.hookspecs.Dump`."""
+    """The tensors of a folder; see `msprobe_core.plugin.Dump`."""
 
     stacks: Mapping[str, Sequence[str]] = {}
     parents: Mapping[str, str | None] = {}

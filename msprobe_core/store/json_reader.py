@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, Reader, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, RunHeader, RunIdentity
+from msprobe_core.protocols.storage import Dump, Reader
 from msprobe_core.store import layout
 from msprobe_core.store.dumped import MAX_BYTES, StoredDump, clip, read_content
 from msprobe_core.store.ending import ending_in

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from msprobe_core.hookspecs import Writer, WriterFactory, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import (
     Argument,
     Batch,
@@ -26,6 +26,7 @@ from msprobe_core.model import (
     TensorValue,
     Value,
 )
+from msprobe_core.protocols.storage import Writer, WriterFactory
 from msprobe_core.store import layout
 from msprobe_core.store.ending import says_anything
 from msprobe_core.store.growing import GrowingFile
@@ -104,7 +105,7 @@ class JsonWriter:
         self._num_calls += len(batch.entries)
 
     def end(self, ending: Ending) -> None:
-        """Say how the recording ended; see `msprobe_core.hookspecs.EndingWriter`."""
+        """Say how the recording ended; see `msprobe_core.plugin.EndingWriter`."""
         self._dump.end_with(dump_tail(msgspec.structs.replace(ending, num_calls=self._num_calls)))
 
     def close(self) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, Reader, TensorSource, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Level, Role, RunHeader, Task
+from msprobe_core.protocols.storage import Dump, Reader, TensorSource
 from msprobe_core.store import kernel_files
 from msprobe_core.store.kernel_files import Line, Place, TensorFile
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class KernelDump:
-    """A dump read from a run's directory; see `msprobe_core.hookspecs.Dump`."""
+    """A dump read from a run's directory; see `msprobe_core.plugin.Dump`."""
 
     def __init__(
         self, path: Path, header: RunHeader, frame: pl.DataFrame, stacks: Mapping[str, Sequence[str]], notes: list[str]

@@ -63,7 +63,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor in a file; see `msprobe_core.hookspecs.TensorSource`.
+    """One tensor in a file; see `msprobe_core.plugin.TensorSource`.
 
     Attributes:
         name: What messages call it: the file's path and, in a shard, the key.
@@ -274,7 +274,7 @@ class StoredTensor:
 
 
 class HeldTensor:
-    """A tensor that is in memory; see `msprobe_core.hookspecs.TensorSource`."""
+    """A tensor that is in memory; see `msprobe_core.plugin.TensorSource`."""
 
     def __init__(self, values: Any, dtype: str | None = None) -> None:
         """Take an array of numbers or text; ``dtype`` is what it was stored as, if not what it is."""

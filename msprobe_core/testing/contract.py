@@ -22,9 +22,10 @@ from msprobe_core.errors import MsprobeError
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.hookspecs import Framework, WatchingFramework
 from msprobe_core.model import Digest, Phase, SiteKind, Stats
 from msprobe_core.plugins import registry
+from msprobe_core.protocols.capabilities import WatchingFramework
+from msprobe_core.protocols.framework import Framework
 from msprobe_core.store import layout
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.shards import ShardWriter

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.hookspecs import Framework
+from msprobe_core.protocols.framework import Framework
 
 Array: TypeAlias = NDArray[Any]
 

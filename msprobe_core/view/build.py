@@ -15,17 +15,17 @@ from typing import TypeAlias
 import msgspec
 import polars as pl
 
-from msprobe_core import __version__
+from msprobe_core._version import __version__
 from msprobe_core.compare.layouts.rules import Ranks
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.compare.unit import compare_unit
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.locate import FaultKind, LocateOptions, locate
 from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.runs import steps_of_run, units_of_step

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.hookspecs import Dump
 from msprobe_core.order.calls import RECEIVES, SENDS, RankCalls, calls_of, kind_of
 from msprobe_core.order.causality import Order
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.view.data import Peers
 
 MAX_PEERS = 64

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import TensorSource
+from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.view.data import Number, TensorMap, number
 
 MAX_BINS = 128

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from msprobe_core import __version__
+from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.compare.reading import is_dump
 from msprobe_core.errors import CompareError

@@ -14,7 +14,7 @@ import torch
 from estimates import estimate, numbers, write
 from msprobe.pytorch._framework import PyTorchFramework
 
-from msprobe_core.hookspecs import DeviceGauge
+from msprobe_core.protocols.capabilities import DeviceGauge
 
 LOOP = """
 import json, os, sys

@@ -21,9 +21,10 @@ from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.hookspecs import AttachOptions, CallWatcher, NamedModel
 from msprobe_core.model import Argument, Digest, Perturbation, Stats, TensorContent, TensorMeta
 from msprobe_core.names import module_stem
+from msprobe_core.protocols.capabilities import CallWatcher
+from msprobe_core.protocols.framework import AttachOptions, NamedModel
 from msprobe_core.store.layout import create_file
 
 

@@ -9,8 +9,9 @@ from programs import align_dumps, lone_in, pairs_in
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.mapping import ApiRule, Matching
 from msprobe_core.compare.mapping_files import read_matching
-from msprobe_core.hookspecs import ApiMap, hookimpl
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
+from msprobe_core.protocols.trainers import ApiMap
 
 RENAMES = {
     "Functional.bidense": "Functional.bilinear",

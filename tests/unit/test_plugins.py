@@ -13,7 +13,7 @@ import pluggy
 import pytest
 
 import msprobe_core
-from msprobe_core import hookspecs
+from msprobe_core import hookspecs, plugin
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, Registry
 
@@ -156,8 +156,32 @@ def test_third_parties_readers_come_first(registry):
 @pytest.mark.parametrize("hook", HOOKS)
 def test_every_hook_has_all_labels(hook):
     text = getattr(hookspecs.HookSpecs, hook).__doc__
-    for label in ("Called:", "Cost:", "Returns:", "Order:", "Errors:", "Since:"):
+    for label in ("Called:", "Cost:", "Returns:"):
         assert label in text, f"{hook} lacks {label}"
+
+
+def test_what_holds_for_all_hooks_is_said_once():
+    text = hookspecs.HookSpecs.__doc__
+    for label in ("Order:", "Errors:", "Since:"):
+        assert label in text, f"the class lacks {label}"
+
+
+def test_the_facade_has_every_protocol():
+    folder = REPOSITORY / "msprobe_core" / "protocols"
+    classes = [
+        node.name
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert classes
+    assert [name for name in classes if name not in plugin.__all__] == []
+    assert [name for name in plugin.__all__ if not hasattr(plugin, name)] == []
+
+
+def test_protocols_can_be_imported_from_where_they_were():
+    assert hookspecs.FrameworkOffer is plugin.FrameworkOffer
+    assert not hasattr(hookspecs, "Absent")
 
 
 @pytest.mark.parametrize("hook", HOOKS)
@@ -179,9 +203,10 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    {"compat", "errors", "interrupts", "model"},
+    {"_version", "compat", "errors", "interrupts", "model"},
     {"guard", "names", "native", "untrusted"},
     {"fingerprint"},
+    {"protocols"},
     {"hookspecs"},
     {"config", "plugins", "extras"},
     {"store", "execute", "monitoring"},
@@ -192,7 +217,7 @@ LAYERS = [
     {"report", "estimate"},
     {"calibrate", "view"},
     {"cli", "testing"},
-    {"__main__"},
+    {"__main__", "plugin"},
 ]
 """Rooms of the core, from the ground up. A room imports from rooms below it, never from one beside it."""
 
@@ -222,7 +247,7 @@ def test_imports_run_downwards(path):
     for name in imports_of(path):
         parts = name.split(".")
         assert parts[0] not in FRAMEWORKS, f"{path}: the core imports {name}"
-        if parts[0] != "msprobe_core" or room == "__init__" or parts[1] in {room, "__version__"}:
+        if parts[0] != "msprobe_core" or room == "__init__" or parts[1] == room:
             continue
         assert floor[parts[1]] < floor[room], f"{path}: {room} imports {name}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msprobe_core.hookspecs import TrainerStages, hookimpl
+from msprobe_core.plugin import TrainerStages, hookimpl
 
 NAME = "hftrainer"
 TRAIN, EVALUATE = "train", "evaluate"

@@ -26,8 +26,8 @@ from msprobe_core.compare.shards.assembly import (
 )
 from msprobe_core.compare.shards.sources import Assembled
 from msprobe_core.fingerprint.spread import Ranges
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 

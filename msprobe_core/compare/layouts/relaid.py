@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.model import Ending, RunHeader
+from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of
 
 Open: TypeAlias = Callable[[], TensorSource]
@@ -21,7 +21,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass
 class RelaidDump:
-    """A dump whose tensors lie otherwise than they are stored; see `msprobe_core.hookspecs.Dump`.
+    """A dump whose tensors lie otherwise than they are stored; see `msprobe_core.plugin.Dump`.
 
     Attributes:
         inner: The dump as it is stored.

@@ -20,8 +20,9 @@ from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule, Side
 from msprobe_core.compare.shards.sources import reshaped
 from msprobe_core.errors import CompareError
-from msprobe_core.hookspecs import Dump, ModuleMap, TensorSource
 from msprobe_core.model import Phase, Role, SiteKind
+from msprobe_core.protocols.storage import Dump, TensorSource
+from msprobe_core.protocols.trainers import ModuleMap
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _MAX_NAMES = 3

@@ -19,7 +19,7 @@ from msprobe_core.compare.layouts.rules import Change, LayoutRules, Side, Tensor
 from msprobe_core.compare.shards.assembly import STATISTICS
 from msprobe_core.compare.shards.sources import CHUNK, narrowed, permuted, reshaped
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, TensorSource
+from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 

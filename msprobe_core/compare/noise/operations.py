@@ -107,7 +107,7 @@ class Operations:
     Attributes:
         names: Canonical name of the operation, or class of the module, by entry.
         inexact: Of operations that a framework approximates: by canonical name, up to which magnitude of what they are
-            given they are off by no more than how much; see `msprobe_core.hookspecs.ApiMap`.
+            given they are off by no more than how much; see `msprobe_core.plugin.ApiMap`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -15,8 +15,8 @@ from msprobe_core.compare.shards.declaration import Declaration
 from msprobe_core.compare.shards.lie import Along, assemble_declared, assemble_recorded, axis_cut_to
 from msprobe_core.compare.shards.replicas import agreement
 from msprobe_core.compare.shards.union import Union
-from msprobe_core.hookspecs import Dump
 from msprobe_core.model import Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any

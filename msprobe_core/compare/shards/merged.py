@@ -38,8 +38,8 @@ from msprobe_core.compare.shards.replicas import differing
 from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overlap, slabs
 from msprobe_core.compare.shards.union import Part, part_of, unite
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import Dump, TensorSource
 from msprobe_core.model import Distribution, Ending, RunHeader
+from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of_all
 from msprobe_core.store.frame import RowKind
 
@@ -65,7 +65,7 @@ class HeldPiece:
 
 
 class MergedDump:
-    """Several ranks' dumps as one; see `msprobe_core.hookspecs.Dump`.
+    """Several ranks' dumps as one; see `msprobe_core.plugin.Dump`.
 
     Attributes:
         parts: The dumps.

@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_core.compare.shards.assembly import Assembly, Block
 from msprobe_core.errors import DumpError
-from msprobe_core.hookspecs import TensorSource
+from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import StoredTensor, c_strides
 
 Array: TypeAlias = Any
@@ -35,7 +35,7 @@ _SPOOL_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Assembled:
-    """A tensor made up of parts; see `msprobe_core.hookspecs.TensorSource`.
+    """A tensor made up of parts; see `msprobe_core.plugin.TensorSource`.
 
     Attributes:
         assembly: How.

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
-from msprobe_core.hookspecs import Dump
+from msprobe_core.protocols.storage import Dump
 
 Array: TypeAlias = Any
 """A NumPy array, of whose functions the type checker knows only part."""

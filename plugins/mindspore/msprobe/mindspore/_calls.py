@@ -15,8 +15,8 @@ from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture import apis
 from msprobe_core.capture.apis import tensors_in
 from msprobe_core.capture.owners import Owners, is_clipping
-from msprobe_core.hookspecs import Call, CallRecorder
 from msprobe_core.names import CLIP_GRAD, OPTIMIZER
+from msprobe_core.plugin import Call, CallRecorder
 
 SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
 """Tensors that are no ``mindspore.Tensor``."""

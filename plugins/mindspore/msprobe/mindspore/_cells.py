@@ -11,8 +11,8 @@ from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls, register_after
-from msprobe_core.hookspecs import CallRecorder, NamedModel
 from msprobe_core.names import module_stem
+from msprobe_core.plugin import CallRecorder, NamedModel
 
 PREFIX = "Cell"
 

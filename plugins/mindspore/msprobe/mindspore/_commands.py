@@ -23,8 +23,7 @@ def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
     from msprobe.mindspore.kernel import check_machine, set_variables, write_settings
     from msprobe_core.capture.kernels import kernel_options
     from msprobe_core.config import load_config
-    from msprobe_core.errors import ConfigError
-    from msprobe_core.model import Level
+    from msprobe_core.plugin import ConfigError, Level
 
     settings = load_config(config)
     if settings.level is not Level.L2:

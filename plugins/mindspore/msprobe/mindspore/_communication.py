@@ -18,8 +18,7 @@ from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture.communication import RECEIVES, SENDS, Describer, PendingWorks
 from msprobe_core.capture.standin import FunctionStandIn, StandIns, original_of
-from msprobe_core.hookspecs import Call, CallRecorder
-from msprobe_core.model import Argument
+from msprobe_core.plugin import Argument, Call, CallRecorder
 
 NAMESPACES = {
     "mindspore.ops.communication": "Distributed",

@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import ops
 
 from msprobe.mindspore._device import COMPLEX, FLOATING, is_host
-from msprobe_core.model import Digest, Stats
+from msprobe_core.plugin import Digest, Stats
 
 _TINY = float(np.finfo(np.float32).tiny)
 

@@ -34,28 +34,26 @@ from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
-from msprobe_core.errors import SessionError
 from msprobe_core.guard import ErrorOfTraining
-from msprobe_core.hookspecs import (
+from msprobe_core.plugin import (
+    Argument,
     Attachment,
     AttachOptions,
     CallRecorder,
     CallWatcher,
     KernelDump,
+    KernelOptions,
     NamedModel,
+    Perturbation,
     Reducer,
     Removable,
-    TrainingState,
-)
-from msprobe_core.model import (
-    Argument,
-    KernelOptions,
-    Perturbation,
     ReplayCall,
     Replayed,
+    SessionError,
     Site,
     TensorContent,
     TensorMeta,
+    TrainingState,
 )
 from msprobe_core.store.tensor_values import DTYPES, widen
 
@@ -67,7 +65,7 @@ _DTYPE: Any = ms.common.dtype.Type
 
 
 class MindSporeFramework:
-    """See `msprobe_core.hookspecs.Framework`."""
+    """See `msprobe_core.plugin.Framework`."""
 
     name = "mindspore"
     tensor_suffix = ".npy"
@@ -127,13 +125,13 @@ class MindSporeFramework:
         return None
 
     def why_not_replayed(self, site: Site) -> str | None:
-        """Return why calls of this API are not replayed; see `msprobe_core.hookspecs.ReplayingFramework`."""
+        """Return why calls of this API are not replayed; see `msprobe_core.plugin.ReplayingFramework`."""
         from msprobe.mindspore._replay import why_not_replayed  # of no use to a training
 
         return why_not_replayed(site)
 
     def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
-        """Make a recorded call again; see `msprobe_core.hookspecs.ReplayingFramework`."""
+        """Make a recorded call again; see `msprobe_core.plugin.ReplayingFramework`."""
         from msprobe.mindspore._replay import replay
 
         return replay(call, model)
@@ -159,11 +157,11 @@ class MindSporeFramework:
         return self._apis[risk_level]
 
     def check(self, options: AttachOptions) -> None:
-        """Refuse APIs in GRAPH_MODE; see `msprobe_core.hookspecs.CheckingFramework`."""
+        """Refuse APIs in GRAPH_MODE; see `msprobe_core.plugin.CheckingFramework`."""
         check_level(options)
 
     def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
-        """Have points compiled into static graphs; see `msprobe_core.hookspecs.CompilingFramework`."""
+        """Have points compiled into static graphs; see `msprobe_core.plugin.CompilingFramework`."""
         prepare([model.model for model in models], options)
 
     def _say(self, sentence: str) -> None:
@@ -251,7 +249,7 @@ class MindSporeFramework:
         _fetched(snapshot).save(path)
 
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
-        """Have MindSpore dump the kernels of this process; see `msprobe_core.hookspecs.KernelDumper`."""
+        """Have MindSpore dump the kernels of this process; see `msprobe_core.plugin.KernelDumper`."""
         return dump_kernels(options)
 
 

@@ -115,7 +115,7 @@ def _edge(following: Node, number: int) -> tuple[Node | None, Hashable, Hashable
 
 
 def watch_gradient(tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
-    """See `msprobe_core.hookspecs.Framework.watch_gradient`."""
+    """See `msprobe_core.plugin.Framework.watch_gradient`."""
     if not takes_gradient(tensor):
         return None
     _take_out_left()

@@ -16,8 +16,7 @@ from msprobe.mindspore._gradients import takes_gradient
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture.perturbation import ModuleNoise, relative_changes
-from msprobe_core.hookspecs import NamedModel
-from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
+from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
 
 _ROUNDOFFS = {
     ms.float64: RoundingUnit.FLOAT64.roundoff,
@@ -105,7 +104,7 @@ class CellNoise:
 
 
 def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> CellNoise:
-    """See `msprobe_core.hookspecs.PerturbingFramework.perturb`."""
+    """See `msprobe_core.plugin.PerturbingFramework.perturb`."""
     noise, roots = Noise(perturbation, seed), [model.name for model in models]
     everywhere = perturbation.mode is PerturbMode.EVERYWHERE
     return CellNoise(ModuleNoise(cells_of(models), roots, noise, everywhere=everywhere))

@@ -21,7 +21,7 @@ from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._unwritten import shown
 from msprobe_core.capture.standin import FunctionStandIn, StandIns
 from msprobe_core.config import RiskLevel
-from msprobe_core.hookspecs import NamedModel
+from msprobe_core.plugin import NamedModel
 
 PREFIX = "Primitive"
 COMMUNICATION = "Distributed"

@@ -16,7 +16,7 @@ from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
 from msprobe_core.guard import ErrorOfTraining
-from msprobe_core.model import Digest, Stats
+from msprobe_core.plugin import Digest, Stats
 
 _NUMPY_KINDS = "biufc"
 
@@ -53,7 +53,7 @@ def values_of(tensor: Any) -> HostValues | None:
 
 
 class MindSporeReducer:
-    """See `msprobe_core.hookspecs.Reducer`.
+    """See `msprobe_core.plugin.Reducer`.
 
     Tensors on the host are reduced at once. On a device the reductions of statistics are enqueued, and other ones get
     copies there; ``collect`` fetches both.

@@ -20,8 +20,7 @@ from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
 from msprobe_core.capture.standin import FunctionStandIn, StandIns
 from msprobe_core.config import RiskLevel
-from msprobe_core.errors import ReplayError
-from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, Site, SiteKind
+from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
 
@@ -37,7 +36,7 @@ def why_not_replayed(site: Site) -> str | None:
 
 
 def replay(call: ReplayCall, model: object | None) -> Replayed:
-    """See `msprobe_core.hookspecs.ReplayingFramework`."""
+    """See `msprobe_core.plugin.ReplayingFramework`."""
     try:
         with _by_itself():
             return _replay(call, model)

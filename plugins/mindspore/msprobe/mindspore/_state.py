@@ -16,7 +16,7 @@ _UNREPEATABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class NetState:
-    """See `msprobe_core.hookspecs.TrainingState`. Copies stay where the tensors lie."""
+    """See `msprobe_core.plugin.TrainingState`. Copies stay where the tensors lie."""
 
     def __init__(self, models: Sequence[nn.Cell], others: Iterable[Any]) -> None:
         """Copy the state as it is now.

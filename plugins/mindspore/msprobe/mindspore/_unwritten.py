@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from msprobe.mindspore._device import is_host
-from msprobe_core.errors import UnwrittenError
+from msprobe_core.plugin import UnwrittenError
 
 
 class Unwritten:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_core.hookspecs import ApiMap, Framework, FrameworkOffer, hookimpl
+from msprobe_core.plugin import ApiMap, Framework, FrameworkOffer, hookimpl
 
 if TYPE_CHECKING:
     import click

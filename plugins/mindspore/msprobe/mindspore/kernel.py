@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from msprobe_core.errors import ConfigError, SessionError, StoreError
-from msprobe_core.model import KernelOptions, Task
+from msprobe_core.plugin import ConfigError, KernelOptions, SessionError, StoreError, Task
 from msprobe_core.store.layout import create_file, make_directory
 
 _logger = logging.getLogger(__name__)
@@ -193,14 +192,14 @@ _ONLY_TENSORS = (
 
 
 def dump_kernels(options: KernelOptions) -> KernelDump:
-    """Have MindSpore dump the kernels of this process; see `msprobe_core.hookspecs.KernelDumper`."""
+    """Have MindSpore dump the kernels of this process; see `msprobe_core.plugin.KernelDumper`."""
     import mindspore
 
     return KernelDump(mindspore, options, os.environ)
 
 
 class KernelDump:
-    """A dump of kernels by MindSpore; see `msprobe_core.hookspecs.KernelDump`."""
+    """A dump of kernels by MindSpore; see `msprobe_core.plugin.KernelDump`."""
 
     def __init__(self, mindspore: Any, options: KernelOptions, environment: MutableMapping[str, str]) -> None:
         """Tell MindSpore to dump, as long as it listens.

@@ -21,7 +21,7 @@ from msprobe.mindspore._quiet import Quiet, executor
 from msprobe.mindspore._reduce import values_of
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.values import MAX_DEPTH, reason_of
-from msprobe_core.errors import SessionError
+from msprobe_core.plugin import SessionError
 from msprobe_core.store.layout import make_directory, tensor_file_name, unit_directory
 
 _logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
 from msprobe_core.capture import apis
 from msprobe_core.capture.apis import Function
-from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.plugin import Call, CallRecorder
 
 
 class ApiCalls(apis.ApiCalls):

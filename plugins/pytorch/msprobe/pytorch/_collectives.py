@@ -35,7 +35,7 @@ from msprobe_core.capture.communication import (
     PendingWorks,
 )
 from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIn
-from msprobe_core.hookspecs import Call, CallRecorder
+from msprobe_core.plugin import Call, CallRecorder
 
 _PREFIX = "Distributed"
 _FUNCTIONAL = "_c10d_functional"

@@ -20,7 +20,7 @@ from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
 from msprobe_core.capture.flight import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
-from msprobe_core.model import Phase, Role
+from msprobe_core.plugin import Phase, Role
 
 if TYPE_CHECKING:
     from typing_extensions import Self

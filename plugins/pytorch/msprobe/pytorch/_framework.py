@@ -37,27 +37,25 @@ from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.capture.standin import AliasSearch
 from msprobe_core.config import RiskLevel
-from msprobe_core.errors import ConfigError
-from msprobe_core.hookspecs import (
+from msprobe_core.plugin import (
+    Argument,
     Attachment,
     AttachOptions,
     CallRecorder,
     CallWatcher,
+    ConfigError,
     KernelDump,
+    KernelOptions,
     NamedModel,
+    Perturbation,
     Reducer,
     Removable,
-    TrainingState,
-)
-from msprobe_core.model import (
-    Argument,
-    KernelOptions,
-    Perturbation,
     ReplayCall,
     Replayed,
     Site,
     TensorContent,
     TensorMeta,
+    TrainingState,
 )
 from msprobe_core.store.layout import create_file
 
@@ -75,7 +73,7 @@ _MAX_METAS = 1 << 14
 
 
 class PyTorchFramework:
-    """See `msprobe_core.hookspecs.Framework`."""
+    """See `msprobe_core.plugin.Framework`."""
 
     name = "pytorch"
     tensor_suffix = ".pt"
@@ -251,7 +249,7 @@ class PyTorchFramework:
             torch.save(snapshot, file)
 
     def why_not_replayed(self, site: Site) -> str | None:
-        """Return why calls of this API are not replayed; see `msprobe_core.hookspecs.ReplayingFramework`."""
+        """Return why calls of this API are not replayed; see `msprobe_core.plugin.ReplayingFramework`."""
         from msprobe.pytorch._replay import why_not_replayed  # of no use to a training
 
         return why_not_replayed(site)
@@ -263,7 +261,7 @@ class PyTorchFramework:
         return replay(call, model)
 
     def wait_for_devices(self) -> None:
-        """Wait for every device of the process's own; see `msprobe_core.hookspecs.DeviceGauge`."""
+        """Wait for every device of the process's own; see `msprobe_core.plugin.DeviceGauge`."""
         for backend in _backends_in_use():
             backend.synchronize()
 

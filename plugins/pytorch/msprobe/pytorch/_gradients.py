@@ -12,7 +12,7 @@ from torch.utils.hooks import unserializable_hook
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.capture.gradients import GraphGradients
-from msprobe_core.model import GradientSlot
+from msprobe_core.plugin import GradientSlot
 
 Node = Any
 """An autograd node: C++ nodes and those of custom functions share no Python base class."""
@@ -203,7 +203,7 @@ def _may_make_its_node(tensor: Tensor) -> bool:
 
 
 def watch_gradient(tensor: Tensor, on_gradient: Callable[[Tensor], None]) -> Callable[[], None] | None:
-    """See `msprobe_core.hookspecs.Framework.watch_gradient`.
+    """See `msprobe_core.plugin.Framework.watch_gradient`.
 
     Raises:
         ValueError: asking for the tensor's node could make it.

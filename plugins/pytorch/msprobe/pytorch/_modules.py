@@ -15,8 +15,8 @@ from msprobe.pytorch._parameters import ParameterGradients, own_parameters
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._slots import Observation
 from msprobe_core.capture.modules import FoundModule, ModuleCalls
-from msprobe_core.hookspecs import CallRecorder, NamedModel
 from msprobe_core.names import module_stem
+from msprobe_core.plugin import CallRecorder, NamedModel
 
 _PREFIX = "Module"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from msprobe.pytorch._memory import address_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.model import Stats
 from msprobe_core.native.kernels import FLOATS, INTEGERS, Threads, kernels
+from msprobe_core.plugin import Stats
 
 _FLOATS = {getattr(torch, name): kind for name, kind in FLOATS.items()}
 _NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS, "bool") if hasattr(torch, name)}

@@ -15,7 +15,7 @@ from msprobe.pytorch._gradients import run_apart
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import accumulating_node
 from msprobe_core.capture.modules import Handle
-from msprobe_core.hookspecs import CallRecorder
+from msprobe_core.plugin import CallRecorder
 
 
 class ParameterGradients:

@@ -18,8 +18,7 @@ from msprobe.pytorch._releases import is_of_compilers
 from msprobe.pytorch._slots import observe
 from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
-from msprobe_core.hookspecs import NamedModel, Removable
-from msprobe_core.model import Perturbation, PerturbMode
+from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, Removable
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -247,7 +246,7 @@ _EXACT_STARTS = ("empty", "new_empty", "_local_scalar", "_assert", "record_strea
 
 
 def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
-    """See `msprobe_core.hookspecs.PerturbingFramework.perturb`."""
+    """See `msprobe_core.plugin.PerturbingFramework.perturb`."""
     noise = Noise(perturbation, seed)
     if perturbation.mode is PerturbMode.EVERYWHERE:
         mode = NoiseMode(noise)

@@ -8,7 +8,7 @@ import torch.distributed
 
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.spread import local_offset
-from msprobe_core.model import Distribution, Placement
+from msprobe_core.plugin import Distribution, Placement
 
 
 def distribution_of(tensor: Any) -> Distribution | None:

@@ -26,15 +26,15 @@ from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.model import Digest, Stats
 from msprobe_core.native.kernels import SWITCH
+from msprobe_core.plugin import Digest, Stats
 
 HELD_BYTES = 1 << 30
 """So many bytes of copies may wait on a device for their checksums: for more, the host fetches them within the step."""
 
 
 class TorchReducer:
-    """See `msprobe_core.hookspecs.Reducer`.
+    """See `msprobe_core.plugin.Reducer`.
 
     Tensors on the host are reduced at once. For a tensor on a device the reductions are enqueued, their results stay
     on the device, and ``collect`` brings all of them over in one transfer.

@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._replay_table import RANDOM, find_function
 from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, literal_of, tensors_in, why_not_called
-from msprobe_core.errors import ReplayError
-from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, Site, SiteKind
+from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
 
@@ -29,7 +28,7 @@ def why_not_replayed(site: Site) -> str | None:
 
 
 def replay(call: ReplayCall, model: object | None) -> Replayed:
-    """See `msprobe_core.hookspecs.ReplayingFramework`."""
+    """See `msprobe_core.plugin.ReplayingFramework`."""
     try:
         with _by_itself(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

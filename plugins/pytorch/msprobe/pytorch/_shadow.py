@@ -14,7 +14,7 @@ from msprobe_core.capture.debugger import PrecisionDebugger
 from msprobe_core.capture.repetition import Run, Variant, listed, repeated, shadow_variant
 from msprobe_core.capture.standin import FunctionStandIn
 from msprobe_core.config import Config
-from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.plugin import ConfigError, SessionError
 
 _DTYPES = (torch.float32, torch.float64)
 _HALVES = (torch.bfloat16, torch.float16)

@@ -20,7 +20,7 @@ _GRADIENTS = ("grad", "main_grad")
 
 
 class ModuleState:
-    """See `msprobe_core.hookspecs.TrainingState`.
+    """See `msprobe_core.plugin.TrainingState`.
 
     Tensors get their values back in place, and attributes and dictionaries the tensors that they held: what others keep
     references to, as data parallelism and optimizers do, stays what it was.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from msprobe_core.hookspecs import ApiMap, Framework, FrameworkOffer, hookimpl
+from msprobe_core.plugin import ApiMap, Framework, FrameworkOffer, hookimpl
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ import msgspec
 from msprobe.verl._files import Stage
 from msprobe_core.config.load import read_fields, without_comments
 from msprobe_core.config.stages import StageConfig, check_stage_config
-from msprobe_core.errors import ConfigError
+from msprobe_core.plugin import ConfigError
 
 SWITCH = "MSPROBE_VERL"
 """Environment variable that names the configuration file."""

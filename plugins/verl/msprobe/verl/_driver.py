@@ -24,7 +24,7 @@ from msprobe.verl._files import (
     trainer_directory,
 )
 from msprobe.verl._probe import STEP_KEY, Probe
-from msprobe_core.errors import DumpError
+from msprobe_core.plugin import DumpError
 
 Method = Callable[..., Any]
 Array = NDArray[Any]

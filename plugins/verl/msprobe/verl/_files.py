@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.plugin import DumpError, StoreError
 from msprobe_core.store import layout
 from msprobe_core.store.samples import (
     SAMPLES_FILE,

@@ -15,8 +15,7 @@ from msprobe.verl._files import Capability, HookStatus, ProcessInfo, RunInfo, Sa
 from msprobe.verl._versions import installed_versions
 from msprobe_core.capture.stages import Stage as OpenStage
 from msprobe_core.capture.stages import StageRecorder
-from msprobe_core.errors import PluginError
-from msprobe_core.hookspecs import Framework
+from msprobe_core.plugin import Framework, PluginError
 from msprobe_core.plugins import registry
 
 _logger = logging.getLogger(__name__)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from msprobe.verl._files import Weight
-from msprobe_core.hookspecs import Framework
-from msprobe_core.model import Digest, TensorMeta
 from msprobe_core.names import without_wrappers
+from msprobe_core.plugin import Digest, Framework, TensorMeta
 
 _MAX_BYTES = 256 << 20
 """Results of devices are fetched when so many bytes wait: until then a copy of them is kept there."""

@@ -18,7 +18,7 @@ from msprobe.verl._files import HookStatus
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
 from msprobe.verl._imports import AfterImport, ImportWatch, after_import
 from msprobe.verl._probe import Probe
-from msprobe_core.errors import MsprobeError
+from msprobe_core.plugin import MsprobeError
 
 _logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_core.hookspecs import ModuleMap, TrainerStages, hookimpl
+from msprobe_core.plugin import ModuleMap, TrainerStages, hookimpl
 
 if TYPE_CHECKING:
     import click

@@ -16,10 +16,8 @@ from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.files import arrivals
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.station import station
-from msprobe_core.errors import ConfigError
-from msprobe_core.hookspecs import AttachOptions, CallRecorder, NamedModel
-from msprobe_core.model import TensorMeta
 from msprobe_core.names import module_stem
+from msprobe_core.plugin import AttachOptions, CallRecorder, ConfigError, NamedModel, TensorMeta
 
 
 def graph_mode() -> bool:
@@ -53,7 +51,7 @@ def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
 
 
 class GraphTaps:
-    """Records what runs of compiled graphs of some nets; see `msprobe_core.hookspecs.Removable`."""
+    """Records what runs of compiled graphs of some nets; see `msprobe_core.plugin.Removable`."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class GraphTaps:
         Args:
             models: Their Cells are recorded.
             recorder: Is told of every call.
-            describe: See `msprobe_core.hookspecs.Framework.describe`.
+            describe: See `msprobe_core.plugin.Framework.describe`.
             say: Tells the user what is not recorded, once.
         """
         self._models = models

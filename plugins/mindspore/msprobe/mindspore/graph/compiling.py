@@ -35,7 +35,7 @@ _FRONT_END_ONLY = "MS_DEV_PRECOMPILE_ONLY"
 
 
 class _Unnamed(NamedTuple):
-    """See `msprobe_core.hookspecs.NamedModel`."""
+    """See `msprobe_core.plugin.NamedModel`."""
 
     model: nn.Cell
     name: str = ""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from msprobe.mindspore.graph.layouts import Layouts
 from msprobe.mindspore.graph.plan import Point
 from msprobe.mindspore.graph.station import Taker, station
-from msprobe_core.errors import PluginError
+from msprobe_core.plugin import PluginError
 
 _GRADIENT = re.compile(r".*/1_(?P<layout>\d+)_(?P<place>\d+)")
 """A path that `Arrivals.stem` gives to a gradient."""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import mindspore as ms
 
-from msprobe_core.model import Argument, TensorMeta
+from msprobe_core.plugin import Argument, TensorMeta
 
 MAX_DEPTH = 6
 """Containers nested deeper than this are handed on as they are; the arguments themselves are in two, by position and by

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.capture.host_values import BFLOAT16, HostValues
-from msprobe_core.errors import PluginError
-from msprobe_core.model import TensorMeta
+from msprobe_core.plugin import PluginError, TensorMeta
 
 _BFLOAT16 = "BFloat16"
 

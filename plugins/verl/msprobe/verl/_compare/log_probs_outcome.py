@@ -20,7 +20,7 @@ from msprobe.verl._compare.weights_outcome import Sync, syncs
 from msprobe.verl._files import BatchFile, Sampling, Stage
 from msprobe_core.compare.limits import Precision, precision_of
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.errors import CompareError
+from msprobe_core.plugin import CompareError
 
 MASK = "response_mask"
 _NEEDED_FOR = {

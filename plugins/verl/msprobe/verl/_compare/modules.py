@@ -16,8 +16,7 @@ from msprobe.verl._compare.outcome import VERDICT
 from msprobe.verl._compare.stage_tensors import ModuleValue, StageTensors, common_samples, matched
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.errors import CompareError
-from msprobe_core.model import Role
+from msprobe_core.plugin import CompareError, Role
 
 Array: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[int, int, str], None]

@@ -27,8 +27,7 @@ from msprobe.verl._files import (
     trainer_directory,
 )
 from msprobe_core.compare.reading import check_exists, read_dump
-from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.hookspecs import Dump
+from msprobe_core.plugin import CompareError, Dump, DumpError
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.runs import units_of_step
 

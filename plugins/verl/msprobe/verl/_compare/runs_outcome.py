@@ -24,7 +24,7 @@ from msprobe_core.compare.reading import is_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.compare.verdict import Verdict, differs
-from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.plugin import CompareError, DumpError
 
 Progress = Callable[[int, int, str], None]
 

@@ -15,8 +15,7 @@ from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._compare.stage_tensors import module_of
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.errors import CompareError
-from msprobe_core.model import Phase, Role
+from msprobe_core.plugin import CompareError, Phase, Role
 from msprobe_core.store.frame import RowKind
 
 Call: TypeAlias = tuple[int, int]

@@ -15,10 +15,8 @@ from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import BatchLayout, CallPhase, Row
 from msprobe.verl._module_maps import FSDP, MEGATRON
 from msprobe_core.compare.layouts.serving import served_path
-from msprobe_core.errors import CompareError, DumpError, EntryNameError
-from msprobe_core.hookspecs import Dump
-from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.names import parse_entry
+from msprobe_core.plugin import CompareError, Dump, DumpError, EntryNameError, Phase, Role, SiteKind
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = NDArray[Any]

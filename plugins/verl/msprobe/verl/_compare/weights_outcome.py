@@ -16,7 +16,7 @@ from msprobe.verl._compare.weights import Transfer, Transferred, coarser_of, tra
 from msprobe.verl._files import Stage, WeightsFile
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.errors import CompareError
+from msprobe_core.plugin import CompareError
 
 _MAX_NAMES = 5
 
