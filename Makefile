@@ -16,10 +16,12 @@ DEMO := demo_output
 PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml hatch_build.py msprobe_core/native/kernels.c $(PLUGINS:%=%/pyproject.toml)
-# Tests without a framework that run with MindSpore's older NumPy too. Left out are those that start programs, load
-# plugins and handle text, which see little of NumPy and take most of the time.
-NOT_ABOUT_NUMPY := align arrow bad_input cli compare_api convert execute fuzz_readers hostile_tables merge plugins runs view_bundle
-NUMPY_1_TESTS := tests/contract/test_numpy.py tests/unit $(NOT_ABOUT_NUMPY:%=--ignore=tests/unit/test_%.py)
+# Tests of arithmetic and of arrays, which run with MindSpore's older NumPy too. What starts programs, loads plugins or
+# handles tables and text sees little of NumPy; test-main has it.
+ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash kernel_dumps layouts loading merged mixed_dumps native \
+	noise perturbation post_processing recorder rounding_effects saved_values serving shards sketch sketch_files \
+	tensor_comparison tensor_files tensor_folders tensor_metrics tensor_sources updates values
+NUMPY_1_TESTS := tests/contract/test_numpy.py $(ABOUT_NUMPY:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
 VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
@@ -142,6 +144,7 @@ test-slow: $(READY) $(MS_READY) $(VERL_READY)
 test-nightly: $(MS_READY)
 	$(MS_BIN)/python -c "import mindspore"
 	$(MS_BIN)/python $(NIGHTLY) $(MS_TESTS)
+	$(MS_BIN)/python $(QUICK) tests/contract/test_numpy.py tests/unit
 
 # Every reader of files with damaged ones. What is found is kept in fuzz_defects; tests run a short part of it.
 fuzz: export OMP_NUM_THREADS = 1
