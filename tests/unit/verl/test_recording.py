@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from msprobe.verl import Part, watch_engine
 from msprobe.verl import _files as files
-from msprobe.verl._config import check_verl_config, load_verl_config
+from msprobe.verl._config import check_verl_config, inherited_environment, load_verl_config
 from msprobe.verl._doctor import check
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
 from msprobe.verl._imports import after_import
 from msprobe.verl._probe import Probe
 from msprobe.verl._profiler import StageProfiler
-from msprobe.verl.boot import boot, inherited_environment
+from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 
 from msprobe_core.errors import ConfigError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -90,3 +91,9 @@ def _checked(name: str, value: Any, where: str) -> Any:
             if cast("int", getattr(checked, limit)) < -1:
                 raise ConfigError(f"{where}: '{limit}' of 'rollout' must be at least 0, or -1 for all")
     return checked
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return what other processes of the job need to be recorded too."""
+    path = os.environ.get(SWITCH, "").strip()
+    return {SWITCH: str(Path(path).expanduser().absolute())} if path else {}

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe.verl._config import inherited_environment
 from msprobe.verl._files import (
     VERSION,
     BatchFile,
@@ -91,8 +92,6 @@ def environment_method(original: Method) -> Method:
         result = original(*args, **kwargs)
         probe = Probe.current()
         if probe is not None and isinstance(result, dict):
-            from msprobe.verl.boot import inherited_environment
-
             result.setdefault("env_vars", {}).update(inherited_environment())
         return result  # pyright: ignore[reportUnknownVariableType]
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from msprobe.verl._config import check_verl_config
 from msprobe.verl._files import Stage
 from msprobe.verl._probe import Probe
+from msprobe.verl._switch import switch_on
 from msprobe_core.config.load import read_fields
 from msprobe_core.plugin import ConfigError
 
@@ -31,8 +32,6 @@ class StageProfiler:
         probe = Probe.current()
         if probe is None:
             config = check_verl_config(_fields(settings, save_path or _DEFAULT_OUT), "precision_debugger")
-            from msprobe.verl.boot import switch_on
-
             switch_on(config)
             probe = Probe.current()
             assert probe is not None

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from msprobe.verl._config import SWITCH, VerlConfig, load_verl_config
-from msprobe.verl._files import HookStatus
-from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
-from msprobe.verl._imports import AfterImport, ImportWatch, after_import
-from msprobe.verl._probe import Probe
+from msprobe.verl._config import SWITCH, load_verl_config
+from msprobe.verl._imports import ImportWatch, after_import
+from msprobe.verl._profiler import StageProfiler
+from msprobe.verl._switch import switch_on
 from msprobe_core.plugin import MsprobeError
 
 _logger = logging.getLogger(__name__)
@@ -38,40 +37,11 @@ def boot(environment: Mapping[str, str] = os.environ) -> ImportWatch | None:
     except MsprobeError as error:
         _logger.error("msprobe: nothing is recorded: %s", error)  # noqa: TRY400  # the sentence says it all
         return None
-    return switch_on(config)
-
-
-def switch_on(config: VerlConfig) -> ImportWatch:
-    """Put all hooks in place, now or as soon as their modules are imported."""
-    probe = Probe.switch_on(config)
-    by_module: dict[str, list[HookPoint]] = {}
-    for point in HOOK_POINTS:
-        by_module.setdefault(point.module, []).append(point)
-        probe.note_hook(point.hook, point.target, HookStatus.WAITING, "nobody has imported it")
-    actions: dict[str, AfterImport] = {module: _attacher(probe, points) for module, points in by_module.items()}
-    actions[_PROFILER] = _take_over_profiler
-    return after_import(actions)
-
-
-def _attacher(probe: Probe, points: list[HookPoint]) -> AfterImport:
-    def attach(module: ModuleType) -> None:
-        attach_all(probe, points, module)
-        if probe.role != "process":
-            probe.save()
-
-    return attach
+    return switch_on(config, {_PROFILER: _take_over_profiler})
 
 
 def _take_over_profiler(module: ModuleType) -> None:
-    from msprobe.verl._profiler import StageProfiler
-
     module.PrecisionDebuggerProfiler = StageProfiler  # type: ignore[attr-defined]
-
-
-def inherited_environment() -> dict[str, str]:
-    """Return what other processes of the job need to be recorded too."""
-    path = os.environ.get(SWITCH, "").strip()
-    return {SWITCH: str(Path(path).expanduser().absolute())} if path else {}
 
 
 _watch = boot()

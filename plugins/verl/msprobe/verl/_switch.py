@@ -1,0 +1,37 @@
+"""Recording is switched on in a process of verl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from msprobe.verl._config import VerlConfig
+from msprobe.verl._files import HookStatus
+from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
+from msprobe.verl._imports import AfterImport, ImportWatch, after_import
+from msprobe.verl._probe import Probe
+
+
+def switch_on(config: VerlConfig, others: Mapping[str, AfterImport] | None = None) -> ImportWatch:
+    """Put all hooks in place, now or as soon as their modules are imported.
+
+    Args:
+        config: What to record.
+        others: What else to do after the import of a module, by its name.
+    """
+    probe = Probe.switch_on(config)
+    by_module: dict[str, list[HookPoint]] = {}
+    for point in HOOK_POINTS:
+        by_module.setdefault(point.module, []).append(point)
+        probe.note_hook(point.hook, point.target, HookStatus.WAITING, "nobody has imported it")
+    actions: dict[str, AfterImport] = {module: _attacher(probe, points) for module, points in by_module.items()}
+    return after_import({**actions, **(others or {})})
+
+
+def _attacher(probe: Probe, points: list[HookPoint]) -> AfterImport:
+    def attach(module: ModuleType) -> None:
+        attach_all(probe, points, module)
+        if probe.role != "process":
+            probe.save()
+
+    return attach
