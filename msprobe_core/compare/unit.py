@@ -11,8 +11,8 @@ import polars as pl
 
 from msprobe_core.compare import metrics, overrides
 from msprobe_core.compare.align import Alignment, Match, align
+from msprobe_core.compare.cross_framework import excuse_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
-from msprobe_core.compare.foreign import excuse_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.joining import with_texts_of
 from msprobe_core.compare.limits import LimitTable, conventional, precision_of
