@@ -15,8 +15,8 @@ from msprobe_core import names
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.model import Phase, Role
+from msprobe_core.overflow.propagation import Origin, OriginKind, ancestors
 from msprobe_core.overflow.result import Evidence, Finding, Kind
-from msprobe_core.overflow.spread import Origin, OriginKind, ancestors
 from msprobe_core.overflow.values import RankValues
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

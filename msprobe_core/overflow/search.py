@@ -12,8 +12,8 @@ from msprobe_core.model import Ending, EndState
 from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.causality import Order
 from msprobe_core.overflow.describe import Describer, Step
+from msprobe_core.overflow.propagation import Harm, Origin, Spread
 from msprobe_core.overflow.result import Finding, Harmless, OverflowResult, RankNote, StepResult
-from msprobe_core.overflow.spread import Harm, Origin, Spread
 from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.layout import find_units
