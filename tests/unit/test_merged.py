@@ -14,7 +14,7 @@ from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemb
 from msprobe_core.compare.shards.merged import check_replicas, merged
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
-from msprobe_core.fingerprint.spread import coordinates_of, held_ranges, local_offset, sizes_of
+from msprobe_core.fingerprint.shard_ranges import coordinates_of, held_ranges, local_offset, sizes_of
 from msprobe_core.model import Distribution, Placement
 
 ENTRY = "Module.fc.Linear.forward.0"

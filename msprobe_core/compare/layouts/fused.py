@@ -25,7 +25,7 @@ from msprobe_core.compare.shards.assembly import (
     merge_statistics,
 )
 from msprobe_core.compare.shards.sources import Assembled
-from msprobe_core.fingerprint.spread import Ranges
+from msprobe_core.fingerprint.shard_ranges import Ranges
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind

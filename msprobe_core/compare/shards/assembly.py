@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_core.fingerprint.distance import SIZE_BYTES, decoded
 from msprobe_core.fingerprint.place import Place
-from msprobe_core.fingerprint.spread import Ranges
+from msprobe_core.fingerprint.shard_ranges import Ranges
 
 Array: TypeAlias = Any
 """A NumPy array, of whose functions the type checker knows only part."""

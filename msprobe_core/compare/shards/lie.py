@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
-from msprobe_core.fingerprint.spread import (
+from msprobe_core.fingerprint.shard_ranges import (
     PARTIAL,
     REPLICATE,
     SHARD,
