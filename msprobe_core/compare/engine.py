@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msprobe_core.compare.divergence import first_of_steps
 from msprobe_core.compare.pairs import Chosen, find_pairs_of_modes
-from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.result import ComparisonResult, UnitResult
 from msprobe_core.compare.tensors import Progress
 from msprobe_core.compare.unit import CompareOptions, compare_unit

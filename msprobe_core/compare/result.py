@@ -135,7 +135,7 @@ class ComparisonResult(Generic[AnyUnit_co]):
         missing: What was not compared, in words: steps and ranks that one side lacks, and those that cannot be read.
         limits: Those that rows were judged by.
         replicas: Values that ranks of the target should have alike and have not, in words.
-        parted_first: Labels of the units that part first, see `msprobe_core.compare.parting`, the earliest first.
+        parted_first: Labels of the units that part first, see `msprobe_core.compare.divergence`, the earliest first.
     """
 
     target: Path

@@ -1,6 +1,6 @@
 """What ``-da`` asks for: for each rank every call with whether it is the same, and the calls where ranks part first.
 
-The files have the layout of ``mindstudio-probe`` 26.x. Which ranks part first: see `msprobe_core.compare.parting`.
+The files have the layout of ``mindstudio-probe`` 26.x. Which ranks part first: see `msprobe_core.compare.divergence`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from msprobe_core._version import __version__
+from msprobe_core.compare.divergence import first_of_steps
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_modes
-from msprobe_core.compare.parting import first_of_steps
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.unit import CompareOptions, compare_unit

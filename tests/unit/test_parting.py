@@ -8,7 +8,7 @@ from rank_dumps import Rank, group, make_ranks, value, write_ranks
 
 from msprobe_core.cli import main
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.parting import first_of_step
+from msprobe_core.compare.divergence import first_of_step
 
 RIGHT, WRONG = [[1.0, -2.0], [3.0, 4.0]], [[1.3, -2.6], [3.9, 5.2]]
 
