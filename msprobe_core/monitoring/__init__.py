@@ -1,8 +1,8 @@
 """What monitors have written: statistics of a training over steps, by rank, quantity and name."""
 
+from msprobe_core.monitoring.divergence import PARTING, Departure, first_departure, first_non_finite, num_shared
 from msprobe_core.monitoring.files import find_monitored, is_monitored, read_monitored
 from msprobe_core.monitoring.history import Monitored, Place, Quantity
-from msprobe_core.monitoring.parting import PARTING, Departure, first_departure, first_non_finite, num_shared
 
 __all__ = [
     "PARTING",
