@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_core.capture.standin import Function, FunctionStandIn, StandIns
+from msprobe_core.capture.patching import Function, FunctionStandIn, StandIns
 from msprobe_core.config import ListedApi
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.protocols.framework import Attachment

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from msprobe_core.capture.patching import Function, FunctionStandIn, Outermost, StandIns, never
 from msprobe_core.capture.stacks import StackCache
-from msprobe_core.capture.standin import Function, FunctionStandIn, Outermost, StandIns, never
 from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 from msprobe_core.store.layout import create_file, make_directory

@@ -12,7 +12,7 @@ from mindspore import Tensor, mint, ops  # noqa: E402
 from mindspore_programs import record  # noqa: E402
 from msprobe.mindspore._apis import NAMESPACES, find_places, is_selected  # noqa: E402
 
-from msprobe_core.capture.standin import original_of  # noqa: E402
+from msprobe_core.capture.patching import original_of  # noqa: E402
 from msprobe_core.config import RiskLevel  # noqa: E402
 
 FLOOR = 800

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mindspore import Tensor
 
-from msprobe_core.capture.standin import original_of
+from msprobe_core.capture.patching import original_of
 from msprobe_core.config import RiskLevel
 
 Function = Callable[..., Any]

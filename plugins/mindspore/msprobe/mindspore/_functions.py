@@ -10,7 +10,7 @@ from typing import Any
 from msprobe.mindspore._apis import Function, Place, find_places
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._jit import is_tracing
-from msprobe_core.capture.standin import FunctionStandIn, Handler, StandIns
+from msprobe_core.capture.patching import FunctionStandIn, Handler, StandIns
 from msprobe_core.config import RiskLevel
 
 

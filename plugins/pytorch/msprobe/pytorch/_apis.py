@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import torch
 
 from msprobe.pytorch._collectives import is_communication
-from msprobe_core.capture.standin import FunctionStandIn, original_of
+from msprobe_core.capture.patching import FunctionStandIn, original_of
 from msprobe_core.config import RiskLevel
 
 Function = Callable[..., Any]
