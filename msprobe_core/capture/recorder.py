@@ -11,9 +11,9 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core import names
-from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
 from msprobe_core.capture.parts import ForwardRange
+from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.capture.stacks import StackCache

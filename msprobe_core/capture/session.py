@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from msprobe_core.capture.bench import BenchCheck
 from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.identity import own_identity
 from msprobe_core.capture.loading import InputLoader
@@ -20,6 +19,7 @@ from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.processors import GuardedProcessor
 from msprobe_core.capture.recorder import Recorder, TensorSink
+from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.saved import SavedRecorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices

@@ -11,7 +11,7 @@ from numpy_rig import DeferringFramework
 from recorded import Recorded, leaves
 
 from msprobe_core import PrecisionDebugger
-from msprobe_core.capture import bench
+from msprobe_core.capture import reference_check
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError
 
@@ -302,7 +302,7 @@ def test_diff_check_says_what_to_take_instead():
 
 def test_an_earlier_run_that_ended_early_is_said_and_checked_as_far_as_it_goes(record, tmp_path, caplog):
     bench = record("bench", healthy)
-    path = bench.directory / "dump.json"
+    path = reference_check.directory / "dump.json"
     content = json.loads(path.read_text())
     del content["end"]
     path.write_text(json.dumps(content))
