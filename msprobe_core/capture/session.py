@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from msprobe_core.capture.custom import CustomApis
 from msprobe_core.capture.identity import own_identity
-from msprobe_core.capture.loading import InputLoader
+from msprobe_core.capture.input_replay import InputLoader
 from msprobe_core.capture.manual_save import SavedRecorder
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.parts import ForwardRange, SoleModule, Unwrapped
