@@ -14,7 +14,7 @@ from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture import apis
 from msprobe_core.capture.apis import tensors_in
-from msprobe_core.capture.owners import Owners, is_clipping
+from msprobe_core.capture.call_scope import Owners, is_clipping
 from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 from msprobe_core.plugin import Call, CallRecorder
 
