@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_core.capture.flight import MAX_WRITTEN, Emergency, FlightRing, Seen
+from msprobe_core.capture.ring_recorder import MAX_WRITTEN, Emergency, FlightRing, Seen
 from msprobe_core.errors import ConfigError
 from msprobe_core.model import Phase, Role, TensorMeta
 from msprobe_core.overflow import search

@@ -19,7 +19,7 @@ from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
-from msprobe_core.capture.flight import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
+from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
 from msprobe_core.plugin import Phase, Role
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _MAX_LEAVES = 16
 
 
 class TorchTape:
-    """See `msprobe_core.capture.flight.Tape`."""
+    """See `msprobe_core.capture.ring_recorder.Tape`."""
 
     def __init__(self) -> None:
         """Begin empty."""
