@@ -15,7 +15,7 @@ from msprobe.mindspore.kernel import KernelDump, check_machine, dump_settings
 from numpy_layers import ArrayFramework, Network
 from numpy_rig import ArrayDebugger
 
-from msprobe_core.capture.kernels import kernel_options
+from msprobe_core.capture.kernel_dump import kernel_options
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.model import KernelOptions

@@ -21,7 +21,7 @@ def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
     The program needs no change, and may be one that starts others: msprobe kernel-dump config.json -- msrun …
     """
     from msprobe.mindspore.kernel import check_machine, set_variables, write_settings
-    from msprobe_core.capture.kernels import kernel_options
+    from msprobe_core.capture.kernel_dump import kernel_options
     from msprobe_core.config import load_config
     from msprobe_core.plugin import ConfigError, Level
 
