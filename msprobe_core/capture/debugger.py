@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import msgspec
 
-from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session, Window

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.identity import own_identity
 from msprobe_core.capture.input_replay import InputLoader
 from msprobe_core.capture.manual_save import SavedRecorder

@@ -11,7 +11,7 @@ from numpy_layers import Array, ArrayFramework, Network, train_step
 from recorded import Recorded
 
 from msprobe_core.capture import Session
-from msprobe_core.capture.custom import CustomApis
+from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.config import ListedApi, load_config
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.plugins import registry
