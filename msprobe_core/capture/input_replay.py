@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msprobe_core import names
 from msprobe_core.capture.earlier import read_earlier
-from msprobe_core.capture.parts import ForwardRange
+from msprobe_core.capture.recorder_adapters import ForwardRange
 from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError

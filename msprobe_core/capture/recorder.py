@@ -12,7 +12,7 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
-from msprobe_core.capture.parts import ForwardRange
+from msprobe_core.capture.recorder_adapters import ForwardRange
 from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape

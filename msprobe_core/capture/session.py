@@ -15,11 +15,11 @@ from msprobe_core.capture.identity import own_identity
 from msprobe_core.capture.input_replay import InputLoader
 from msprobe_core.capture.manual_save import SavedRecorder
 from msprobe_core.capture.overflow import OverflowWatch
-from msprobe_core.capture.parts import ForwardRange, SoleModule, Unwrapped
 from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.processors import GuardedProcessor
 from msprobe_core.capture.recorder import Recorder, TensorSink
+from msprobe_core.capture.recorder_adapters import ForwardRange, SoleModule, Unwrapped
 from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
