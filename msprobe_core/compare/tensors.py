@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe_core.compare.custom import CustomMetrics
+from msprobe_core.compare.custom_metrics import CustomMetrics
 from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
 from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.errors import DumpError

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from msprobe_core.compare import custom
+from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.compat import crc32_of
 from msprobe_core.compare.highlight import COLOUR, FILLS
@@ -230,8 +230,8 @@ def _tensor_metrics(layout: TableLayout) -> list[Column]:
 def _custom_metrics(schema: pl.Schema) -> list[Column]:
     columns: list[Column] = []
     for name, kind in schema.items():
-        if name.startswith(custom.PREFIX):
-            header, cell = name.removeprefix(custom.PREFIX), pl.col(name)
+        if name.startswith(custom_metrics.PREFIX):
+            header, cell = name.removeprefix(custom_metrics.PREFIX), pl.col(name)
             text = cell if kind == pl.String else _number_text(cell, pl.lit(UNSUPPORTED), NOT_A_NUMBER)
             columns.append(Column(header, text.fill_null(UNSUPPORTED), None if kind == pl.String else cell))
     return columns

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import polars as pl
 
-from msprobe_core.compare import custom
+from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.noise.model import SCORES
@@ -118,8 +118,8 @@ def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
         if field.name not in _NO_MEASURES:
             yield field.name, Column(_TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
     for name in of_rows:
-        if name.startswith(custom.PREFIX):
-            yield name, Column(name.removeprefix(custom.PREFIX), pl.col(name))
+        if name.startswith(custom_metrics.PREFIX):
+            yield name, Column(name.removeprefix(custom_metrics.PREFIX), pl.col(name))
     yield SKETCH_ERROR, Column("estimated_rel_error", pl.col(SKETCH_ERROR))
     # Those of arguments that are numbers would say the same four times; both values are shown.
     is_tensor = pl.col("kind_target") == RowKind.TENSOR.value

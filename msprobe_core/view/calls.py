@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import polars as pl
 
-from msprobe_core.compare import custom
+from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.metrics import STATISTICS
@@ -181,7 +181,11 @@ def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
         "score_limit": pl.when(is_judged).then("score_limit"),
     }
     found |= {title: pl.col(name) for name, title in _TENSOR_METRICS.items() if name in rows.columns and name in known}
-    found |= {name.removeprefix(custom.PREFIX): pl.col(name) for name in rows.columns if name.startswith(custom.PREFIX)}
+    found |= {
+        name.removeprefix(custom_metrics.PREFIX): pl.col(name)
+        for name in rows.columns
+        if name.startswith(custom_metrics.PREFIX)
+    }
     if SKETCH_ERROR in rows.columns:
         found["estimated_rel_error"] = pl.col(SKETCH_ERROR)
     found |= {f"{name}_rel": pl.when(are_tensors).then(f"{name}_rel") for name in STATISTICS}

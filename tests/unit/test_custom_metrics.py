@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from msprobe_core.compare import compare_dumps, custom
-from msprobe_core.compare.custom import CustomMetrics
+from msprobe_core.compare import compare_dumps, custom_metrics
+from msprobe_core.compare.custom_metrics import CustomMetrics
 from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
