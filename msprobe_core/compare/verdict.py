@@ -39,9 +39,9 @@ from msprobe_core.compare.inherited import inherited_precision
 from msprobe_core.compare.joining import joined, numbered
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
 from msprobe_core.compare.noise import model as noise_model
+from msprobe_core.compare.noise_gradients import is_vanishing_vector, noise_rows
 from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
 from msprobe_core.compare.uninitialised import uninitialised_rows
-from msprobe_core.compare.vanishing import is_vanishing_vector, noise_rows
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
