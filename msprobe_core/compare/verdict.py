@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import kinks, metrics, overrides
+from msprobe_core.compare import activation_flips, metrics, overrides
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.inherited import inherited_precision
 from msprobe_core.compare.joining import joined, numbered
@@ -86,7 +86,7 @@ _HELPERS = (
     "is_uninitialised",
     "is_vanishing",
     "rounds_to_zero",
-    *kinks.HELPERS,
+    *activation_flips.HELPERS,
     *overrides.HELPERS,
     *noise_model.HELPERS,
 )
@@ -118,7 +118,7 @@ def judge(
         parents: The enclosing call of each of the target's calls.
     """
     table = conventional() if limits is None else limits
-    prepared = kinks.with_kinks(_with_precision(_with_absent_columns(compared), table, parents or {}), table)
+    prepared = activation_flips.with_kinks(_with_precision(_with_absent_columns(compared), table, parents or {}), table)
     prepared = _with_source(prepared)
     prepared = overrides.with_overrides(_with_judged_error(prepared, table), table)
     prepared = _with_scores(prepared, scorer).with_row_index("row")
