@@ -17,7 +17,7 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import given_parameters
 from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.noise.carried import SUMMED
-from msprobe_core.compare.noise.nulls import LEAST_LIMITS
+from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.compare.verdict import Verdict, differs
 from msprobe_core.locate.decisions import DECIDES, api_of
 from msprobe_core.locate.local import local_excess

@@ -14,7 +14,7 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.nulls import Null, Nulls
+from msprobe_core.compare.noise.null_distribution import Null, Nulls
 from msprobe_core.compare.noise.operations import Operations
 from msprobe_core.compare.noise.rounding import least
 

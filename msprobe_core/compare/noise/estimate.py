@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.compare.noise import student
 from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.nulls import LEAST_LIMITS, MOST_LIMIT, Null, Nulls
+from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS, MOST_LIMIT, Null, Nulls
 from msprobe_core.compare.noise.rounding import least
 
 Array: TypeAlias = NDArray[Any]

@@ -30,7 +30,7 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.nulls import Null, Nulls
+from msprobe_core.compare.noise.null_distribution import Null, Nulls
 from msprobe_core.errors import CompareError
 from msprobe_core.store import layout
 from msprobe_core.untrusted.files import most_unfolded, open_plain

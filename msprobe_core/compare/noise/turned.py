@@ -17,7 +17,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.noise.measures import Measure
-from msprobe_core.compare.noise.nulls import LEAST_LIMITS
+from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.model import Phase, Role
 
 MOST_TURNED = 3

@@ -13,7 +13,7 @@ from enum import Enum
 from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
 from msprobe_core.compare.noise.closed_form import CLOSED_NULLS, ROUNDINGS
 from msprobe_core.compare.noise.measures import Measure
-from msprobe_core.compare.noise.nulls import EXTREME_LIMIT, LEAST_LIMITS
+from msprobe_core.compare.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
 
 ALPHA = 0.01
 """Of a hundred healthy comparisons, how many may have a value over its limit; as `msprobe_core.compare.noise.ALPHA`."""
