@@ -2,7 +2,7 @@
 
 Six of the metrics are those that users of such tables know; ``error`` is the number that a row is judged by: the
 relative error in the Euclidean norm or, if larger, the largest difference in relation to the largest golden
-magnitude. How they are computed is in `msprobe_core.compare.pairwise`.
+magnitude. How they are computed is in `msprobe_core.compare.tensor_metrics`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.compare.custom_metrics import CustomMetrics
-from msprobe_core.compare.pairwise import PairSums, Workspace, cosine
 from msprobe_core.compare.post_processing import Factors, PostProcessing
+from msprobe_core.compare.tensor_metrics import PairSums, Workspace, cosine
 from msprobe_core.errors import DumpError
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump, TensorSource

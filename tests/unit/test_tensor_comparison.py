@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pt_writer import Call, Global, tensor, write_pt
 
-from msprobe_core.compare import compare_dumps, pairwise, tensors
+from msprobe_core.compare import compare_dumps, tensor_metrics, tensors
 from msprobe_core.compare.tensors import StoredSide, compare_pairs, compare_sources, compare_tensors
 from msprobe_core.compare.ulps import distances_in
 from msprobe_core.errors import DumpError
