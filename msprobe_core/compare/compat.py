@@ -15,7 +15,7 @@ import polars as pl
 
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.metrics import STATISTICS
-from msprobe_core.compare.tensors import SHAPE_UNMATCHED, UNSUPPORTED
+from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind

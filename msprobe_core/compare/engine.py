@@ -7,7 +7,7 @@ from pathlib import Path
 from msprobe_core.compare.divergence import first_of_steps
 from msprobe_core.compare.pairs import Chosen, find_pairs_of_modes
 from msprobe_core.compare.result import ComparisonResult, UnitResult
-from msprobe_core.compare.tensors import Progress
+from msprobe_core.compare.tensor_pass import Progress
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError, DumpError
 

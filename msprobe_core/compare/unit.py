@@ -27,7 +27,7 @@ from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.structure import judge_nesting, structure_dumps
 from msprobe_core.compare.suggest import suggest_names
-from msprobe_core.compare.tensors import Progress, add_tensor_metrics
+from msprobe_core.compare.tensor_pass import Progress, add_tensor_metrics
 from msprobe_core.compare.tools import are_foreign, are_of_two_tools
 from msprobe_core.compare.verdict import (
     UNRECORDED,

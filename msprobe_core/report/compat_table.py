@@ -17,7 +17,7 @@ from msprobe_core.compare.compat import crc32_of
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.compare.tensors import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
+from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
 from msprobe_core.compare.verdict import DEVICE_TEXT
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts

@@ -19,7 +19,7 @@ from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.structure import structure_dumps
-from msprobe_core.compare.tensors import TensorMetrics
+from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.locate.nodes import nodes_of, with_scores
 from msprobe_core.locate.sources import is_flagged

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pt_writer import Call, Global, tensor, write_pt
 
-from msprobe_core.compare import compare_dumps, tensor_metrics, tensors
-from msprobe_core.compare.tensors import StoredSide, compare_pairs, compare_sources, compare_tensors
+from msprobe_core.compare import compare_dumps, tensor_metrics, tensor_pass
+from msprobe_core.compare.tensor_pass import StoredSide, compare_pairs, compare_sources, compare_tensors
 from msprobe_core.compare.ulps import distances_in
 from msprobe_core.errors import DumpError
 from msprobe_core.store.tensor_source import HeldTensor
@@ -480,7 +480,7 @@ def test_rows_have_a_column_for_every_metric(tmp_path):
         np.save(path.parent / "dump_tensor_data" / "x.npy", values + np.float32(shift))
         np.save(path.parent / "dump_tensor_data" / "y.npy", values)
     rows = compare_dumps(tmp_path / "target/dump.json", tmp_path / "golden/dump.json").units[0].rows
-    assert set(tensors.TensorMetrics.__struct_fields__) <= set(rows.columns)
+    assert set(tensor_pass.TensorMetrics.__struct_fields__) <= set(rows.columns)
     row = rows.row(0, named=True)
     assert (row["num_different"], row["worst_index"], row["worst_target"], row["num_nan_target"]) == (
         6,
