@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.compare.align import Match
-from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.model import Phase, Role

@@ -19,7 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.compare.derived import DerivedDump
-from msprobe_core.compare.metrics import STATISTICS
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32, word_text, xor_words
 from msprobe_core.fingerprint.hashing import hash_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
-from msprobe_core.compare import metrics, overrides
+from msprobe_core.compare import overrides, statistics_columns
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.cross_framework import excuse_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
@@ -110,7 +110,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     if are_of_two_tools(target.header, golden.header):
         rows, excused = with_excuses_between_tools(rows, have_apis=is_foreign)
         notes = [*notes, *excused]
-    rows = add_sketch_error(metrics.add_statistics(rows))
+    rows = add_sketch_error(statistics_columns.add_statistics(rows))
     if mode is Mode.TENSOR:
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import activation_flips, metrics, overrides
+from msprobe_core.compare import activation_flips, overrides, statistics_columns
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.inherited import inherited_precision
 from msprobe_core.compare.joining import joined, numbered
@@ -235,7 +235,7 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
     noise = noise_rows(compared, table)
-    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch()
+    is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch()
     differs = (
         is_special | (pl.col("error") > pl.col("limit")) | (pl.col("checksum_target") != pl.col("checksum_golden"))
     )
@@ -338,12 +338,12 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         ),
         (
             Verdict.ERROR,
-            numbers & metrics.has_nan_mismatch(),
+            numbers & statistics_columns.has_nan_mismatch(),
             pl.format("error: NaN differs: the target has {}, the golden {}.", _num_nan("target"), _num_nan("golden")),
         ),
         (
             Verdict.ERROR,
-            numbers & metrics.has_inf_mismatch(),
+            numbers & statistics_columns.has_inf_mismatch(),
             pl.format("error: Inf differs: maximum and minimum are {} and {}, golden {} and {}.",
                       *[_known(f"{name}_{side}") for side in ("target", "golden") for name in ("max", "min")]),
         ),
@@ -562,7 +562,9 @@ def _what(side: str) -> pl.Expr:
 
 def _num_nan(side: str) -> pl.Expr:
     counted = pl.col(f"num_nan_{side}")
-    has_some = pl.any_horizontal(*[pl.col(f"{name}_{side}").is_nan().fill_null(False) for name in metrics.STATISTICS])
+    has_some = pl.any_horizontal(
+        *[pl.col(f"{name}_{side}").is_nan().fill_null(False) for name in statistics_columns.STATISTICS]
+    )
     # A count of 0 beside a statistic that is NaN: the tool that recorded it may have computed that in low precision.
     return (
         pl.when(counted > 0).then(counted.cast(pl.String))
@@ -586,7 +588,7 @@ def _is_default() -> pl.Expr:
     has_tensor = pl.any_horizontal(*[kind == RowKind.TENSOR.value for kind in kinds])
     is_number = pl.all_horizontal(*[kind != RowKind.NONE.value for kind in kinds])
     numels = [pl.col(f"numel_{side}").fill_null(1) for side in ("target", "golden")]
-    is_same_number = (pl.max_horizontal(numels) == 1) & metrics.is_equal("max") & is_number
+    is_same_number = (pl.max_horizontal(numels) == 1) & statistics_columns.is_equal("max") & is_number
     return (pl.col("role") == Role.INPUT.value) & (~has_tensor | is_same_number).fill_null(False)
 
 
@@ -597,7 +599,7 @@ def _scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
     both_floats = are_numbers & ((pl.col("type_target") == "float") | (pl.col("type_golden") == "float"))
     difference = (pl.col("max_target") - pl.col("max_golden")).abs()
     is_within = difference <= table.scalar * pl.col("max_golden").abs()
-    close = both_floats & (metrics.is_equal("max") | is_within)
+    close = both_floats & (statistics_columns.is_equal("max") | is_within)
     lowest = pl.col("max_target").is_in(LOWEST_FINITE) & pl.col("max_golden").is_in(LOWEST_FINITE)
     # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
     devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
@@ -608,13 +610,15 @@ def _scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
         are_values = pl.all_horizontal(*[kind.is_in(["int", "float", "bool"]) for kind in types])
         named = [text.str.to_lowercase().str.contains(_FOREIGN_DTYPE) for text in (target, golden)]
         # One may write -1 where the other writes the size or the dimension that this is.
-        grounds += [are_values & metrics.is_equal("max"), pl.col(FROM_END), named[0] & named[1]]
+        grounds += [are_values & statistics_columns.is_equal("max"), pl.col(FROM_END), named[0] & named[1]]
     return pl.any_horizontal(ground.fill_null(False) for ground in grounds)
 
 
 def differs() -> pl.Expr:
     """Whether the values of a pair differ at all, however little; of judged rows."""
-    in_statistics = pl.any_horizontal(*[(pl.col(f"{name}_diff") != 0).fill_null(False) for name in metrics.STATISTICS])
+    in_statistics = pl.any_horizontal(
+        *[(pl.col(f"{name}_diff") != 0).fill_null(False) for name in statistics_columns.STATISTICS]
+    )
     in_bytes = (pl.col("checksum_target") != pl.col("checksum_golden")).fill_null(False)
     in_tensors = (pl.col("judged_error") > 0).fill_null(False)
     is_error = pl.col("verdict") == Verdict.ERROR.value
@@ -664,13 +668,15 @@ def is_uncompared() -> pl.Expr:
     has_no_error = pl.col("error").is_null() & pl.col("judged_error").is_null()
     has_no_ground = has_no_error & ~pl.col("is_exempt") & pl.col("problem").is_null()
     has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
-    is_special = metrics.has_nan_mismatch() | metrics.has_inf_mismatch() | _has_equal_specials()
+    is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch() | _has_equal_specials()
     return both_tensors & ~has_failed() & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)
 
 
 def _has_equal_specials() -> pl.Expr:
-    return pl.any_horizontal(*[metrics.is_equal(name).fill_null(False) for name in metrics.STATISTICS])
+    return pl.any_horizontal(
+        *[statistics_columns.is_equal(name).fill_null(False) for name in statistics_columns.STATISTICS]
+    )
 
 
 def _lacks_statistics(side: str) -> pl.Expr:
-    return pl.all_horizontal(*[pl.col(f"{name}_{side}").is_null() for name in metrics.STATISTICS])
+    return pl.all_horizontal(*[pl.col(f"{name}_{side}").is_null() for name in statistics_columns.STATISTICS])

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.metrics import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.compare.noise.operations import is_layer
+from msprobe_core.compare.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.locate.nodes import INFINITE, is_module
 from msprobe_core.model import Phase, Role
 

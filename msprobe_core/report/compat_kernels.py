@@ -14,9 +14,9 @@ import polars as pl
 
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.compat import with_metrics_of_tables
-from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.mixed import statistics_of
 from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import NOT_AVAILABLE
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.errors import DumpError

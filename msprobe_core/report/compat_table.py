@@ -15,8 +15,8 @@ from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.compat import crc32_of
 from msprobe_core.compare.highlight import COLOUR, FILLS
-from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
 from msprobe_core.compare.verdict import DEVICE_TEXT
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import Mode
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.report.files import time_stamp

@@ -13,10 +13,10 @@ import polars as pl
 
 from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.limits import Precision
-from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.noise.model import SCORES
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
 from msprobe_core.store.frame import RowKind

@@ -15,9 +15,9 @@ import polars as pl
 from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LimitTable
-from msprobe_core.compare.metrics import STATISTICS
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.compare.verdict import Verdict

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 
-from msprobe_core.compare import metrics
+from msprobe_core.compare import statistics_columns
 from msprobe_core.compare.advice import advise
 from msprobe_core.compare.align import align
 from msprobe_core.compare.compat import compat_a, compat_c
@@ -40,7 +40,7 @@ def judged(tmp_path):
             read_json_dump(write_dump(tmp_path / side, data if "." in next(iter(data)) else {ENTRY: data}))
             for side, data in (("target", target), ("golden", golden))
         ]
-        return judge(metrics.add_statistics(align(*dumps).rows), by_checksum=by_checksum)
+        return judge(statistics_columns.add_statistics(align(*dumps).rows), by_checksum=by_checksum)
 
     return judged
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 
-from msprobe_core.compare import CompareOptions, compare_dumps, metrics
+from msprobe_core.compare import CompareOptions, compare_dumps, statistics_columns
 from msprobe_core.compare.align import align
 from msprobe_core.compare.fault import judge_nodes
 from msprobe_core.compare.limits import conventional, load_limits, parse_limit
@@ -40,7 +40,7 @@ def judged(tmp_path):
             read_json_dump(write_dump(tmp_path / name, side if ENTRY in side else {ENTRY: side}))
             for name, side in zip(("target", "golden"), sides, strict=True)
         ]
-        rows = add_sketch_error(metrics.add_statistics(align(*dumps).rows))
+        rows = add_sketch_error(statistics_columns.add_statistics(align(*dumps).rows))
         if extra is not None:
             rows = rows.with_columns(**{name: pl.lit(value) for name, value in extra.items()})
         table = conventional().with_overrides([parse_limit(*limit) for limit in limits])

@@ -71,7 +71,7 @@ def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
     target's is not.
 
     Args:
-        rows: With the differences of `msprobe_core.compare.metrics`, and ``euclidean`` or ``sketch_error`` where
+        rows: With the differences of `msprobe_core.compare.statistics_columns`, and ``euclidean`` or ``sketch_error`` where
             tensors or sketches were compared.
     """
     norm = pl.col("norm_golden")
