@@ -13,7 +13,7 @@ from enum import Enum
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.calls import Calls, Matcher, canonical_text, list_calls, list_entries
+from msprobe_core.compare.call_matching import Calls, Matcher, canonical_text, list_calls, list_entries
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.mapping import Matching, Rule
 from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
