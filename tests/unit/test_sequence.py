@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from msprobe_core.compare import sequence
-from msprobe_core.compare.sequence import align_sequences, common_subsequence, settle
+from msprobe_core.compare import lcs
+from msprobe_core.compare.lcs import align_sequences, common_subsequence, settle
 
 few_kinds = st.lists(st.integers(0, 3), max_size=12)
 
