@@ -14,10 +14,10 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.call_matching import Calls, Matcher, canonical_text, list_calls, list_entries
+from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
-from msprobe_core.compare.naming import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.noise.operations import Operations, merged
 from msprobe_core.compare.tools import are_foreign
 from msprobe_core.model import Phase, Role

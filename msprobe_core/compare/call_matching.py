@@ -16,8 +16,8 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare import limits
+from msprobe_core.compare.canonical_names import Names
 from msprobe_core.compare.lcs import Pair, align_sequences, settle
-from msprobe_core.compare.naming import Names
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.dumped import StoredDump

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from msprobe_core.compare.naming import ONLY_TARGET
+from msprobe_core.compare.canonical_names import ONLY_TARGET
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 

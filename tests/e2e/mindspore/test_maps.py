@@ -18,8 +18,8 @@ import yaml  # noqa: E402
 from mindspore import mint, nn, ops  # noqa: E402
 from packaging.version import Version  # noqa: E402
 
+from msprobe_core.compare.canonical_names import Words, operation_of  # noqa: E402
 from msprobe_core.compare.map_files import SPREAD, load_api_map, load_apis, load_parameters  # noqa: E402
-from msprobe_core.compare.naming import Words, operation_of  # noqa: E402
 
 SINCE_2_10 = {"Mint.addr_", "Mint.conv_tbc", "Mint.vdot"}
 OWN = Path(msprobe.mindspore.__file__).parent / "maps"
