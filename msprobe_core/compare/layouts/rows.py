@@ -9,7 +9,7 @@ from functools import lru_cache
 from msprobe_core import names
 from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.rules import SpreadRule
-from msprobe_core.compare.shards.lie import Along, Spread
+from msprobe_core.compare.shards.placement import Along, Spread
 from msprobe_core.errors import EntryNameError
 from msprobe_core.model import Phase, Role, SiteKind
 

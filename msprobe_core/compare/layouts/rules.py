@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import yaml
 from yaml.constructor import SafeConstructor
 
-from msprobe_core.compare.shards.lie import Spread, Whereabouts
+from msprobe_core.compare.shards.placement import Spread, Whereabouts
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 from msprobe_core.untrusted.malformed import MalformedError

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import polars as pl
 
-from msprobe_core.compare.shards.lie import Along, Whereabouts
+from msprobe_core.compare.shards.placement import Along, Whereabouts
 from msprobe_core.compare.shards.union import Part, Union
 from msprobe_core.model import Role
 

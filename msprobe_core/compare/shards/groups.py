@@ -12,7 +12,7 @@ import polars as pl
 
 from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
 from msprobe_core.compare.shards.declaration import Declaration
-from msprobe_core.compare.shards.lie import Along, assemble_declared, assemble_recorded, axis_cut_to
+from msprobe_core.compare.shards.placement import Along, assemble_declared, assemble_recorded, axis_cut_to
 from msprobe_core.compare.shards.replicas import agreement
 from msprobe_core.compare.shards.union import Union
 from msprobe_core.model import Role

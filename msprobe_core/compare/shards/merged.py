@@ -31,7 +31,7 @@ from msprobe_core.compare.shards.columns import Columns
 from msprobe_core.compare.shards.declaration import Declaration, Undeclared
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.groups import Groups, one_part
-from msprobe_core.compare.shards.lie import (
+from msprobe_core.compare.shards.placement import (
     recorded,
 )
 from msprobe_core.compare.shards.replicas import differing
