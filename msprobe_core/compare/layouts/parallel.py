@@ -13,7 +13,7 @@ import polars as pl
 from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
 from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
 from msprobe_core.compare.shards.placement import Along, Whereabouts
-from msprobe_core.compare.shards.union import Part, Union, family_of, renamed
+from msprobe_core.compare.shards.rank_rows import Part, Union, family_of, renamed
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
 from msprobe_core.names import forward_of

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards.union import Part, Union, family_of, recount, renamed
+from msprobe_core.compare.shards.rank_rows import Part, Union, family_of, recount, renamed
 from msprobe_core.model import Role
 from msprobe_core.names import class_without_wrapper, module_stem, without_wrappers
 from msprobe_core.store.frame import RowKind

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import polars as pl
 
 from msprobe_core.compare.shards.placement import Along, Whereabouts
-from msprobe_core.compare.shards.union import Part, Union
+from msprobe_core.compare.shards.rank_rows import Part, Union
 from msprobe_core.model import Role
 
 Array: TypeAlias = Any

@@ -13,8 +13,8 @@ import polars as pl
 from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
 from msprobe_core.compare.shards.declaration import Declaration
 from msprobe_core.compare.shards.placement import Along, assemble_declared, assemble_recorded, axis_cut_to
+from msprobe_core.compare.shards.rank_rows import Union
 from msprobe_core.compare.shards.replicas import agreement
-from msprobe_core.compare.shards.union import Union
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

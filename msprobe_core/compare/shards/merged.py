@@ -34,9 +34,9 @@ from msprobe_core.compare.shards.groups import Groups, one_part
 from msprobe_core.compare.shards.placement import (
     recorded,
 )
+from msprobe_core.compare.shards.rank_rows import Part, part_of, unite
 from msprobe_core.compare.shards.replicas import differing
 from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overlap, slabs
-from msprobe_core.compare.shards.union import Part, part_of, unite
 from msprobe_core.errors import DumpError
 from msprobe_core.model import Distribution, Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource

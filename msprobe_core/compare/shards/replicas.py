@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from msprobe_core.compare.shards.findings import ReplicaFinding
-from msprobe_core.compare.shards.union import Union
+from msprobe_core.compare.shards.rank_rows import Union
 
 Array: TypeAlias = Any
 """A NumPy array, of whose functions the type checker knows only part."""
