@@ -14,7 +14,7 @@ from msprobe_core.store.layout import Unit, find_units
 from msprobe_core.store.runs import steps_of_run, units_of_step
 
 if TYPE_CHECKING:
-    from msprobe_core.compare.layouts.parallel import Group
+    from msprobe_core.compare.layouts.rank_groups import Group
     from msprobe_core.compare.layouts.rules import LayoutRules
 
 
@@ -245,7 +245,7 @@ def _pair_units(
         unnumbered, path = (targets, target) if not have_ranks[0] else (goldens, golden)
         _refuse_choice(Chosen(ranks=wanted), f"{path} holds {unnumbered[0].label} without a rank")
     if layouts is not None:
-        from msprobe_core.compare.layouts.parallel import plan_groups  # takes time to import, and few need it
+        from msprobe_core.compare.layouts.rank_groups import plan_groups  # takes time to import, and few need it
 
         sides = [[unit for unit in units if not wanted or unit.rank in wanted] for units in (targets, goldens)]
         known = {unit.rank for unit in (*targets, *goldens)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from msprobe_core.compare.fault import Fault
-from msprobe_core.compare.layouts.parallel import DeclaredRanks
+from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
 from msprobe_core.compare.layouts.rules import LayoutRules, Side
 from msprobe_core.compare.layouts.tensors import relaid
 from msprobe_core.compare.pairs import UnitPair

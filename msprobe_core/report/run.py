@@ -197,7 +197,7 @@ def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: Ru
     if not has_several or not pairing.can_have_replicas or run.checks_replicas is False:
         return []
     # Takes time to import, which a single pair does without.
-    from msprobe_core.compare.layouts.parallel import DeclaredRanks
+    from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
     from msprobe_core.compare.layouts.rules import Side
     from msprobe_core.compare.shards.merged import check_replicas
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from limited import grows_linearly
 from part_dumps import ArrayDump, ArraySource, part
 
-from msprobe_core.compare.layouts.parallel import DeclaredRanks, plan_groups
 from msprobe_core.compare.layouts.patterns import NamePattern
+from msprobe_core.compare.layouts.rank_groups import DeclaredRanks, plan_groups
 from msprobe_core.compare.layouts.rules import Change, Side, load_layouts
 from msprobe_core.compare.layouts.tensors import relaid
 from msprobe_core.compare.shards import sources as shard_sources
