@@ -13,7 +13,7 @@ import polars as pl
 
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.result import Mode
-from msprobe_core.locate.decisions import DECIDES, RANDOM, api_of
+from msprobe_core.locate.discrete_ops import DECIDES, RANDOM, api_of
 from msprobe_core.locate.result import Check, CheckState, Decision
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind

@@ -11,7 +11,7 @@ from msprobe_core import names
 from msprobe_core.compare.limits import precision_of
 from msprobe_core.compare.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.locate.decisions import DECIDES, RANDOM, api_of
+from msprobe_core.locate.discrete_ops import DECIDES, RANDOM, api_of
 from msprobe_core.locate.nodes import INFINITE, is_sum
 from msprobe_core.locate.result import FaultKind
 from msprobe_core.locate.sources import Node, Source

@@ -19,7 +19,7 @@ from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.noise.carried import SUMMED
 from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.compare.verdict import Verdict, differs
-from msprobe_core.locate.decisions import DECIDES, api_of
+from msprobe_core.locate.discrete_ops import DECIDES, api_of
 from msprobe_core.locate.op_bound import local_excess
 from msprobe_core.locate.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.model import Phase, Role
