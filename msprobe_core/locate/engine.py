@@ -27,10 +27,10 @@ from msprobe_core.locate.commands import with_command
 from msprobe_core.locate.confirmation import with_confirmations
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.nodes import nodes_of, with_scores
+from msprobe_core.locate.origins import Nesting, Source, find_sources, is_flagged
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
-from msprobe_core.locate.sources import Nesting, Source, find_sources, is_flagged
 from msprobe_core.locate.updates import parameters_of, with_judged_updates
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of

@@ -13,8 +13,8 @@ from msprobe_core.compare.statistics_columns import has_inf_mismatch, has_nan_mi
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.locate.discrete_ops import DECIDES, RANDOM, api_of
 from msprobe_core.locate.nodes import INFINITE, is_sum
+from msprobe_core.locate.origins import Node, Source
 from msprobe_core.locate.result import FaultKind
-from msprobe_core.locate.sources import Node, Source
 from msprobe_core.model import Phase, Role
 from msprobe_core.order.calls import is_communication
 

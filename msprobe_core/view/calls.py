@@ -22,7 +22,7 @@ from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.locate.nodes import nodes_of, with_scores
-from msprobe_core.locate.sources import is_flagged
+from msprobe_core.locate.origins import is_flagged
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

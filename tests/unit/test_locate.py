@@ -13,8 +13,8 @@ from dumps import tensor, write_dump
 from msprobe_core.cli.locate import locate as command
 from msprobe_core.locate import FaultKind, LocateVerdict, locate
 from msprobe_core.locate.kinds import reason_of
+from msprobe_core.locate.origins import Source
 from msprobe_core.locate.result import CheckState, Strength
-from msprobe_core.locate.sources import Source
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((4, 8))
