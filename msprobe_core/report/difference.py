@@ -19,9 +19,9 @@ from msprobe_core.compare.result import UnitResult, UnitSummary
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import StoreError
 from msprobe_core.model import Role
+from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.compat_table import compat_table
 from msprobe_core.report.table import TableLayout
-from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.untrusted.paths import encode_json
 
 FIRST_DIFFERENCES = "diff_analyze_"

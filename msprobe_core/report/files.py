@@ -14,6 +14,7 @@ from msprobe_core.compare.result import ComparisonResult, Mode, UnitResult, Unit
 from msprobe_core.compare.suggest import NameKind, as_yaml
 from msprobe_core.errors import printable
 from msprobe_core.model import Phase
+from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.difference import write_calls
 from msprobe_core.report.layouts import is_of_kernels, table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
@@ -21,7 +22,6 @@ from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
 from msprobe_core.report.summary import write_summary_file
 from msprobe_core.report.table import TableLayout
 from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
-from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
-from msprobe_core.report.whole import whole_file
+from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.report.whole import whole_file
+from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
 from msprobe_core.view.data import ViewData, encode
 from msprobe_core.view.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs

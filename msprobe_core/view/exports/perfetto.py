@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.report.whole import whole_file
+from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import ViewData, encode
 from msprobe_core.view.exports.graphs import UnitGraph, unit_graphs

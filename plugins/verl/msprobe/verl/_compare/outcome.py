@@ -12,12 +12,12 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.verdict import Verdict
+from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.files import TableForm, time_stamp
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import write_spreadsheet
 from msprobe_core.report.table import BY_VERDICT, Colours, Column, Table, Width
 from msprobe_core.report.text_table import write_csv, write_parquet
-from msprobe_core.report.whole import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
