@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import polars as pl
 
-from msprobe_core.report.guard import guarded
+from msprobe_core.report.escape import guarded
 
 MAX_SHEET_ROWS = 1_048_576
 """Rows of a sheet, the header included. Source: Microsoft, *Excel specifications and limits*."""

@@ -9,14 +9,14 @@ from typing import Any, BinaryIO
 import msgspec
 import polars as pl
 
-from msprobe_core.report.guard import guarded
+from msprobe_core.report.escape import guarded
 from msprobe_core.report.table import Table
 
 
 def write_csv(table: Table, file: BinaryIO) -> None:
     """Write a table as csv: comma, UTF-8, quotes where they are needed (RFC 4180, with line feeds).
 
-    Texts that a spreadsheet would run are quoted, see `msprobe_core.report.guard`.
+    Texts that a spreadsheet would run are quoted, see `msprobe_core.report.escape`.
 
     Raises:
         OSError: it cannot be written.

@@ -21,7 +21,7 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
 from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
 from msprobe_core.report.atomic_file import whole_file
-from msprobe_core.report.guard import MAX_CELL_UNITS, guarded
+from msprobe_core.report.escape import MAX_CELL_UNITS, guarded
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
 
 WOULD_RUN = [
