@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.report.compat_kernels import kernel_table
 from msprobe_core.report.compat_table import compat_table
-from msprobe_core.report.own_table import own_table
+from msprobe_core.report.default_table import own_table
 from msprobe_core.report.table import Table, TableLayout
 from msprobe_core.store.kernel_files import holds_kernels
 

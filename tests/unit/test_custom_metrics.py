@@ -13,7 +13,7 @@ from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report.compat_table import compat_table
-from msprobe_core.report.own_table import own_table
+from msprobe_core.report.default_table import own_table
 from msprobe_core.report.table import TableLayout
 from msprobe_core.store.tensor_source import HeldTensor
 
