@@ -11,6 +11,7 @@ import msgspec
 from msprobe_core.errors import StoreError
 from msprobe_core.model import Batch, Ending, Entry, Phase, RunHeader, Task
 from msprobe_core.store import layout
+from msprobe_core.store.append_file import GrowingFile
 from msprobe_core.store.arrow_columns import (
     CONSTRUCT_COLUMNS,
     DUMP_COLUMNS,
@@ -29,7 +30,6 @@ from msprobe_core.store.arrow_columns import (
     types,
 )
 from msprobe_core.store.ending import says_anything
-from msprobe_core.store.growing import GrowingFile
 from msprobe_core.store.json_writer import clean_text
 
 MAX_BATCH_ROWS = 16_384

@@ -28,8 +28,8 @@ from msprobe_core.model import (
 )
 from msprobe_core.protocols.storage import Writer, WriterFactory
 from msprobe_core.store import layout
+from msprobe_core.store.append_file import GrowingFile
 from msprobe_core.store.ending import says_anything
-from msprobe_core.store.growing import GrowingFile
 
 _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>").encode
 

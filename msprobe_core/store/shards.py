@@ -18,7 +18,7 @@ import msgspec
 from msprobe_core.errors import StoreError
 from msprobe_core.model import TensorContent
 from msprobe_core.store import layout
-from msprobe_core.store.growing import write_at
+from msprobe_core.store.append_file import write_at
 from msprobe_core.store.tensor_values import SAFETENSORS_DTYPES
 
 MAX_BYTES = 256 << 20

@@ -587,7 +587,7 @@ def test_a_failure_of_the_probe_does_not_reach_the_training(tmp_path, close_debu
 
 def test_a_full_disk_does_not_reach_the_training(tmp_path, close_debugger, caplog, monkeypatch):
     from msprobe_core.errors import StoreError
-    from msprobe_core.store.growing import GrowingFile
+    from msprobe_core.store.append_file import GrowingFile
 
     def fail(self, _content):
         raise StoreError(f"{self._path}: cannot be written (No space left on device); what was recorded before is kept")

@@ -13,9 +13,9 @@ from numpy_rig import ArrayDebugger
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import StoreError
 from msprobe_core.model import Ending, EndState
+from msprobe_core.store.append_file import GrowingFile
 from msprobe_core.store.convert import convert
 from msprobe_core.store.ending import ending_of, ending_of_all, sentence
-from msprobe_core.store.growing import GrowingFile
 
 WRITERS = ["json", "arrow"]
 NUM_CALLS = 12
