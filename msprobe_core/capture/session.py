@@ -42,7 +42,7 @@ from msprobe_core.protocols.recording import CallRecorder
 from msprobe_core.protocols.storage import Processor, WriterFactory
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
-from msprobe_core.store.dumped import clip
+from msprobe_core.store.stored_dump import clip
 
 _logger = logging.getLogger(__name__)
 

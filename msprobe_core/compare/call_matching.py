@@ -20,8 +20,8 @@ from msprobe_core.compare.canonical_names import Names
 from msprobe_core.compare.lcs import Pair, align_sequences, settle
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.dumped import StoredDump
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_dump import StoredDump
 
 _SHAPED, _NESTED = 1, 2
 """Which of the identities of a call are that of its name, nesting and shapes, and that without the shapes."""

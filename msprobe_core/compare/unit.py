@@ -43,9 +43,9 @@ from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.protocols.trainers import ModuleMap
-from msprobe_core.store.dumped import StoredDump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
+from msprobe_core.store.stored_dump import StoredDump
 
 if TYPE_CHECKING:
     from collections.abc import Callable

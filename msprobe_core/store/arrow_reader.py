@@ -27,8 +27,8 @@ from msprobe_core.store.arrow_columns import (
     import_pyarrow,
     types,
 )
-from msprobe_core.store.dumped import StoredDump, read_content
 from msprobe_core.store.ending import ending_in
+from msprobe_core.store.stored_dump import StoredDump, read_content
 from msprobe_core.untrusted.arrow import unpacked
 from msprobe_core.untrusted.files import most_unfolded
 from msprobe_core.untrusted.malformed import MalformedError

@@ -30,10 +30,10 @@ from msprobe_core.store.arrow_columns import (
 from msprobe_core.store.arrow_reader import NEEDED, BatchReader, stacks_in
 from msprobe_core.store.arrow_records import RECORD_COLUMNS, RecordRows, records_of
 from msprobe_core.store.arrow_writer import MAX_BATCH_ROWS, ArrowStream
-from msprobe_core.store.dumped import clip, read_content
 from msprobe_core.store.ending import ending_in, sentence, sentence_of_empty
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
+from msprobe_core.store.stored_dump import clip, read_content
 from msprobe_core.untrusted.files import open_plain
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]

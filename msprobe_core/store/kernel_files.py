@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from msprobe_core.errors import DumpError
-from msprobe_core.store.dumped import clip, read_content
+from msprobe_core.store.stored_dump import clip, read_content
 
 STATISTIC_FILE = "statistic.csv"
 MAPPING_FILE = "mapping.csv"
