@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from msprobe_core.store.structs import load_struct, save_struct
+from msprobe_core.store.json_structs import load_struct, save_struct
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

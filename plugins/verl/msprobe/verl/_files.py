@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.plugin import DumpError, StoreError
 from msprobe_core.store import layout
+from msprobe_core.store.json_structs import load_struct, save_struct
 from msprobe_core.store.samples import (
     SAMPLES_FILE,
     BatchLayout,
@@ -28,7 +29,6 @@ from msprobe_core.store.samples import (
     sample_id,
     save_samples,
 )
-from msprobe_core.store.structs import load_struct, save_struct
 from msprobe_core.store.tensor_source import MAX_DIMS
 from msprobe_core.untrusted.files import read_plain
 
