@@ -25,7 +25,7 @@ from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.trainers import TrainerStages
 from msprobe_core.store import layout
 from msprobe_core.store.samples import VERSION, BatchLayout, CallPhase, MicroBatch, Row, StageSamples, save_samples
-from msprobe_core.store.updates import MicroLoss, StageUpdates, Update, save_updates
+from msprobe_core.store.training_metrics import MicroLoss, StageUpdates, Update, save_updates
 
 _logger = logging.getLogger(__name__)
 

@@ -226,13 +226,13 @@ def _use_control(directory: Path) -> None:
 
 
 def _updates(directory: Path) -> None:
-    from msprobe_core.store.updates import StageUpdates, Update, save_updates
+    from msprobe_core.store.training_metrics import StageUpdates, Update, save_updates
 
     save_updates(directory, StageUpdates(updates=(Update(mini=0, grad_norm=1.0),)))
 
 
 def _use_updates(directory: Path) -> None:
-    from msprobe_core.store.updates import load_updates
+    from msprobe_core.store.training_metrics import load_updates
 
     load_updates(directory)
 

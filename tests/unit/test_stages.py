@@ -13,7 +13,7 @@ from msprobe_core.config.stages import check_stage_config
 from msprobe_core.errors import ConfigError, PluginError, StoreError
 from msprobe_core.names import class_without_wrapper, without_wrappers
 from msprobe_core.store.samples import BatchLayout, Row, load_samples, sample_id
-from msprobe_core.store.updates import load_updates
+from msprobe_core.store.training_metrics import load_updates
 
 STAGES = ("score", "train", "sync")
 

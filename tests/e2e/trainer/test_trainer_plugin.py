@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from msprobe_core.errors import ConfigError
 from msprobe_core.store.samples import load_samples, sample_id
-from msprobe_core.store.updates import load_updates
+from msprobe_core.store.training_metrics import load_updates
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "trainer_plugin"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from msprobe.verl import _files as files
 
-from msprobe_core.store.updates import load_updates
+from msprobe_core.store.training_metrics import load_updates
 
 STATISTICS = "out: {out}\nlevel: L0\n"
 EVERYTHING = "out: {out}\nlevel: mix\ntask: tensor\ntensor: {{summary_mode: md5}}\n"

@@ -21,7 +21,7 @@ from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 
 from msprobe_core.errors import ConfigError
-from msprobe_core.store.updates import load_updates
+from msprobe_core.store.training_metrics import load_updates
 
 
 @pytest.fixture
