@@ -35,7 +35,7 @@ def export(**given: Any) -> int:
     if not any(wanted.values()):
         raise click.UsageError("say for what: --model-explorer, --perfetto, --tensorboard or --tb-database")
     asked = Asked(**given, has_maps=False)
-    from msprobe_core.view.spool import Spool
+    from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.subject import subject_of
 
     subject = subject_of(asked.subject, asked.golden)

@@ -95,7 +95,7 @@ def _run(
 ) -> int:
     """Show the graph of a run, or of two side by side, on one page: `msprobe view` as established scripts call it."""
     del accepted  # what they ask for is always there
-    from msprobe_core.view.spool import Spool
+    from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.subject import Subject, requested
 
     if (input_path is None) == (target_path is None):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
     from msprobe_core.view.build import ViewOptions
     from msprobe_core.view.data import ViewData
-    from msprobe_core.view.spool import Spool
+    from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.subject import Subject
 
 PAGE = "view.html"
@@ -76,8 +76,8 @@ def view(**given: Any) -> int:
     flags = ("is_served", "port", "overwrites", "allows_incomplete")
     is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
     asked = Asked(**given)
+    from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.page_file import check_page
-    from msprobe_core.view.spool import Spool
     from msprobe_core.view.subject import subject_of
 
     path = page_path(asked.output_path)

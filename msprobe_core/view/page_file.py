@@ -18,7 +18,7 @@ from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_text
 from msprobe_core.untrusted.paths import encode_json
 from msprobe_core.view.data import Unit, ViewData, encode
-from msprobe_core.view.spool import Spool
+from msprobe_core.view.graph_cache import Spool
 
 PLACEHOLDER = "<!--msprobe-data-->"
 MAX_BYTES = 256 << 20

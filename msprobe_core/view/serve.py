@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from msprobe_core.errors import StoreError
 from msprobe_core.view.data import ViewData
+from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.page_file import document, served_page
-from msprobe_core.view.spool import Spool
 
 _logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.view.build import build
 from msprobe_core.view.data import Graph
-from msprobe_core.view.spool import Spool
+from msprobe_core.view.graph_cache import Spool
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 

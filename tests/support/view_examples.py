@@ -14,8 +14,8 @@ import view_training
 from jobs import run_job
 
 from msprobe_core.view.build import build
+from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.page_file import document
-from msprobe_core.view.spool import Spool
 
 PLACE = Path(__file__).parents[1] / "data" / "view"
 REPOSITORY = str(Path(__file__).parents[2])

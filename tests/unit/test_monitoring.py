@@ -19,8 +19,8 @@ from msprobe_core.monitoring import find_monitored, first_departure, first_non_f
 from msprobe_core.view import monitored
 from msprobe_core.view.build import ViewOptions, build
 from msprobe_core.view.data import Kind, State
+from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.monitored import monitored_data
-from msprobe_core.view.spool import Spool
 
 DATA = Path(__file__).parents[1] / "data" / "monitor"
 """Written by mindstudio-probe 26.2.0 of a training of two ranks; in the target, what the second layer is given is half

@@ -26,8 +26,8 @@ from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.view import view, write
 from msprobe_core.errors import StoreError
 from msprobe_core.view.build import build
+from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.serve import PageServer
-from msprobe_core.view.spool import Spool
 
 X = np.random.default_rng(5).standard_normal((4, 8))
 

@@ -16,7 +16,7 @@ from msprobe_core.errors import StoreError
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.view.data import Number, Peers, ViewData, encode
 from msprobe_core.view.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
-from msprobe_core.view.spool import Spool
+from msprobe_core.view.graph_cache import Spool
 
 ROOT = "DefaultModel"
 

@@ -11,7 +11,7 @@ import msgspec
 
 from msprobe_core.view.calls import GOLDEN_MARK
 from msprobe_core.view.data import Graph, Unit, ViewData
-from msprobe_core.view.spool import Spool
+from msprobe_core.view.graph_cache import Spool
 
 
 class SideOf(str, Enum):

@@ -14,7 +14,7 @@ from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
 from msprobe_core.view.data import ViewData, encode
 from msprobe_core.view.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
-from msprobe_core.view.spool import Spool
+from msprobe_core.view.graph_cache import Spool
 
 GRAPHS, NODE_DATA = "graphs.json", "node_data.json"
 

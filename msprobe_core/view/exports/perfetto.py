@@ -17,7 +17,7 @@ from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import ViewData, encode
 from msprobe_core.view.exports.graphs import UnitGraph, unit_graphs
-from msprobe_core.view.spool import Spool
+from msprobe_core.view.graph_cache import Spool
 
 TRACE = "trace.json"
 _GAP = 10
