@@ -36,7 +36,7 @@ def export(**given: Any) -> int:
         raise click.UsageError("say for what: --model-explorer, --perfetto, --tensorboard or --tb-database")
     asked = Asked(**given, has_maps=False)
     from msprobe_core.view.graph_cache import Spool
-    from msprobe_core.view.subject import subject_of
+    from msprobe_core.view.inputs import subject_of
 
     subject = subject_of(asked.subject, asked.golden)
     place = asked.output_path

@@ -96,7 +96,7 @@ def _run(
     """Show the graph of a run, or of two side by side, on one page: `msprobe view` as established scripts call it."""
     del accepted  # what they ask for is always there
     from msprobe_core.view.graph_cache import Spool
-    from msprobe_core.view.subject import Subject, requested
+    from msprobe_core.view.inputs import Subject, requested
 
     if (input_path is None) == (target_path is None):
         raise click.UsageError("give the run: -tp TARGET [-gp GOLDEN], or -i compare.json")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msprobe_core.view.build import ViewOptions
     from msprobe_core.view.data import ViewData
     from msprobe_core.view.graph_cache import Spool
-    from msprobe_core.view.subject import Subject
+    from msprobe_core.view.inputs import Subject
 
 PAGE = "view.html"
 
@@ -77,8 +77,8 @@ def view(**given: Any) -> int:
     is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
     asked = Asked(**given)
     from msprobe_core.view.graph_cache import Spool
+    from msprobe_core.view.inputs import subject_of
     from msprobe_core.view.page_file import check_page
-    from msprobe_core.view.subject import subject_of
 
     path = page_path(asked.output_path)
     if not is_served and not overwrites:

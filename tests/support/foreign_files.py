@@ -102,7 +102,7 @@ def _location(path):
 
 
 def _request(path):
-    from msprobe_core.view.subject import requested
+    from msprobe_core.view.inputs import requested
 
     requested(path)
 
