@@ -48,7 +48,10 @@ from msprobe_core.view.data import (
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.graph_cache import Spool
-from msprobe_core.view.located import (
+from msprobe_core.view.maps import axes_of, map_of
+from msprobe_core.view.monitored import findings_of, holds_monitored_alone, monitored_data
+from msprobe_core.view.overview import Overview
+from msprobe_core.view.suspects import (
     Location,
     culprits_of,
     location_of,
@@ -56,9 +59,6 @@ from msprobe_core.view.located import (
     overflow_verdict,
     verdict_of,
 )
-from msprobe_core.view.maps import axes_of, map_of
-from msprobe_core.view.monitored import findings_of, holds_monitored_alone, monitored_data
-from msprobe_core.view.overview import Overview
 
 ViewProgress: TypeAlias = Callable[[int, int, str], None]
 """Told how many units are done, of how many, and which one was the last."""

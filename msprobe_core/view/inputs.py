@@ -14,7 +14,7 @@ from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import path_of
-from msprobe_core.view.located import Location, read_location
+from msprobe_core.view.suspects import Location, read_location
 
 
 @dataclass(frozen=True)

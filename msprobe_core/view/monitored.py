@@ -29,7 +29,7 @@ from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import holds_units
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.data import Counts, Kind, Made, Number, Side, Sides, State, Trend, Verdict, ViewData, number
-from msprobe_core.view.located import where
+from msprobe_core.view.suspects import where
 
 MAX_NUMBERS = 1_000_000
 """Numbers of all trends of a page: some 10 MB of JSON. Beyond, norms alone are shown, then the first values alone."""

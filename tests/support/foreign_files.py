@@ -96,7 +96,7 @@ def _table(path):
 
 
 def _location(path):
-    from msprobe_core.view.located import read_location
+    from msprobe_core.view.suspects import read_location
 
     read_location(path)
 

@@ -35,7 +35,7 @@ _UNHEARD = (
     "ended early, is missing or cannot be read."
 )
 PARTS = {
-    "view/located.py": {
+    "view/suspects.py": {
         " in {}": "The runs part first{} at {} in {}: {}.",
         "not finite": "{} {} {}: not finite",
         "micro step {}": "The runs part first{} at {}{}: {}.",
