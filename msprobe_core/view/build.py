@@ -49,7 +49,6 @@ from msprobe_core.view.data import (
 from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.maps import axes_of, map_of
-from msprobe_core.view.monitored import findings_of, holds_monitored_alone, monitored_data
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.suspects import (
     Location,
@@ -59,6 +58,7 @@ from msprobe_core.view.suspects import (
     overflow_verdict,
     verdict_of,
 )
+from msprobe_core.view.trends import findings_of, holds_monitored_alone, monitored_data
 
 ViewProgress: TypeAlias = Callable[[int, int, str], None]
 """Told how many units are done, of how many, and which one was the last."""

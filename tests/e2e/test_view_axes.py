@@ -17,8 +17,8 @@ from msprobe_core.compare.pairs import Chosen
 from msprobe_core.view.build import build
 from msprobe_core.view.data import encode
 from msprobe_core.view.graph_cache import Spool
-from msprobe_core.view.monitored import monitored_data
 from msprobe_core.view.page_file import document
+from msprobe_core.view.trends import monitored_data
 
 MONITOR = Path(__file__).parents[1] / "data" / "monitor"
 

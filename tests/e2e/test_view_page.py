@@ -24,8 +24,8 @@ from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.view.data import Graph, ViewData, encode
 from msprobe_core.view.graph_cache import Spool
-from msprobe_core.view.monitored import monitored_data
 from msprobe_core.view.serve import PageServer
+from msprobe_core.view.trends import monitored_data
 
 REPOSITORY = Path(__file__).parents[2]
 IMAGES = REPOSITORY / "docs" / "images"

@@ -16,11 +16,11 @@ from msprobe_core.cli.view import view as command
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.monitoring import find_monitored, first_departure, first_non_finite, is_monitored, read_monitored
-from msprobe_core.view import monitored
+from msprobe_core.view import trends
 from msprobe_core.view.build import ViewOptions, build
 from msprobe_core.view.data import Kind, State
 from msprobe_core.view.graph_cache import Spool
-from msprobe_core.view.monitored import monitored_data
+from msprobe_core.view.trends import monitored_data
 
 DATA = Path(__file__).parents[1] / "data" / "monitor"
 """Written by mindstudio-probe 26.2.0 of a training of two ranks; in the target, what the second layer is given is half

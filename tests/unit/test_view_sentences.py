@@ -44,7 +44,7 @@ PARTS = {
             "A single run, with nothing to hold it against: {} calls, {}.",
         "NaN or Inf: {}": "NaN or Inf",
     },
-    "view/monitored.py": {
+    "view/trends.py": {
         "{} and {}": "",
         "The runs part first{} at {}: {}.": "The runs part first{} at {}: its {} is {}.",
         "its {} is {}": "The runs part first{} at {}: its {} is {}.",
