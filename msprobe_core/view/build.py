@@ -48,7 +48,7 @@ from msprobe_core.view.data import (
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.graph_cache import Spool
-from msprobe_core.view.maps import axes_of, map_of
+from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.suspects import (
     Location,

@@ -25,8 +25,8 @@ from msprobe_core.view import data as data_types
 from msprobe_core.view.build import build
 from msprobe_core.view.data import Graph, ViewData, severity_of
 from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.inputs import requested, subject_of
-from msprobe_core.view.maps import axes_of, map_of
 from msprobe_core.view.overview import layer_of
 from msprobe_core.view.page_file import document, template, units_that_fit
 from msprobe_core.view.suspects import Location
