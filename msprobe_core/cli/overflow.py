@@ -33,7 +33,7 @@ def overflow_check(
     assert path is not None
     # polars is not needed to say --help.
     from msprobe_core.overflow import search
-    from msprobe_core.overflow.files import check_result, write_result
+    from msprobe_core.overflow.report import check_result, write_result
     from msprobe_core.overflow.terminal import print_result
 
     if not overwrites:

@@ -12,7 +12,7 @@ from rank_dumps import Rank, bad, group, infinite, make_ranks, value, write_rank
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.overflow import Kind, search
-from msprobe_core.overflow.files import write_result
+from msprobe_core.overflow.report import write_result
 
 DATA = Path(__file__).parents[1] / "data"
 
