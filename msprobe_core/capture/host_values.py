@@ -14,7 +14,7 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats, TensorContent
-from msprobe_core.native.kernels import FLOATS, Kernels, kernels
+from msprobe_core.native.reductions import FLOATS, Kernels, kernels
 from msprobe_core.store.layout import create_file
 
 Array: TypeAlias = Any

@@ -41,7 +41,7 @@ import numpy as np
 
 from msprobe_core.fingerprint.arrays import GAMMA, Arrays, mix, signed
 from msprobe_core.fingerprint.place import Place, is_run, spread_of, squeezed
-from msprobe_core.native.kernels import SketchTables
+from msprobe_core.native.reductions import SketchTables
 
 SIZE = 64
 """How many numbers a sketch has."""

@@ -8,7 +8,7 @@
    additions (compiled with -ffp-contract=off). Loops run over arrays of LANES accumulators, which compilers turn into
    vector instructions without being allowed to reorder anything.
 
-   Plain C11 without Python's headers: msprobe_core/native/kernels.py calls it through ctypes. */
+   Plain C11 without Python's headers: msprobe_core/native/reductions.py calls it through ctypes. */
 
 #include <math.h>
 #include <stdint.h>

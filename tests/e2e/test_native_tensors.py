@@ -9,7 +9,7 @@ from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._statistics import host_statistics
 
 from msprobe_core.model import Digest
-from msprobe_core.native.kernels import LONG
+from msprobe_core.native.reductions import LONG
 
 pytestmark = pytest.mark.skipif(
     _native._KERNELS is None and "MSPROBE_REQUIRE_NATIVE" not in os.environ, reason="the kernels are not compiled here"

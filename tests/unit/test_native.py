@@ -18,8 +18,8 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest
-from msprobe_core.native import kernels as native
-from msprobe_core.native.kernels import FLOATS, INTEGERS, LONG, Kernels, Threads, kernels
+from msprobe_core.native import reductions as native
+from msprobe_core.native.reductions import FLOATS, INTEGERS, LONG, Kernels, Threads, kernels
 
 RNG = np.random.default_rng(3)
 SIZES = [1, 2, 63, 64, 65, 2047, 2048, 2049, 16384, LONG - 1, LONG, LONG + 2049, 3 * LONG + 7]
@@ -351,7 +351,7 @@ import ctypes, mmap, numpy as np
 from pathlib import Path
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.kernels import FLOATS, INTEGERS, Kernels
+from msprobe_core.native.reductions import FLOATS, INTEGERS, Kernels
 lib, sketcher = Kernels(Path({str(lib.path)!r})), Sketcher(NumpyArrays())
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from msprobe.pytorch._memory import address_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.kernels import FLOATS, INTEGERS, Threads, kernels
+from msprobe_core.native.reductions import FLOATS, INTEGERS, Threads, kernels
 from msprobe_core.plugin import Stats
 
 _FLOATS = {getattr(torch, name): kind for name, kind in FLOATS.items()}

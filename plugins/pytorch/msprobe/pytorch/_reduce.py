@@ -26,7 +26,7 @@ from msprobe_core.capture.checksum import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.kernels import SWITCH
+from msprobe_core.native.reductions import SWITCH
 from msprobe_core.plugin import Digest, Stats
 
 HELD_BYTES = 1 << 30
