@@ -12,7 +12,6 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 
-from msprobe.mindspore.graph.files import Kind, arrivals
 from msprobe.mindspore.graph.layouts import FIRST_RESULT
 from msprobe.mindspore.graph.reading import (
     copied,
@@ -24,6 +23,7 @@ from msprobe.mindspore.graph.reading import (
     rebuild_all,
     tap_at,
 )
+from msprobe.mindspore.graph.tensordump import Kind, arrivals
 
 # ruff: noqa: ARG002, RUF005  # the compiler names what a bprop takes, and knows no unpacking in a tuple
 
