@@ -10,8 +10,8 @@ import mindspore as ms
 import pytest
 from mindspore import nn, ops
 from msprobe.mindspore._quiet import executor
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.compiling import compilation
-from msprobe.mindspore.graph.station import station
 from msprobe.mindspore.graph.tensordump import Arrivals, Kind
 
 from tests.support.graph_nets import Net, dense, filled, record, step_of

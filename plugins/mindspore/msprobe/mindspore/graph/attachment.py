@@ -12,9 +12,9 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._cells import PREFIX, cells_of, own_parameters
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._quiet import executor
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.recording import Recording
-from msprobe.mindspore.graph.station import station
 from msprobe.mindspore.graph.tensordump import arrivals
 from msprobe_core.names import module_stem
 from msprobe_core.plugin import AttachOptions, CallRecorder, ConfigError, NamedModel, TensorMeta

@@ -11,9 +11,9 @@ import mindspore as ms
 import numpy as np
 from mindspore.common.seed import _KERNEL_SEED
 
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.made import Made, has_points, read_made
 from msprobe.mindspore.graph.plan import Plan, Point, Tap
-from msprobe.mindspore.graph.station import station
 from msprobe_core.capture.values import reason_of
 
 _logger = logging.getLogger(__name__)

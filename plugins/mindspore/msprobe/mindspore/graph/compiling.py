@@ -19,9 +19,9 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._cells import cells_of, own_parameters
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore.graph.attempts import Attempts
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.generate import construct_like
 from msprobe.mindspore.graph.plan import Plan
-from msprobe.mindspore.graph.station import station
 from msprobe_core.capture.modules import Hook
 
 _HOOKS = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from mindspore.train import mind_ir_pb2
 
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.leaf import GRADIENT, HAND_ON
 from msprobe.mindspore.graph.plan import Point
-from msprobe.mindspore.graph.station import station
 from msprobe.mindspore.graph.tensordump import point_in
 
 _OURS = "msprobe"

@@ -15,9 +15,9 @@ from mindspore import Parameter, Tensor, ops
 from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 from mindspore.ops.primitive import Primitive
 
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.layouts import FIRST_RESULT, MAX_DEPTH, TreeReader, is_readable, takes_gradient
 from msprobe.mindspore.graph.plan import Point, Tap
-from msprobe.mindspore.graph.station import station
 
 # ruff: noqa: RUF005  # the compiler knows no unpacking in a tuple
 

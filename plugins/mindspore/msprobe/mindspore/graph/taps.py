@@ -11,6 +11,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.layouts import FIRST_RESULT
 from msprobe.mindspore.graph.leaf import GRADIENT, MOST, copying, operator, operators
 from msprobe.mindspore.graph.plan import Tap
@@ -27,7 +28,6 @@ from msprobe.mindspore.graph.reading import (
     rebuild_all,
     tap_at,
 )
-from msprobe.mindspore.graph.station import station
 
 # ruff: noqa: ARG002, RUF005  # the compiler names what a bprop takes, and knows no unpacking in a tuple
 

@@ -24,9 +24,9 @@ import numpy as np
 from mindspore import Tensor, ops
 from numpy.typing import NDArray
 
+from msprobe.mindspore.graph.collector import Taker, station
 from msprobe.mindspore.graph.layouts import Layouts
 from msprobe.mindspore.graph.plan import Point
-from msprobe.mindspore.graph.station import Taker, station
 from msprobe_core.plugin import PluginError
 
 _GRADIENT = re.compile(r".*/1_(?P<layout>\d+)_(?P<place>\d+)")
