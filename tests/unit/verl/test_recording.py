@@ -14,7 +14,7 @@ from msprobe.verl import _files as files
 from msprobe.verl._config import check_verl_config, inherited_environment, load_verl_config
 from msprobe.verl._doctor import check
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
-from msprobe.verl._imports import after_import
+from msprobe.verl._import_hooks import after_import
 from msprobe.verl._probe import Probe
 from msprobe.verl._profiler import StageProfiler
 from msprobe.verl.boot import boot

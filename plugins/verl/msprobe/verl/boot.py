@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from msprobe.verl._config import SWITCH, load_verl_config
-from msprobe.verl._imports import ImportWatch, after_import
+from msprobe.verl._import_hooks import ImportWatch, after_import
 from msprobe.verl._profiler import StageProfiler
 from msprobe.verl._switch import switch_on
 from msprobe_core.plugin import MsprobeError
