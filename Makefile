@@ -18,8 +18,8 @@ PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml hatch_build.py msprobe_core/native/kernels.c $(PLUGINS:%=%/pyproject.toml)
 # Tests of arithmetic and of arrays, which run with MindSpore's older NumPy too. What starts programs, loads plugins or
 # handles tables and text sees little of NumPy; test-main has it.
-ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash kernel_dumps layouts loading merged mixed_dumps native \
-	noise perturbation post_processing recorder rounding_effects saved_values serving shards sketch sketch_files \
+ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash input_replay kernel_dumps layouts manual_save merged mixed_dumps native \
+	noise perturbation post_processing recorder rounding_effects serving shards sketch sketch_files \
 	tensor_comparison tensor_files tensor_folders tensor_metrics tensor_sources updates values
 NUMPY_1_TESTS := tests/contract/test_numpy.py $(ABOUT_NUMPY:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore

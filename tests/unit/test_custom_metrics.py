@@ -93,13 +93,13 @@ def test_the_titles_of_the_core_s_tables_are_reserved(tmp_path):
 
 
 def test_large_tensors_are_left_out_and_others_wait_for_each_other(monkeypatch):
-    monkeypatch.setattr(custom, "MAX_BYTES", 8 * 100)
+    monkeypatch.setattr(custom_metrics, "MAX_BYTES", 8 * 100)
     found = CustomMetrics([Metric("m", lambda t, g: 1)])
     found.compare(0, HeldTensor(np.ones(101)), HeldTensor(np.ones(101)))
     assert found.columns(1)[0].to_list() == [None]
     assert "is not read whole" in found.notes(["x"])[0]
 
-    monkeypatch.setattr(custom, "_SMALL_BYTES", 8)
+    monkeypatch.setattr(custom_metrics, "_SMALL_BYTES", 8)
     together, most = 0, 0
 
     def count(target, golden):

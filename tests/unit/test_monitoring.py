@@ -260,7 +260,7 @@ def test_tensorboard_gets_each_micro_step_by_itself(tmp_path):
 
 
 def test_what_a_page_has_no_room_for_is_said(monkeypatch):
-    monkeypatch.setattr(monitored, "MAX_NUMBERS", 160)
+    monkeypatch.setattr(trends, "MAX_NUMBERS", 160)
     data = monitored_data(TARGET, GOLDEN, Chosen())
     assert {each.statistic for each in data.trends} == {"norm"}
     assert len(data.trends) == 10

@@ -79,8 +79,8 @@ def pairs_of_arrays(draw):
 @contextlib.contextmanager
 def cut_into(block, chunk):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pairwise, "_BLOCK", block)
-        patch.setattr(tensors, "CHUNK", chunk)
+        patch.setattr(tensor_metrics, "_BLOCK", block)
+        patch.setattr(tensor_pass, "CHUNK", chunk)
         yield
 
 
@@ -201,7 +201,7 @@ def test_the_percentile_of_a_large_tensor_is_that_of_a_sample():
 
 @pytest.mark.parametrize("num_equal", [0, 37])
 def test_samples_are_evenly_spaced_across_blocks_and_pieces(monkeypatch, num_equal):
-    monkeypatch.setattr(pairwise, "NUM_SAMPLES", 10)
+    monkeypatch.setattr(tensor_metrics, "NUM_SAMPLES", 10)
     golden = np.ones(95, np.float32)
     steps = np.arange(95, dtype=np.int32) * 3
     steps[:num_equal] = 0

@@ -71,8 +71,8 @@ def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
     target's is not.
 
     Args:
-        rows: With the differences of `msprobe_core.compare.statistics_columns`, and ``euclidean`` or ``sketch_error`` where
-            tensors or sketches were compared.
+        rows: With the differences of `msprobe_core.compare.statistics_columns`, and ``euclidean`` or
+            ``sketch_error`` where tensors or sketches were compared.
     """
     norm = pl.col("norm_golden")
     size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())

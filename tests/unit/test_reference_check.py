@@ -261,7 +261,7 @@ def test_what_is_held_is_bounded(record, tmp_path, framework, monkeypatch, caplo
     if not isinstance(framework, DeferringFramework):
         pytest.skip("on the host nothing waits")
     record("golden", healthy)
-    monkeypatch.setattr(bench, "MAX_HELD_BYTES", 1)
+    monkeypatch.setattr(reference_check, "MAX_HELD_BYTES", 1)
     dump = record("run", faulty_relu, bench_path=str(tmp_path / "golden"))
     assert not saved(dump)
     assert "0 of its 2 tensors are saved: more than can be held were waiting; select fewer calls" in caplog.text
@@ -302,7 +302,7 @@ def test_diff_check_says_what_to_take_instead():
 
 def test_an_earlier_run_that_ended_early_is_said_and_checked_as_far_as_it_goes(record, tmp_path, caplog):
     bench = record("bench", healthy)
-    path = reference_check.directory / "dump.json"
+    path = bench.directory / "dump.json"
     content = json.loads(path.read_text())
     del content["end"]
     path.write_text(json.dumps(content))

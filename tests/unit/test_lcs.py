@@ -31,8 +31,8 @@ def algorithm(request, monkeypatch):
     few, size = {"few differences": (99, 0), "table": (-1, 1 << 20), "table in blocks": (-1, 3), "either": (2, 3)}[
         request.param
     ]
-    monkeypatch.setattr(sequence, "_FEW", few)
-    monkeypatch.setattr(sequence, "_MAX_TABLE_BYTES", size)
+    monkeypatch.setattr(lcs, "_FEW", few)
+    monkeypatch.setattr(lcs, "_MAX_TABLE_BYTES", size)
 
 
 @pytest.mark.usefixtures("algorithm")
