@@ -16,8 +16,8 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
   target has a few unit round-offs of what it was computed from.
 * A limit that is given for a row by name takes the place of the conventional one, of checksums and of equality; it does
   not excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
-* Between two frameworks, what `msprobe_core.compare.cross_framework` excuses passes, and so do ``requires_grad``, numbers
-  of another type, and sizes and dimensions that one side counts from the end.
+* Between two frameworks, what `msprobe_core.compare.cross_framework` excuses passes, and so do ``requires_grad``,
+  numbers of another type, and sizes and dimensions that one side counts from the end.
 * A value that a side could not record is a warning that says why; whatever else is known of it is judged.
 * Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
   a warning.

@@ -149,9 +149,9 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     it made differs in integers and booleans alone, as a decision does; ``is_open``: what it made cannot be judged by
     what it was given, see `_is_open`, and is no excess;
     ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.locate.op_bound`, which
-    counts as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_added_up``: gradients of parameters
-    that one side alone adds to what was there before; ``is_lost``: a backward that one side lacks
-    of a forward that both have.
+    counts as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_added_up``: gradients of
+    parameters that one side alone adds to what was there before; ``is_lost``: a backward that one side lacks of a
+    forward that both have.
     """
     nodes = _nodes_of(rows)
     made = rows.filter(pl.col("entry").is_in(nodes.filter("is_open")["entry"].to_list()) & (pl.col("excess") > 1))

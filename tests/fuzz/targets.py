@@ -288,8 +288,8 @@ TARGETS = {
             "report/merge",
             "report/run",
             "report/summary",
-            "view/subject",
-            "view/located",
+            "view/inputs",
+            "view/suspects",
             "store/results",
             "cli/compare",
         ],
@@ -301,13 +301,13 @@ TARGETS = {
     "monitors": Target(
         ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"
     ),
-    "verl": Target(["verl/_files", "store/structs", "store/samples"], _verl, _use_verl),
-    "updates": Target(["store/updates"], _updates, _use_updates),
+    "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
+    "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),
 }
 """By what they read; whole dumps have a fuzzer of their own, `fuzz.dumps`."""
 
 IN_DUMPS = (
-    "store/dumped", "store/runs", "store/convert", "store/json_reader", "store/json_pieces", "store/arrow_reader",
+    "store/stored_dump", "store/runs", "store/convert", "store/json_reader", "store/json_pieces", "store/arrow_reader",
 )  # fmt: skip
 """Modules whose files are damaged by `fuzz.dumps`."""

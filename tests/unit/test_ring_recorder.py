@@ -161,7 +161,7 @@ PROGRAM = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from test_flight import Emergency, ring_in, see
+from test_ring_recorder import Emergency, ring_in, see
 ring = ring_in(Path(sys.argv[1]))
 Emergency(ring, [signal.SIGTERM], at_exit=sys.argv[2] == "exit").install()
 see(ring, "fc", (1.0, 1.0))

@@ -18,7 +18,7 @@ CATALOGUE = json.loads((REPOSITORY / "view_page" / "src" / "sentences.json").rea
 SENTENCES, WORDS = CATALOGUE["sentences"], CATALOGUE["words"]
 
 WRITERS = [
-    *(f"view/{name}.py" for name in ("located", "monitored", "build", "calls", "communication")),
+    *(f"view/{name}.py" for name in ("suspects", "trends", "build", "calls", "communication")),
     *(f"locate/{path.name}" for path in sorted((CORE / "locate").glob("*.py"))),
     "overflow/describe.py",
     "overflow/result.py",

@@ -1,9 +1,9 @@
 """Single elements that a rectifier lets through in one run and not in another.
 
-A rectifier decides by a sign, and of an element near zero rounding decides it: see `msprobe_core.compare.activation_flips`.
-Where few elements are that near, as in float32, the repetitions of a run may have turned none, and floors know nothing
-of it. The next healthy run turns one, and a whole element of its gradient is there or is not: thousands of times what rounding
-does elsewhere.
+A rectifier decides by a sign, and of an element near zero rounding decides it: see
+`msprobe_core.compare.activation_flips`. Where few elements are that near, as in float32, the repetitions of a run may
+have turned none, and floors know nothing of it. The next healthy run turns one, and a whole element of its gradient is
+there or is not: thousands of times what rounding does elsewhere.
 
 So what a rectifier passes on in backward may differ by a few whole elements, if it was given what is within the noise,
 forward and backward. That is told by statistics: one element of the size ``a`` changes the sum by ``a`` and the square
