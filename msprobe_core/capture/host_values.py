@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from msprobe_core.capture.checksum import crc32_text, word_text, xor_text
 from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.checksums import crc32_text, word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats, TensorContent

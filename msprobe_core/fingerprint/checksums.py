@@ -30,3 +30,13 @@ def xor_words(content: NDArray[np.uint8]) -> int:
 def word_text(word: int) -> str:
     """Return a 64-bit word, signed or not, as ``0x`` and 16 hex digits."""
     return f"0x{word & (1 << 64) - 1:016x}"
+
+
+def crc32_text(content: Any) -> str:
+    """Return the CRC-32 of a contiguous buffer (bytes, or an array of any dtype) as 8 hex digits."""
+    return f"{crc32(content):08x}"
+
+
+def xor_text(content: NDArray[np.uint8]) -> str:
+    """Return the exclusive or of the 64-bit little-endian words of a vector of bytes, filled up with zeros."""
+    return word_text(xor_words(content))

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.capture.checksum import word_text, xor_text
 from msprobe_core.capture.perturbation import relative_changes
 from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.checksums import word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Argument, Digest, Perturbation, Stats, TensorContent, TensorMeta

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import msprobe_core
-from msprobe_core.capture.checksum import crc32_text
+from msprobe_core.fingerprint.checksums import crc32_text
 
 
 @pytest.mark.parametrize("content", [b"", b"a", np.arange(1000, dtype=np.float32), np.arange(7, dtype=np.uint8)])
@@ -20,9 +20,9 @@ def test_it_is_the_crc32_of_zlib(content):
 def test_without_the_faster_library():
     script = (
         "import sys; sys.modules['isal'] = None\n"
-        "from msprobe_core.capture import checksum\n"
-        "assert checksum._crc32.__module__ == 'zlib'\n"
-        "print(checksum.crc32_text(b'123456789'))"
+        "from msprobe_core.fingerprint import checksums\n"
+        "assert checksums.crc32.__module__ == 'zlib'\n"
+        "print(checksums.crc32_text(b'123456789'))"
     )
     run = subprocess.run(
         [sys.executable, "-c", script],

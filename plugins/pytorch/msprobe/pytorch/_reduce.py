@@ -22,7 +22,7 @@ from msprobe.pytorch._statistics import (
     sparse_statistics,
 )
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
-from msprobe_core.capture.checksum import word_text
+from msprobe_core.fingerprint.checksums import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
