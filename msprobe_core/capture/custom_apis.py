@@ -8,9 +8,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_core.capture.patching import Function, FunctionStandIn, StandIns
 from msprobe_core.config import ListedApi
 from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.interception.patching import Function, FunctionStandIn, StandIns
 from msprobe_core.protocols.framework import Attachment
 
 _logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from msprobe_core.capture.patching import AliasSearch, FunctionStandIn, Outermost, StandIn, StandIns, original_of
+from msprobe_core.interception.patching import AliasSearch, FunctionStandIn, Outermost, StandIn, StandIns, original_of
 
 
 def double(x, *, times=2):

@@ -12,8 +12,8 @@ from mindspore import Tensor, mint, ops  # noqa: E402
 from mindspore_programs import record  # noqa: E402
 from msprobe.mindspore._apis import NAMESPACES, find_places, is_selected  # noqa: E402
 
-from msprobe_core.capture.patching import original_of  # noqa: E402
 from msprobe_core.config import RiskLevel  # noqa: E402
+from msprobe_core.interception.patching import original_of  # noqa: E402
 
 FLOOR = 800
 """Measured with MindSpore 2.10 on a CPU: 829 of 1,267 could be called, most others have no kernel; see the docs."""

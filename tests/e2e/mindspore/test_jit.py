@@ -10,7 +10,7 @@ ms = pytest.importorskip("mindspore")
 from mindspore import Tensor, mint, nn, ops  # noqa: E402
 from mindspore_programs import is_equal, record, stems  # noqa: E402
 
-from msprobe_core.capture.patching import FunctionStandIn  # noqa: E402
+from msprobe_core.interception.patching import FunctionStandIn  # noqa: E402
 
 BATCH = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
 

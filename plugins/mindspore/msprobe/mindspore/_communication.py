@@ -17,7 +17,7 @@ from msprobe.mindspore._apis import Function
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture.communication import RECEIVES, SENDS, Describer, PendingWorks
-from msprobe_core.capture.patching import FunctionStandIn, StandIns, original_of
+from msprobe_core.interception.patching import FunctionStandIn, StandIns, original_of
 from msprobe_core.plugin import Argument, Call, CallRecorder
 
 NAMESPACES = {

@@ -15,7 +15,7 @@ from mindspore import nn
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._inside import inside
-from msprobe_core.capture.patching import Function, FunctionStandIn, StandIns
+from msprobe_core.interception.patching import Function, FunctionStandIn, StandIns
 from msprobe_core.names import OPTIMIZER
 
 PREFIX = "Jit"

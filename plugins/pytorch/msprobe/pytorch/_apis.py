@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import torch
 
 from msprobe.pytorch._collectives import is_communication
-from msprobe_core.capture.patching import FunctionStandIn, original_of
 from msprobe_core.config import RiskLevel
+from msprobe_core.interception.patching import FunctionStandIn, original_of
 
 Function = Callable[..., Any]
 

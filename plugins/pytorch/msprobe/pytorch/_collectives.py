@@ -34,7 +34,7 @@ from msprobe_core.capture.communication import (
     Pending,
     PendingWorks,
 )
-from msprobe_core.capture.patching import FunctionStandIn, Handler, StandIn
+from msprobe_core.interception.patching import FunctionStandIn, Handler, StandIn
 from msprobe_core.plugin import Call, CallRecorder
 
 _PREFIX = "Distributed"

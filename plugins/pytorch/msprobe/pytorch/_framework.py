@@ -35,8 +35,8 @@ from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
 from msprobe_core.capture.attachment import PlacedAttachment
 from msprobe_core.capture.modules import WatchHooks
-from msprobe_core.capture.patching import AliasSearch
 from msprobe_core.config import RiskLevel
+from msprobe_core.interception.patching import AliasSearch
 from msprobe_core.plugin import (
     Argument,
     Attachment,

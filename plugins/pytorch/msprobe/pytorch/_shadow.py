@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe_core.capture.debugger import PrecisionDebugger
-from msprobe_core.capture.patching import FunctionStandIn
 from msprobe_core.capture.repetition import Run, Variant, listed, repeated, shadow_variant
 from msprobe_core.config import Config
+from msprobe_core.interception.patching import FunctionStandIn
 from msprobe_core.plugin import ConfigError, SessionError
 
 _DTYPES = (torch.float32, torch.float64)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._parameters import ParameterGradients
-from msprobe_core.capture.patching import FunctionStandIn
+from msprobe_core.interception.patching import FunctionStandIn
 
 
 def swap_stand_in(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionStandIn:

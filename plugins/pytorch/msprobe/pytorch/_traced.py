@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe.pytorch._compiled import StepsAside
-from msprobe_core.capture.patching import FunctionStandIn, StandIns
+from msprobe_core.interception.patching import FunctionStandIn, StandIns
 
 _READERS = (
     # Where the published functions call, also those that were imported by name.
