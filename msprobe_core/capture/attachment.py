@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from msprobe_core.capture.apis import ApiCalls
+from msprobe_core.interception.apis import ApiCalls
 from msprobe_core.protocols.recording import CallRecorder
 
 _Calls = TypeVar("_Calls", bound=ApiCalls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msprobe_core.capture.apis import Inside
+from msprobe_core.interception.apis import Inside
 
 inside = Inside()
 """One for the process: functions are stood for by many, and what any of them runs is no call of the user's."""

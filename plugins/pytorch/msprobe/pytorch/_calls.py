@@ -1,4 +1,4 @@
-"""One call of an API that PyTorch runs: what `msprobe_core.capture.apis` does not know of it."""
+"""One call of an API that PyTorch runs: what `msprobe_core.interception.apis` does not know of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msprobe.pytorch._owners import owners
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
 from msprobe_core.capture import apis
-from msprobe_core.capture.apis import Function
+from msprobe_core.interception.apis import Function
 from msprobe_core.plugin import Call, CallRecorder
 
 
