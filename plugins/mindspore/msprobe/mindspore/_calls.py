@@ -13,8 +13,8 @@ from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_back
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.capture import apis
-from msprobe_core.capture.call_scope import Owners, is_clipping
 from msprobe_core.interception.apis import tensors_in
+from msprobe_core.interception.call_scope import Owners, is_clipping
 from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 from msprobe_core.plugin import Call, CallRecorder
 

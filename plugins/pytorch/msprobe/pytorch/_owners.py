@@ -6,7 +6,7 @@ from types import CodeType, FrameType, FunctionType
 
 import torch
 
-from msprobe_core.capture.call_scope import Owners, is_clipping
+from msprobe_core.interception.call_scope import Owners, is_clipping
 from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 
 
