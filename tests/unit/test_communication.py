@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from msprobe_core.capture.communication import RECEIVES, SENDS, Describer, PendingWorks
+from msprobe_core.interception.communication import RECEIVES, SENDS, Describer, PendingWorks
 from msprobe_core.model import Argument
 
 

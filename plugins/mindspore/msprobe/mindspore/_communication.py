@@ -16,7 +16,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 from msprobe.mindspore._apis import Function
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
-from msprobe_core.capture.communication import RECEIVES, SENDS, Describer, PendingWorks
+from msprobe_core.interception.communication import RECEIVES, SENDS, Describer, PendingWorks
 from msprobe_core.interception.patching import FunctionStandIn, StandIns, original_of
 from msprobe_core.plugin import Argument, Call, CallRecorder
 

@@ -25,7 +25,7 @@ from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._reduce import held_by
 from msprobe.pytorch._releases import is_tried
-from msprobe_core.capture.communication import (
+from msprobe_core.interception.communication import (
     ALWAYS_ASYNCHRONOUS,
     RECEIVES,
     SENDS,
