@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from msprobe_core.capture.modules import FoundModule, Handle, Observe, observe_by_hooks
 from msprobe_core.capture.values import MAX_DEPTH
+from msprobe_core.interception.modules import FoundModule, Handle, Observe, observe_by_hooks
 from msprobe_core.model import Perturbation
 
 FLIPPED = 1 / 6

@@ -10,7 +10,7 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._quiet import Quiet
-from msprobe_core.capture.modules import FoundModule, Handle, Hook, ModuleCalls, register_after
+from msprobe_core.interception.modules import FoundModule, Handle, Hook, ModuleCalls, register_after
 from msprobe_core.names import module_stem
 from msprobe_core.plugin import CallRecorder, NamedModel
 
@@ -36,7 +36,7 @@ def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
 
 
 class CellTraits:
-    """See `msprobe_core.capture.modules.ModuleTraits`."""
+    """See `msprobe_core.interception.modules.ModuleTraits`."""
 
     prefix = PREFIX
     quiet = Quiet
@@ -71,7 +71,7 @@ class CellHooks:
             models: Their Cells are recorded.
             recorder: Is told of every call.
             unsettled: See `msprobe_core.capture.gradients.GraphGradients`.
-            visit: See `msprobe_core.capture.modules.ModuleCalls`.
+            visit: See `msprobe_core.interception.modules.ModuleCalls`.
         """
         self._models = models
         self._recorder = recorder

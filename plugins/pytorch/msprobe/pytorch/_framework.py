@@ -33,9 +33,9 @@ from msprobe.pytorch._state import ModuleState
 from msprobe.pytorch._swaps import swap_stand_in
 from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
-from msprobe_core.capture.modules import WatchHooks
 from msprobe_core.config import RiskLevel
 from msprobe_core.interception.attachment import PlacedAttachment
+from msprobe_core.interception.modules import WatchHooks
 from msprobe_core.interception.patching import AliasSearch
 from msprobe_core.plugin import (
     Argument,

@@ -14,7 +14,7 @@ from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._parameters import ParameterGradients, own_parameters
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._slots import Observation
-from msprobe_core.capture.modules import FoundModule, ModuleCalls
+from msprobe_core.interception.modules import FoundModule, ModuleCalls
 from msprobe_core.names import module_stem
 from msprobe_core.plugin import CallRecorder, NamedModel
 
@@ -171,7 +171,7 @@ def modules_to_watch(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
 
 
 class _Traits:
-    """See `msprobe_core.capture.modules.ModuleTraits`."""
+    """See `msprobe_core.interception.modules.ModuleTraits`."""
 
     prefix = _PREFIX
     quiet = Quiet

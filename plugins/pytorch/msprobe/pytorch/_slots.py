@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
 from msprobe.pytorch._releases import export
-from msprobe_core.capture.modules import After, Before, Handle, Hook
+from msprobe_core.interception.modules import After, Before, Handle, Hook
 
 _SLOT = "_compiled_call_impl"
 _CALL = nn.Module._wrapped_call_impl.__code__
@@ -29,14 +29,14 @@ def compiled_call_of(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def observe(module: nn.Module, before: Before | None, after: After | None) -> Observation:
-    """See `msprobe_core.capture.modules.Observe`."""
+    """See `msprobe_core.interception.modules.Observe`."""
     observation = Observation(module, before, after)
     observation.begin()
     return observation
 
 
 class Observation:
-    """Calls functions where calls of one module begin and end; see `msprobe_core.capture.modules.Observe`."""
+    """Calls functions where calls of one module begin and end; see `msprobe_core.interception.modules.Observe`."""
 
     def __init__(self, module: nn.Module, before: Before | None, after: After | None) -> None:
         """Prepare; ``begin`` puts it in place."""
