@@ -31,7 +31,7 @@ class PlacedAttachment(ABC, Generic[_Calls]):
         """
         self.recorder = recorder
         self.unsettled: dict[int, Callable[[], None]] = {}
-        """See `msprobe_core.capture.gradients.GraphGradients`."""
+        """See `msprobe_core.interception.gradients.GraphGradients`."""
         self.calls = make_calls(recorder, self.unsettled)
         self._quiet = quiet
         self._removals: list[Callable[[], None]] = []

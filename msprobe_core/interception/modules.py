@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from msprobe_core.capture.gradients import GraphGradients
+from msprobe_core.interception.gradients import GraphGradients
 from msprobe_core.names import module_stem
 from msprobe_core.protocols.capabilities import CallWatcher
 from msprobe_core.protocols.recording import Call, CallRecorder

@@ -70,7 +70,7 @@ class CellHooks:
         Args:
             models: Their Cells are recorded.
             recorder: Is told of every call.
-            unsettled: See `msprobe_core.capture.gradients.GraphGradients`.
+            unsettled: See `msprobe_core.interception.gradients.GraphGradients`.
             visit: See `msprobe_core.interception.modules.ModuleCalls`.
         """
         self._models = models

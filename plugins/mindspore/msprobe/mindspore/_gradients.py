@@ -14,7 +14,7 @@ from mindspore import Tensor
 
 from msprobe.mindspore._device import FLOATING
 from msprobe.mindspore._quiet import Quiet, executor
-from msprobe_core.capture.gradients import GraphGradients, Node
+from msprobe_core.interception.gradients import GraphGradients, Node
 
 has_nodes: bool = hasattr(Tensor, "_grad_node")
 """Whether this release shows the nodes of its graph; if not, gradients of calls are not recorded."""
@@ -50,7 +50,7 @@ def next_sequence_number() -> int:
 
 
 class CallGradients(GraphGradients):
-    """See `msprobe_core.capture.gradients`."""
+    """See `msprobe_core.interception.gradients`."""
 
     __slots__ = ()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from msprobe.pytorch._quiet import Quiet
-from msprobe_core.capture.gradients import GraphGradients
+from msprobe_core.interception.gradients import GraphGradients
 from msprobe_core.plugin import GradientSlot
 
 Node = Any
@@ -57,7 +57,7 @@ _read_graph_task: Callable[[], int] | None = getattr(torch._C, "_current_graph_t
 
 
 class CallGradients(GraphGradients):
-    """See `msprobe_core.capture.gradients`."""
+    """See `msprobe_core.interception.gradients`."""
 
     __slots__ = ()
 
