@@ -204,6 +204,10 @@ class TensorValue(msgspec.Struct, gc=False):
     failure: str | None = None
 
 
+MAX_DEPTH = 64
+"""Containers nested deeper than this are recorded as null: those of real calls stay below it."""
+
+
 class TensorContent(msgspec.Struct, frozen=True):
     """The elements of a tensor, on the host.
 

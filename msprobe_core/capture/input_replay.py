@@ -12,10 +12,9 @@ from typing import Any, cast
 from msprobe_core import names
 from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.capture.recorder_adapters import ForwardRange
-from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
-from msprobe_core.model import Phase, Role, Site, SiteKind
+from msprobe_core.model import MAX_DEPTH, Phase, Role, Site, SiteKind
 from msprobe_core.protocols.capabilities import WatchingFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Dump

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from msprobe_core.capture.values import MAX_DEPTH
 from msprobe_core.interception.modules import FoundModule, Handle, Observe, observe_by_hooks
-from msprobe_core.model import Perturbation
+from msprobe_core.model import MAX_DEPTH, Perturbation
 
 FLIPPED = 1 / 6
 """Fraction of the elements of a tensor whose last digit is changed."""

@@ -8,11 +8,8 @@ from typing import Any, TypeAlias, cast
 
 from msprobe_core.capture.arguments import SCALARS, describe_python, describe_scalar, summarise
 from msprobe_core.guard import kept
-from msprobe_core.model import Failure, Value
+from msprobe_core.model import MAX_DEPTH, Failure, Value
 from msprobe_core.protocols.framework import Framework
-
-MAX_DEPTH = 64
-"""Containers nested deeper than this are recorded as null: real calls stay far below it."""
 
 Leaf: TypeAlias = Callable[[Any, str], Value]
 """Turns one tensor, found at a dotted path, into a value."""

@@ -17,8 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-from msprobe_core.capture.values import MAX_DEPTH
-from msprobe_core.model import GradientSlot
+from msprobe_core.model import MAX_DEPTH, GradientSlot
 from msprobe_core.protocols.recording import Call, CallRecorder
 
 Node = Any

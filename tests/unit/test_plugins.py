@@ -208,7 +208,7 @@ LAYERS = [
     {"fingerprint"},
     {"protocols"},
     {"hookspecs"},
-    {"config", "plugins", "extras"},
+    {"config", "plugins", "extras", "interception"},
     {"store", "execute", "monitoring"},
     {"order"},
     {"capture", "compare"},

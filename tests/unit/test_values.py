@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy_layers import Array, ArrayFramework
 
-from msprobe_core.capture.values import MAX_DEPTH, ValueBuilder
-from msprobe_core.model import Argument, Failure
+from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.model import MAX_DEPTH, Argument, Failure
 
 
 @dataclasses.dataclass

@@ -12,7 +12,7 @@ from mindspore import Tensor
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
-from msprobe_core.capture import apis
+from msprobe_core.interception import apis
 from msprobe_core.interception.apis import tensors_in
 from msprobe_core.interception.call_scope import Owners, is_clipping
 from msprobe_core.names import CLIP_GRAD, OPTIMIZER

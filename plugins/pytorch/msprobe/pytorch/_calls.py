@@ -13,7 +13,7 @@ from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import owners
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
-from msprobe_core.capture import apis
+from msprobe_core.interception import apis
 from msprobe_core.interception.apis import Function
 from msprobe_core.plugin import Call, CallRecorder
 
