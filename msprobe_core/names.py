@@ -20,6 +20,10 @@ calls of ``linear`` does not count these; and because no name in a program has a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import msgspec
 
 from msprobe_core.errors import EntryNameError
@@ -264,13 +268,6 @@ def backward_of_parameters(entry: str) -> str | None:
     return format_entry(msgspec.structs.replace(site, phase=Phase.BACKWARD))
 
 
-API_CALL = rf"^([^.]+\..+?)(?:{IN_LATER_PASS})?\.([0-9]+)\.(?:forward|backward)$"
-"""Stem and index of an API's entry, for text that is taken apart by the column; not for modules."""
-
-MODULE_CALL = rf"^((?:Module|Cell)\..+?)(?:{IN_LATER_PASS})?\.(?:forward|backward|parameters_grad)\.([0-9]+)$"
-"""Stem and index of a module's entry, likewise."""
-
-
 def split_module(stem: str) -> tuple[str, str, str]:
     """Return prefix, path and class of a module's stem: ``Module.head.Linear`` is ``Module``, ``head``, ``Linear``."""
     prefix, _, rest = stem.partition(".")
@@ -304,3 +301,143 @@ def is_backward(entry: str) -> bool:
 
 
 _BACKWARD = f".{Phase.BACKWARD.value}"
+
+
+@dataclass(frozen=True)
+class ApiCall:
+    """An API's entry, taken apart.
+
+    Attributes:
+        family: Its stem, such as ``Distributed.all_reduce``.
+        index: Number of the call, as text.
+        phase: ``forward`` or ``backward``.
+    """
+
+    family: str
+    index: str
+    phase: str
+
+
+_API_ENTRY = re.compile(r"(\w+\..+)\.(\d+)\.(forward|backward)", re.ASCII)
+
+
+def api_call(entry: str) -> ApiCall | None:
+    """Take an API's entry apart; ``None`` if it is not that of an API."""
+    match = _API_ENTRY.fullmatch(entry)
+    return None if match is None or is_module(entry) else ApiCall(*match.groups())
+
+
+def function_of(entry: str) -> str:
+    """Return the part after the prefix: ``all_reduce`` of ``Distributed.all_reduce.0.forward``; "" if there is none."""
+    return entry.partition(".")[2].partition(".")[0]
+
+
+def ending_of(entry: str) -> str:
+    """Return the last two parts, phase and index: ``forward.0`` of a module's entry."""
+    return ".".join(entry.rsplit(".", 2)[-2:])
+
+
+def with_number_in_path(entry: str, position: int, number: int) -> str:
+    """Return a module's entry with another number as the part of its path at ``position``, from 0."""
+    parts = entry.split(".")
+    parts[position + 1] = str(number)  # after the prefix
+    return ".".join(parts)
+
+
+def entry_without_wrappers(entry: str) -> str:
+    """Return a module's entry with the path and the class that it has without wrappers; other entries as they are."""
+    parts = entry.split(".")
+    if parts[0] not in MODULE_PREFIXES or len(parts) < 4:
+        return entry
+    prefix, *path, type_name, phase, index = parts
+    stem = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
+    return f"{stem}.{phase}.{index}"
+
+
+# --- patterns, for columns of names -----------------------------------------------------------------------------------
+
+API_END = r"\.\d+\.(?:forward|backward)$"
+"""What an API's entry has after its stem."""
+
+API_CALL = rf"^([^.]+\..+?)(?:{IN_LATER_PASS})?\.([0-9]+)\.(?:forward|backward)$"
+"""Stem and index of an API's entry; not for modules."""
+
+API_NAME = r"^[^.]+\.(.+)\.\d+\.(?:forward|backward)$"
+"""What an API's entry has between prefix and index."""
+
+API_OF_FORWARD = r"^[^.]+\.(.+)\.\d+\.forward$"
+"""The same, of forwards only."""
+
+FUNCTION_OF_FORWARD = r"^[^.]+\.(?:.+\.)?([^.]+)\.\d+\.forward$"
+"""The last part of that."""
+
+IN_PLACE_FORWARD = r"\.(?:[^.]*[^_.]_|__setitem__|__i[a-z]+__)\.\d+\.forward$"
+"""Entries of APIs that write to what they are given: ``add_``, ``__iadd__``, ``__setitem__``."""
+
+MODULE = r"^(?:Module|Cell)\."
+"""Entries of modules."""
+
+MODULE_CALL = rf"^((?:Module|Cell)\..+?)(?:{IN_LATER_PASS})?\.(?:forward|backward|parameters_grad)\.([0-9]+)$"
+"""Stem and index of a module's entry."""
+
+OUTERMOST_MODULE = rf"{MODULE}[^.]+\.(?:forward|backward|parameters_grad)(?:\.\d+)?$"
+"""Entries of models themselves, whose stem has a class and no path."""
+
+OUTERMOST_FORWARD = rf"{MODULE}[^.]+\.forward\.\d+$"
+"""Forwards of models themselves."""
+
+CALLED_MODULE = r"^(.+)\.forward(?:\.\d+)?$"
+"""Stem of a module's forward."""
+
+OWNER_OF_GRADIENTS = r"^(.+)\.parameters_grad(?:\.\d+)?$"
+"""Stem of the module that gradients of parameters belong to."""
+
+PASS_OF_BACKWARD = rf"({IN_LATER_PASS})\.(?:[0-9]+\.backward|backward\.[0-9]+)$"
+"""Mark of the backward pass, where it is not the first."""
+
+COMMUNICATION = r"^(?:Distributed|MintDistributed)\."
+"""Entries of functions of communication."""
+
+COMMUNICATION_FORWARD = rf"{COMMUNICATION}.+\.forward$"
+"""Forwards of them."""
+
+DATA_PARALLEL = r"\.DistributedDataParallel\.(?:forward|backward|parameters_grad)\."
+"""Entries of a model that data parallelism is wrapped around."""
+
+INPUT_PLACE = r"\.input\.(.+)$"
+"""Place of a row among the inputs of its call."""
+
+VALUE_PLACE = r"\.(?:input|output)\.(.+)$"
+"""Place of a row among the inputs or outputs of its call."""
+
+OUT_ARGUMENT = r"\.input\.out(?:\.|$)"
+"""Rows of the argument ``out``."""
+
+DIMENSION_ARGUMENT = r"\.input\.(?:dims?|axis|axes)\d?(?:\.|$)"
+"""Rows of arguments that name dimensions."""
+
+ARGUMENT = r"^(.*\.forward(?:\.\d+)?\.input\.[^.]+)"
+"""A row of a forward's inputs as far as its argument: without the places inside of it."""
+
+PARAMETER_ROW = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
+"""Module's stem and parameter of a row of a parameter or of its gradient."""
+
+PATH_OF_PARAMETER_ROW = r"^(?:Module|Cell)\.(.*)\.[^.]+\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
+"""The same, with the module's path only."""
+
+CONTRIBUTION_ROW = rf"\.parameters_grad\.\d+\..+\.{CONTRIBUTION}(\.\d+)?$"
+"""Rows of what is added to a parameter's gradient."""
+
+ROLE_IN_ROW = r"\.(?:input|kwargs|output|parameters|parameters_grad|debug)(?:\.|$)"
+"""What a row's name has after its entry."""
+
+
+def forward_of_any(apis: Iterable[str]) -> str:
+    """Return the pattern of forwards of APIs with one of these names."""
+    return rf"\.(?:{'|'.join(map(re.escape, apis))})\.\d+\.forward$"
+
+
+def backward_of_any(apis: Iterable[str]) -> str:
+    """Return the pattern of backwards of APIs with one of these names, or of modules of one of these classes."""
+    either = "|".join(map(re.escape, apis))
+    return rf"\.(?:{either})(?:{IN_LATER_PASS})?\.(?:\d+\.backward|backward\.\d+)$"

@@ -15,7 +15,6 @@ by more than their limit raise nothing: what follows from a fault is to be seen.
 
 from __future__ import annotations
 
-import re
 from typing import cast
 
 import polars as pl
@@ -58,10 +57,9 @@ def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
 
 def _raised(rows: pl.DataFrame, table: LimitTable) -> dict[str, float]:
     """Return the limit behind each rectifier, by the name of its entry in backward."""
-    apis = "|".join(re.escape(api) for api in table.rectifiers)
-    if not apis:
+    if not table.rectifiers:
         return {}
-    is_rectifier = pl.col("entry").str.contains(rf"\.({apis})({names.IN_LATER_PASS})?\.(\d+\.backward|backward\.\d+)$")
+    is_rectifier = pl.col("entry").str.contains(names.backward_of_any(table.rectifiers))
     entries = rows.select(pl.col("entry").filter(pl.col("phase") == Phase.BACKWARD.value).unique())
     backwards_of: dict[str, list[str]] = {}
     for entry in cast("list[str]", entries.filter(is_rectifier)["entry"].to_list()):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.compat import RESULT
 from msprobe_core.compare.fault import Fault
 from msprobe_core.model import Phase, Role
@@ -109,7 +110,7 @@ def _text_of(fault: Fault, role: str) -> str | None:
 
 
 def _text(entry: str, role: str, phase: str, name: str) -> str:
-    api = entry.split(".")[1].lower() if entry.count(".") else entry
+    api = names.function_of(entry).lower() or entry
     is_input = role == Role.INPUT.value
     if api == "batch_norm" and name.endswith(".forward.input.1"):
         return _BATCH_NORM

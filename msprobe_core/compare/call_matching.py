@@ -102,7 +102,7 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
     shape = pl.struct("role", place.alias("place"), "kind", "shape", dtype_kind=kind_of_dtype)
     entry = pl.col("entry")
     numbered = pl.when(entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")).then(entry + ".0").otherwise(entry)
-    is_module = entry.str.contains(_MODULE)
+    is_module = entry.str.contains(names.MODULE)
     told = {
         "shapes": pl.col("shape_hash").bitwise_xor(),
         "arguments": pl.col("argument_hash").bitwise_xor(),
@@ -136,17 +136,14 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
             .otherwise(entry.str.extract(names.API_CALL, 2))
             .alias("index"),
             pl.when(pl.col("phase") == Phase.BACKWARD.value)
-            .then(entry.str.extract(_PASS_OF_CALL))
+            .then(entry.str.extract(names.PASS_OF_BACKWARD))
             .fill_null("")
             .alias("backward_pass"),
         )
     )
 
 
-_PASS_OF_CALL = rf"({names.IN_LATER_PASS})\.(?:[0-9]+\.backward|backward\.[0-9]+)$"
 """Tells the later passes through a call from the first, which says none."""
-
-_MODULE = rf"^({'|'.join(sorted(names.MODULE_PREFIXES))})\."
 
 
 def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozenset[str], *, with_scopes: bool) -> Calls:

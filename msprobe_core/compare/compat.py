@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
@@ -188,7 +189,7 @@ def _any_of(rules: Sequence[_Rule], level: Verdict) -> pl.Expr:
 def _with_api(rows: pl.DataFrame) -> pl.DataFrame:
     """Add ``api``, the name of the API that a row is of, without prefix and number, or null, and ``has_inputs``."""
     entries = rows.group_by("entry").agg((~_IS_OUTPUT).any().alias("has_inputs"))
-    api = pl.col("entry").str.extract(r"^[^.]+\.(.+)\.\d+\.(?:forward|backward)$")
+    api = pl.col("entry").str.extract(names.API_NAME)
     return rows.join(entries.with_columns(api=api), on="entry", how="left", maintain_order="left")
 
 

@@ -67,7 +67,7 @@ def with_excuses(
     computed_by = pl.when(is_lone).then(side).when(has_nothing[0]).then(pl.lit("golden")).otherwise(pl.lit("target"))
     is_argument = (pl.col("role") == Role.INPUT.value) & (kind != RowKind.TENSOR.value)
     is_buffer = (pl.col("role") == Role.PARAMETERS.value) & place.is_in([f"parameters.{name}" for name in buffers])
-    is_api = ~pl.col("entry").str.contains(_MODULE)
+    is_api = ~pl.col("entry").str.contains(names.MODULE)
     of_results = pl.when(pl.col("phase") == Phase.BACKWARD.value).then(pl.lit(Role.INPUT.value))
     is_further = is_api & (pl.col("role").cast(pl.String) == of_results.otherwise(pl.lit(Role.OUTPUT.value)))
     found = (
@@ -90,9 +90,6 @@ def with_excuses(
         pl.coalesce(EXCUSE, found).alias(EXCUSE), pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END)
     )
     return rows, [*notes, *_note_gradients(rows)]
-
-
-_MODULE = rf"^({'|'.join(sorted(names.MODULE_PREFIXES))})\."
 
 
 def _counted_from_end(rows: pl.DataFrame) -> list[int]:
@@ -130,7 +127,7 @@ def _counted_from_end(rows: pl.DataFrame) -> list[int]:
     return counted
 
 
-_DIMENSION = re.compile(r"\.input\.(dims?|axis|axes)\d?(\.|$)")
+_DIMENSION = re.compile(names.DIMENSION_ARGUMENT)
 """Names of arguments that are no sizes."""
 
 
@@ -142,7 +139,7 @@ def _is_zero() -> pl.Expr:
 
 def _is_around(rows: pl.DataFrame, wrappers: tuple[str, str]) -> pl.Expr:
     """Whether a module is not within what the other side calls its model."""
-    is_lone = ~(pl.col("match") == Match.BOTH.value).any().over("entry") & pl.col("entry").str.contains(_MODULE)
+    is_lone = ~(pl.col("match") == Match.BOTH.value).any().over("entry") & pl.col("entry").str.contains(names.MODULE)
     lone = rows.filter(is_lone).select("entry", "match", "entry_golden").unique(maintain_order=True)
     own = lone.filter(pl.col("match") == Match.TARGET.value)["entry"].to_list()
     other = lone.filter(pl.col("match") == Match.GOLDEN.value).select("entry", "entry_golden").rows()
@@ -184,7 +181,7 @@ def _with_unrecorded(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     """Add `EXCUSE` to the rows of kinds of which one side has recorded nothing."""
     is_saved = pl.col("phase") == Phase.DEBUG.value
     has = {name: pl.col(f"kind_{name}").is_not_null() for name in _SIDES}
-    rows = rows.with_columns(is_module=pl.coalesce("entry_golden", "entry").str.contains(_MODULE))
+    rows = rows.with_columns(is_module=pl.coalesce("entry_golden", "entry").str.contains(names.MODULE))
     counted = rows.group_by(_GROUP, maintain_order=True).agg(**{name: own.sum() for name, own in has.items()})
     absent = counted.filter((pl.col("target") == 0) != (pl.col("golden") == 0))
     absent = absent.with_columns(
@@ -278,7 +275,7 @@ _Pairs = Mapping[str, _ModulePair]
 
 def _pairs_of_modules(judged: pl.DataFrame, target: Dump, golden: Dump) -> tuple[_Pairs, _Pairs]:
     """Return what is known of each pair of modules, by the entry of the target's, and by that of the golden dump's."""
-    is_module = pl.col("entry").str.contains(_MODULE)
+    is_module = pl.col("entry").str.contains(names.MODULE)
     is_result = pl.col("role").is_in([Role.OUTPUT.value])
     pairs = (
         judged.filter(is_module & (pl.col("match") == Match.BOTH.value))
@@ -315,11 +312,6 @@ def _reason(entry: str, dump: Dump, pairs: _Pairs) -> str | None:
     return None
 
 
-_OUTERMOST = rf"{_MODULE}[^.]+\.(forward|backward|parameters_grad)(\.\d+)?$"
-_CALLED = r"^(.+)\.forward(?:\.\d+)?$"
-_OWNER = r"^(.+)\.parameters_grad(?:\.\d+)?$"
-
-
 def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[pl.DataFrame, list[str]]:
     """Return aligned rows with a reason in ``excuse`` where two tools record differently, and notes.
 
@@ -332,9 +324,9 @@ def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[
     entry = pl.coalesce("entry_golden", "entry")
     is_lone = pl.col("match") != Match.BOTH.value
     has_partner = (~is_lone).any().over("entry")
-    is_api = ~entry.str.contains(_MODULE) & have_apis
+    is_api = ~entry.str.contains(names.MODULE) & have_apis
     is_uncalled = _is_of_uncalled_module(rows, entry)
-    is_unrecorded = (~has_partner & is_api) | _is_never_recorded(entry.str.contains(_OUTERMOST))
+    is_unrecorded = (~has_partner & is_api) | _is_never_recorded(entry.str.contains(names.OUTERMOST_MODULE))
     is_backward = pl.col("phase") == Phase.BACKWARD.value
     is_nothing = pl.coalesce("kind_target", "kind_golden") == RowKind.NONE.value
     side = pl.col("match").str.slice(5)
@@ -357,9 +349,9 @@ def _is_of_uncalled_module(rows: pl.DataFrame, entry: pl.Expr) -> pl.Expr:
 
     Its owner uses the parameter, as attention uses the weights of its output projection.
     """
-    called = rows.select(entry.str.extract(_CALLED)).to_series().drop_nulls().unique().to_list()
+    called = rows.select(entry.str.extract(names.CALLED_MODULE)).to_series().drop_nulls().unique().to_list()
     is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value
-    return is_gradient & entry.str.contains(_MODULE) & ~entry.str.extract(_OWNER).is_in(called)
+    return is_gradient & entry.str.contains(names.MODULE) & ~entry.str.extract(names.OWNER_OF_GRADIENTS).is_in(called)
 
 
 def _is_never_recorded(kind: pl.Expr) -> pl.Expr:

@@ -157,8 +157,8 @@ def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Ex
         entry: Column of the entry's.
     """
     positions = [f"{api}.{i}" for api, places in limits.parameters.items() for i in places]
-    place = pl.col(name).str.extract(r"\.input\.(.+)$")
-    api = pl.col(entry).str.extract(r"^[^.]+\.(.+)\.\d+\.forward$")
+    place = pl.col(name).str.extract(names.INPUT_PLACE)
+    api = pl.col(entry).str.extract(names.API_OF_FORWARD)
     return pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE)
 
 
@@ -243,9 +243,6 @@ def _ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
         parent = parents.get(parent)
 
 
-_COMMUNICATION = r"^(Distributed|MintDistributed)\..+\.forward$"
-
-
 def _describe(
     node: dict[str, Any],
     rows: pl.DataFrame,
@@ -272,7 +269,7 @@ def _describe(
         findings=findings,
         stack=list(_stack_of(entry, source_stacks)),
         num_communications=nodes.filter(
-            (pl.col("position") < node["position"]) & pl.col("entry").str.contains(_COMMUNICATION)
+            (pl.col("position") < node["position"]) & pl.col("entry").str.contains(names.COMMUNICATION_FORWARD)
         ).height,
         place=entry_beside(nodes.filter(pl.col("match") != Match.GOLDEN.value), node["position"])
         if only_on == "golden"

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.canonical_names import ONLY_TARGET
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
-
-_ARGUMENT = r"^(.*\.forward(?:\.\d+)?\.input\.[^.]+)"
 
 
 class _Argument(NamedTuple):
@@ -44,7 +43,7 @@ def with_keywords_paired(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataF
     renamed = dict(pair for entry in own.keys() & other.keys() for pair in _pairs(own[entry], other[entry]))
     if not renamed:
         return golden
-    argument = pl.col("key").str.extract(_ARGUMENT)
+    argument = pl.col("key").str.extract(names.ARGUMENT)
     replaced = argument.replace_strict(renamed, default=None, return_dtype=pl.String)
     rest = pl.col("key").str.slice(argument.str.len_chars())
     is_argument = (pl.col("role") == Role.INPUT.value) & replaced.is_not_null()
@@ -58,7 +57,7 @@ def _lone(rows: pl.DataFrame, others: pl.DataFrame, entry: str) -> Mapping[str, 
     lone = (
         rows.filter(is_argument)
         .join(others.select("key").unique(), on="key", how="anti", maintain_order="left")
-        .with_columns(argument=pl.col("key").str.extract(_ARGUMENT), kind=kind)
+        .with_columns(argument=pl.col("key").str.extract(names.ARGUMENT), kind=kind)
         .drop_nulls("argument")
         .filter(~pl.col("argument").str.contains(ONLY_TARGET, literal=True))
         .group_by("argument", maintain_order=True)

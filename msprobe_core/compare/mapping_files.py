@@ -63,7 +63,7 @@ def _file_of(option: OptionalFile) -> Path | None:
 
 # --- the four kinds of file ---------------------------------------------------------------------------------------
 
-_ROW = re.compile(r"\.(input|kwargs|output|parameters|parameters_grad|debug)(\.|$)")
+_ROW = re.compile(names.ROLE_IN_ROW)
 _ROWS_LOOK = (
     "row names as the table has them, for example 'Functional.relu.1.forward.input.0: Torch.relu.0.forward.input.0'"
 )

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.model import Phase, Role
 from msprobe_core.order.calls import is_communication, kind_of
 from msprobe_core.store.frame import RowKind
@@ -52,7 +53,7 @@ _IN_PLACE = frozenset({"broadcast", "recv", "irecv", "receive"})
 """Calls of communication that may overwrite their only tensor; others have a destination besides what they send."""
 
 _SIDES = ("target", "golden")
-_API = re.compile(r"^[^.]+\.(?:.+\.)?([^.]+)\.\d+\.forward$")
+_API = re.compile(names.FUNCTION_OF_FORWARD)
 
 
 class _Row(NamedTuple):
@@ -71,9 +72,9 @@ def uninitialised_rows(rows: pl.DataFrame, allocating: Sequence[str], *, differs
         allocating: APIs that return unset memory.
         differs: Whether a row differs by more than rounding does.
     """
-    involved = "|".join(map(re.escape, [*allocating, *OVERWRITING, *WRITING, *SELECTING]))
-    is_involved = pl.col("entry").str.contains(rf"\.({involved})\.\d+\.forward$|^\w*Distributed\.|^Primitive\.")
-    has_destination = pl.col("name_target").str.contains(r"\.input\.out(\.|$)")
+    involved = names.forward_of_any([*allocating, *OVERWRITING, *WRITING, *SELECTING])
+    is_involved = pl.col("entry").str.contains(rf"{involved}|^\w*Distributed\.|^Primitive\.")
+    has_destination = pl.col("name_target").str.contains(names.OUT_ARGUMENT)
     if not rows.select(((is_involved | has_destination) & differs).any()).item():
         return []
     memory = _Memory(frozenset(allocating))
@@ -92,7 +93,7 @@ def _forward_rows(rows: pl.DataFrame) -> Iterator[tuple[str, _Row]]:
         .filter((pl.col("phase") == Phase.FORWARD.value) & pl.all_horizontal(are_tensors))
         .select(
             "entry", "row", pl.col("role").cast(pl.String),
-            pl.col("name_target").str.extract(r"\.(?:input|output)\.(.+)$").fill_null(""),
+            pl.col("name_target").str.extract(names.VALUE_PLACE).fill_null(""),
             shape.fill_null(""),
             pl.when(pl.any_horizontal(known)).then(
                 pl.concat_str(shape, *statistics, separator=" ", ignore_nulls=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.result import Mode
 from msprobe_core.locate.discrete_ops import DECIDES, RANDOM, api_of
@@ -110,7 +111,7 @@ def _data(forward: pl.DataFrame) -> pl.DataFrame:
     tensors = forward.filter(
         (pl.col("role") == Role.INPUT.value) & (pl.col("kind_target") == RowKind.TENSOR.value) & ~pl.col("is_parameter")
     )
-    modules = tensors.filter(pl.col("entry").str.contains(r"^(Module|Cell)\.[^.]+\.forward\.\d+$"))
+    modules = tensors.filter(pl.col("entry").str.contains(names.OUTERMOST_FORWARD))
     if modules.height:
         return modules
     integers = tensors.filter(pl.col("kind_of_target") == "int")

@@ -246,7 +246,4 @@ def parameter_of(own: pl.DataFrame, rows: pl.DataFrame) -> str | None:
     is_known = pl.col("role").is_in([Role.PARAMETERS.value, Role.PARAMETERS_GRAD.value])
     known = rows.filter(is_known & (pl.col("norm_golden") > 0))
     found = given.select(keys).join(known.select("name_golden", *keys), on=keys, how="inner")
-    return re.sub(_OF_MODULE, r"\1 \2", str(found["name_golden"][0])) if found.height else None
-
-
-_OF_MODULE = r"^(?:Module|Cell)\.(.*)\.[^.]+\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
+    return re.sub(names.PATH_OF_PARAMETER_ROW, r"\1 \2", str(found["name_golden"][0])) if found.height else None

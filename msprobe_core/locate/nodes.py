@@ -25,8 +25,6 @@ from msprobe_core.locate.updates import ALL_NOISE, value_of_row, with_updated_pa
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
-_OF_SUM = rf"\.parameters_grad\.\d+\..+\.{names.CONTRIBUTION}(\.\d+)?$"
-
 INFINITE = math.inf
 """Score of what no rounding explains: other shapes, NaN, other integers."""
 
@@ -135,7 +133,7 @@ def _with_singled_out(rows: pl.DataFrame) -> pl.DataFrame:
 
 def is_module() -> pl.Expr:
     """Whether an entry is of a module."""
-    return pl.col("entry").str.contains(r"^(Module|Cell)\.")
+    return pl.col("entry").str.contains(names.MODULE)
 
 
 def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -277,7 +275,7 @@ def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
 def is_sum() -> pl.Expr:
     """Whether a row tells that one side alone adds a gradient to one that was there before."""
     is_lone = (pl.col("match") != Match.BOTH.value) & (pl.col("role") == Role.PARAMETERS_GRAD.value)
-    return is_lone & pl.coalesce("name_target", "name_golden").str.contains(_OF_SUM)
+    return is_lone & pl.coalesce("name_target", "name_golden").str.contains(names.CONTRIBUTION_ROW)
 
 
 def _is_tensor() -> pl.Expr:

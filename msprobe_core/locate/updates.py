@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, roundoff_of
 from msprobe_core.model import Role
@@ -37,7 +38,6 @@ _FACTOR, _STEADINESS = 1e-3, 10.0
 """What all updates must be multiplied by to be another, less one, and in units of how far factors are apart."""
 
 _FEW = 3
-_OF_PARAMETER = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
 _SIDES = ("target", "golden")
 
 
@@ -78,7 +78,7 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the parameters of modules, with how far each is off in units of what its like are."""
-    place = pl.col("key").str.replace(_OF_PARAMETER, "$1 $2")
+    place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
     # Gradients that are nothing beside what they are a sum of have no score.
     is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (
         pl.col("is_exempt") | (pl.col("noise_floor") >= ALL_NOISE).fill_null(False)
@@ -111,7 +111,7 @@ def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: As `msprobe_core.locate.nodes.with_scores` makes them.
     """
-    place = pl.col("key").str.replace(_OF_PARAMETER, "$1 $2")
+    place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
     is_gradient = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (pl.col("match") == Match.BOTH.value)
     gradients = rows.filter(is_gradient).select(
         place=place,

@@ -21,7 +21,7 @@ from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
-_COMMUNICATES = r"^(?:Mint)?Distributed\.|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier)\.\d+\.(?:forward|backward)$"  # noqa: E501
+_COMMUNICATES = rf"{names.COMMUNICATION}|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier){names.API_END}"  # noqa: E501
 """Entries that may be calls of communication: functions, and MindSpore's primitives, whatever a Cell calls them."""
 
 SENDS = frozenset({"send", "isend"})

@@ -261,7 +261,7 @@ class _Place:
         before = self._before()
         got = before.filter(
             (pl.col("shape") == value.shape) & (pl.col("dtype") == value.dtype) & (pl.col("role") == Role.INPUT.value)
-            & pl.col("entry").str.contains(_IN_PLACE)
+            & pl.col("entry").str.contains(names.IN_PLACE_FORWARD)
         )  # fmt: skip
         returned = before.filter((pl.col("role") == Role.OUTPUT.value) & (pl.col("kind") == RowKind.TENSOR.value))
         left = got.join(returned, on="entry", how="anti")
@@ -269,10 +269,6 @@ class _Place:
 
     def _before(self) -> pl.DataFrame:
         return self._frame.filter(pl.col("entry").rle_id() < self._origin.position)
-
-
-_IN_PLACE = r"\.(?:[^.]*[^_.]_|__setitem__|__i[a-z]+__)\.\d+\.forward$"
-"""Calls that write to what they are given: ``add_``, ``__iadd__``, ``__setitem__``."""
 
 
 def _is_finite(row: Mapping[str, object]) -> bool | None:

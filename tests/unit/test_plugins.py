@@ -260,6 +260,21 @@ def test_plugins_import_their_own_framework_only(path):
         assert name.split(".")[0] not in foreign, f"{path} imports {name}"
 
 
+GRAMMAR = re.compile(r"forward|backward\b|parameters_grad|Module\|Cell")
+
+
+@pytest.mark.parametrize("path", CORE_FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_only_names_knows_patterns_of_entry_names(path):
+    if path.name == "names.py" and path.parent.name == "msprobe_core":
+        return
+    patterns = [
+        node.value
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\\[.dw]", node.value)
+    ]
+    assert [text for text in patterns if GRAMMAR.search(text)] == []
+
+
 def test_no_room_is_a_drawer():
     assert not [path for path in CORE_FILES if path.stem in {"utils", "common", "const", "helpers", "misc"}]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
@@ -70,12 +71,8 @@ def _entries_by_path(dumps: Sequence[Dump]) -> dict[tuple[str, str], str]:
         for entry in dump.frame["entry"].unique(maintain_order=True).to_list():
             path = called_in(entry).path
             if path is not None:
-                found.setdefault((path, _kind_of(entry)), entry)
+                found.setdefault((path, names.ending_of(entry)), entry)
     return found
-
-
-def _kind_of(entry: str) -> str:
-    return ".".join(entry.rsplit(".", 2)[-2:])
 
 
 def _calls_of(entries: Sequence[str], rule: FusedRule) -> Iterator[tuple[tuple[str, ...], list[dict[str, str]]]]:
@@ -90,7 +87,7 @@ def _calls_of(entries: Sequence[str], rule: FusedRule) -> Iterator[tuple[tuple[s
             stars = next((own for text in called.texts[:2] if (own := pattern.stars_in(text)) is not None), None)
             if stars is not None:
                 calls = found.setdefault(stars, [{} for _ in rule.parts])
-                calls[i].setdefault(_kind_of(entry), entry)
+                calls[i].setdefault(names.ending_of(entry), entry)
     yield from found.items()
 
 

@@ -13,10 +13,10 @@ import polars as pl
 from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
 from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
 from msprobe_core.compare.shards.placement import Along, Whereabouts
-from msprobe_core.compare.shards.rank_rows import Part, Union, family_of, renamed
+from msprobe_core.compare.shards.rank_rows import Part, Union, renamed
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
-from msprobe_core.names import forward_of
+from msprobe_core.names import api_call, forward_of, with_number_in_path
 from msprobe_core.store.layout import Unit
 
 Array: TypeAlias = Any
@@ -170,7 +170,7 @@ class DeclaredRanks:
                 found = _number_in(entry, is_container)
                 if found is not None:
                     offset = _offset(have[found[0]], place, first)
-                    changed[entry] = _with_number(entry, found[2], found[1] + offset)
+                    changed[entry] = with_number_in_path(entry, found[2], found[1] + offset)
             named.append(_renamed_part(part, changed))
         return named
 
@@ -188,18 +188,17 @@ class DeclaredRanks:
         shared = _shared(calls)
         numbers: dict[str, dict[tuple[int, str], int]] = {}
         for _, stage, entry in calls:
-            family = family_of(entry)
-            if family is not None and entry.endswith(f".{Phase.FORWARD.value}"):
-                counted = numbers.setdefault(family, {})
-                counted.setdefault((stage, entry.split(".")[-2]), len(counted))
+            api = api_call(entry)
+            if api is not None and api.phase == Phase.FORWARD.value:
+                counted = numbers.setdefault(api.family, {})
+                counted.setdefault((stage, api.index), len(counted))
         names: dict[int, dict[str, str]] = {}
         for call, stage, entry in calls:
-            family = family_of(entry)
+            api = api_call(entry)
             own = entry
-            if family is not None:
-                *_, index, phase = entry.split(".")
-                counted = numbers.setdefault(family, {})
-                own = f"{family}.{counted.setdefault((stage, index), len(counted))}.{phase}"
+            if api is not None:
+                counted = numbers.setdefault(api.family, {})
+                own = f"{api.family}.{counted.setdefault((stage, api.index), len(counted))}.{api.phase}"
             names.setdefault(stage, {})[entry] = own
             self._order[own] = call  # a module around the whole ends where its last stage does
         first, last = min(stages), max(stages)
@@ -232,12 +231,6 @@ def _number_in(entry: str, is_container: Any) -> tuple[str, int, int] | None:
         if _NUMBERED.fullmatch(part) and is_container(container):
             return ".".join(parts[:i]), int(part), i
     return None
-
-
-def _with_number(entry: str, position: int, number: int) -> str:
-    parts = entry.split(".")
-    parts[position + 1] = str(number)  # behind the prefix
-    return ".".join(parts)
 
 
 def _offset(have: Mapping[int, set[int]], place: int, first: Sequence[int]) -> int:

@@ -11,15 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.shards.rank_rows import Part, Union, family_of, recount, renamed
 from msprobe_core.model import Role
-from msprobe_core.names import class_without_wrapper, module_stem, without_wrappers
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
 """A NumPy array, of whose functions the type checker knows only part."""
 
-_COMMUNICATION = r"^(Distributed|MintDistributed)\."
 _FOR_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast")
 """Communication whose first result all ranks of the group have alike."""
 
@@ -35,19 +34,12 @@ def unwrapped(part: Part, known: Collection[str]) -> Part:
         known: Entries of the other side.
     """
     entries = set(part.frame["entry"].unique()) - set(known)
-    found = {entry: inner for entry in entries if (inner := _inside(entry)) != entry and inner in known}
+    found = {
+        entry: inner for entry in entries if (inner := names.entry_without_wrappers(entry)) != entry and inner in known
+    }
     if not found:
         return part
     return replace(part, frame=renamed(part.frame, found), names={**part.names, **found})
-
-
-def _inside(entry: str) -> str:
-    parts = entry.split(".")
-    if parts[0] not in ("Module", "Cell") or len(parts) < 4:
-        return entry
-    prefix, *path, type_name, phase, index = parts
-    stem = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
-    return f"{stem}.{phase}.{index}"
 
 
 def machinery(union: Union, known: Collection[str]) -> Array:
@@ -64,7 +56,7 @@ def machinery(union: Union, known: Collection[str]) -> Array:
     return communication(union) | is_own.to_numpy()
 
 
-_OWN = r"^fsdp\.|^(Module|Cell)\.(DistributedDataParallel|FullyShardedDataParallel|OptimizedModule)\."
+_OWN = rf"^fsdp\.|{names.MODULE}(DistributedDataParallel|FullyShardedDataParallel|OptimizedModule)\."
 
 
 def communication(union: Union) -> Array:
@@ -77,7 +69,7 @@ def communication(union: Union) -> Array:
         if all(set(group) <= ranks for group in groups.values())
     }
     # Whom a message goes to is not always recorded; it stays in its group.
-    inner |= {entry for entry in calls if entry.split(".")[1] in _POINT_TO_POINT and not _has_group(union, entry)}
+    inner |= {entry for entry in calls if names.function_of(entry) in _POINT_TO_POINT and not _has_group(union, entry)}
     return union.rows["entry"].is_in(list(inner)).to_numpy()
 
 
@@ -101,7 +93,7 @@ def without(rows: pl.DataFrame, dropped: Array) -> tuple[pl.DataFrame, dict[str,
 
 def results_for_all(union: Union) -> Iterator[tuple[Array, Sequence[int]]]:
     """Yield results of communication, and the parts that have the same: those of one group."""
-    calls = [entry for entry in _calls(union) if entry.split(".")[1] in _FOR_ALL]
+    calls = [entry for entry in _calls(union) if names.function_of(entry) in _FOR_ALL]
     groups = _groups(union, calls)
     for value in _first_tensors(union, calls, Role.OUTPUT, all_of="all_gather"):
         members: dict[tuple[int, ...], list[int]] = {}
@@ -120,7 +112,7 @@ def reduced_values(union: Union) -> dict[int, int]:
     A value is taken for such a term if each rank that has it has given something with the very same statistics to an
     ``all_reduce`` that adds up, of the same number of elements, among just these ranks.
     """
-    calls = [e for e in _calls(union) if e.split(".")[1] == "all_reduce" and e.endswith(".forward")]
+    calls = [e for e in _calls(union) if names.function_of(e) == "all_reduce" and e.endswith(".forward")]
     groups = _groups(union, calls)
     results = {union.rows["entry"][v]: v for v in _first_tensors(union, calls, Role.OUTPUT)}
     sums: dict[Any, int] = {}
@@ -174,7 +166,7 @@ def _mark(union: Union, value: int, parts: Sequence[int]) -> tuple[tuple[int, by
 
 
 def _calls(union: Union) -> list[str]:
-    rows = union.rows.filter(pl.col("entry").str.contains(_COMMUNICATION))
+    rows = union.rows.filter(pl.col("entry").str.contains(names.COMMUNICATION))
     return rows["entry"].unique(maintain_order=True).to_list()
 
 
@@ -216,7 +208,7 @@ def _first_tensors(union: Union, calls: Sequence[str], role: Role, all_of: str =
     found: dict[str, list[int]] = {}
     for value, entry, key in rows.select("value", "entry", "key").iter_rows():
         place = str(key).removeprefix(f"{entry}.{role.value}.")
-        is_list = entry.split(".")[1] == all_of and place.startswith("0.")
+        is_list = names.function_of(entry) == all_of and place.startswith("0.")
         if place == "0" or is_list or (entry not in found and place in ("tensor", "input")):
             found.setdefault(entry, []).append(int(value))
     return [value for values in found.values() for value in values]

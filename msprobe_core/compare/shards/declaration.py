@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.compare.shards.placement import Along, Whereabouts
 from msprobe_core.compare.shards.rank_rows import Part, Union
 from msprobe_core.model import Role
@@ -86,5 +87,5 @@ class Undeclared:
 def is_data_parallel(rows: pl.DataFrame) -> bool:
     """Whether all ranks have the same parameters: the model is wrapped for it, and none of its layers is cut."""
     entries = rows["entry"]
-    is_wrapped = entries.str.contains(r"\.DistributedDataParallel\.(forward|backward|parameters_grad)\.").any()
+    is_wrapped = entries.str.contains(names.DATA_PARALLEL).any()
     return bool(is_wrapped) and not entries.str.contains(r"ParallelLinear|VocabParallel").any()

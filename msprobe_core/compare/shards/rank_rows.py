@@ -12,6 +12,8 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
+from msprobe_core.model import Phase
+from msprobe_core.names import api_call
 from msprobe_core.protocols.storage import Dump
 
 Array: TypeAlias = Any
@@ -162,9 +164,6 @@ def renamed(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
     return frame.with_columns(*own, new.alias("entry"))
 
 
-_CALL = re.compile(r"(?P<family>(?P<prefix>\w+)\..+)\.(?P<index>\d+)\.(?P<phase>forward|backward)", re.ASCII)
-
-
 def recount(entries: Sequence[str], families: Collection[str] | None = None) -> dict[str, str]:
     """Return new names for calls of APIs, of which some are missing or come from several programs, counted from 0.
 
@@ -172,22 +171,21 @@ def recount(entries: Sequence[str], families: Collection[str] | None = None) -> 
         entries: Names in the order of execution, each once. A backward is counted like its forward.
         families: Which APIs, such as ``Distributed.all_reduce``; all if not given.
     """
-    found = [(entry, match) for entry in entries if (match := _CALL.fullmatch(entry)) is not None]
-    found = [(e, m) for e, m in found if m["prefix"] not in ("Module", "Cell")]
+    found = [(entry, api) for entry in entries if (api := api_call(entry)) is not None]
     numbers: dict[str, dict[str, int]] = {}
-    for phase in ("forward", "backward"):
-        for _, match in found:
-            if match["phase"] == phase and (families is None or match["family"] in families):
-                counted = numbers.setdefault(match["family"], {})
-                counted.setdefault(match["index"], len(counted))
+    for phase in (Phase.FORWARD.value, Phase.BACKWARD.value):
+        for _, api in found:
+            if api.phase == phase and (families is None or api.family in families):
+                counted = numbers.setdefault(api.family, {})
+                counted.setdefault(api.index, len(counted))
     return {
-        entry: f"{match['family']}.{numbers[match['family']][match['index']]}.{match['phase']}"
-        for entry, match in found
-        if match["family"] in numbers
+        entry: f"{api.family}.{numbers[api.family][api.index]}.{api.phase}"
+        for entry, api in found
+        if api.family in numbers
     }
 
 
 def family_of(entry: str) -> str | None:
     """Return the API of a call, such as ``Distributed.all_reduce``; ``None`` if it is none."""
-    match = _CALL.fullmatch(entry)
-    return None if match is None or match["prefix"] in ("Module", "Cell") else match["family"]
+    api = api_call(entry)
+    return None if api is None else api.family
