@@ -82,7 +82,7 @@ class SavedRecorder(Recorder):
             self._removals = {}
             waiting, self._waiting = self._waiting, []
             for gradients in waiting:
-                self._finished.append((self._next_tick(), gradients.entry))
+                self._finished.append((self._next_tick(), gradients.entry, None))
 
     def _new_entry(self, name: str) -> Entry:
         index = self._next_indices.get(name, 0)
@@ -92,7 +92,7 @@ class SavedRecorder(Recorder):
 
     def _finish(self, entry: Entry, value: Value) -> None:
         entry.outputs = [value]
-        self._finished.append((self._next_tick(), entry))
+        self._finished.append((self._next_tick(), entry, None))
 
     def _taker_of(self, entry: str) -> Callable[[Any, str], Value]:
         return lambda tensor, path: self._take(tensor, entry, "", names.path_within(path))
@@ -117,7 +117,7 @@ class SavedRecorder(Recorder):
         if gradients.num_missing:
             self._waiting.append(gradients)
         else:
-            self._finished.append((self._next_tick(), gradients.entry))
+            self._finished.append((self._next_tick(), gradients.entry, None))
 
     def _receive(self, gradients: _Gradients, slot: Slot, gradient: Any) -> None:
         with self._lock:
@@ -132,7 +132,7 @@ class SavedRecorder(Recorder):
             if gradients.num_missing or gradients not in self._waiting:
                 return
             self._waiting.remove(gradients)
-            self._finished.append((self._next_tick(), gradients.entry))
+            self._finished.append((self._next_tick(), gradients.entry, None))
         if self.on_backlog is not None:
             self.on_backlog()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -46,6 +46,9 @@ _MAX_KINDS_OF_FAILURES = 20
 BACKLOG_ENTRIES, BACKLOG_SECONDS = 4096, 1.0
 """How much may be recorded, and for how long, before it is offered for writing: what a killed process loses."""
 
+_MAX_PARENTS = 16384
+"""Parents of calls wait for the records of these calls until there are so many of them."""
+
 
 _NOTHING = Digest(Stats())
 """Stands for values that could not be read."""
@@ -57,10 +60,11 @@ _UNSET = Digest(Stats())
 class _MicroSteps:
     """Which micro-batch a thread is at, forward and backward."""
 
-    __slots__ = ("in_backward", "in_forward", "step")
+    __slots__ = ("in_backward", "in_forward", "num_begun", "step")
 
     def __init__(self, step: int) -> None:
         self.step = step
+        self.num_begun = 0  # forwards of outermost modules, outside of backward passes
         self.in_forward: int | None = None
         self.in_backward: int | None = None
 
@@ -110,17 +114,23 @@ _Places = tuple[list[Value] | None, list[Value] | None, dict[str, Value] | None]
 
 _NO_SLOTS: dict[int, Slot] = {}
 
+_UNKNOWN = {""}
+"""Stands for the parameters of a module of which nobody has said which report gradients; none has an empty name."""
+
 
 class _Backward:
     """The backward entry of one call in one pass while its gradients arrive."""
 
     __slots__ = (
-        "backward_pass", "begun", "encloses", "entry", "last_tick", "num_expected", "num_filled", "places", "slots",
-        "written",
+        "around", "backward_pass", "begun", "begun_after", "encloses", "entry", "last_tick", "num_expected",
+        "num_filled", "place", "places", "slots", "written",
     )  # fmt: skip
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, around: _Call | None) -> None:
         self.entry = entry
+        self.around = around  # the call that encloses this one
+        self.place: _MicroSteps | None = None  # of the thread that recorded the first gradient
+        self.begun_after = 0  # how many forwards that thread had begun by then
         self.encloses = False
         self.num_expected = 0
         self.num_filled = 0
@@ -131,10 +141,27 @@ class _Backward:
         self.slots: dict[int, Slot] = _NO_SLOTS  # of a later pass: what stands in the place of each slot of the first
         self.places: _Places | None = None  # those of the entry before empty ones were dropped
 
+    def begin(self, place: _MicroSteps) -> None:
+        """Note which thread runs the backward pass, and when."""
+        self.begun = True
+        self.place, self.begun_after = place, place.num_begun
+
     @property
     def is_complete(self) -> bool:
         """Whether all gradients are there, and everything inside has run that has to stand before it."""
-        return self.num_filled >= self.num_expected and not self.encloses
+        if self.num_filled >= self.num_expected:
+            return not self.encloses or self._is_pass_over
+        # Where passes cannot be told apart, another one may fill the places that this one has left empty.
+        return self._is_pass_over and self.backward_pass != -1
+
+    @property
+    def _is_pass_over(self) -> bool:
+        # A thread that begins a forward outside of every backward pass has come to the end of those that it ran.
+        return self.place is not None and self.place.num_begun > self.begun_after
+
+
+_Finished = tuple[int, Entry, _Call | None]
+"""An entry that is complete, when it was, and the call that encloses its own."""
 
 
 class Recorder:
@@ -202,16 +229,18 @@ class Recorder:
     def _reset(self) -> None:
         self._counts: dict[str, int] = {}
         self._num_roots: dict[str, int] = {}
-        self._finished: list[tuple[int, Entry]] = []
+        self._finished: list[_Finished] = []
         self._backwards: list[_Backward] = []
         self._later: dict[tuple[_Call, int], _Backward] = {}
-        self._gradients: dict[str, tuple[int, Entry]] = {}
+        self._gradients: dict[str, _Finished] = {}
+        self._expected: dict[str, set[str]] = {}
         self._gradient_counts: dict[tuple[str, str], int] = {}
         self._gradients_written: dict[str, int] = {}
         self._covered: set[str] = set()
-        self._parents: dict[str, str | None] = {}
+        self._parents: dict[str, str | None] = {}  # those that have not been written
+        self._parents_in_pass: dict[str, str | None] = {}  # of calls in later passes, all of them
+        self._undecided: set[str] = set()  # calls that may turn out not to count
         self._owners: dict[str, _Call] = {}
-        self._parents_written: set[str] = set()
         self._tick = 0
         self._num_written = 0
         self._num_late = 0
@@ -241,6 +270,8 @@ class Recorder:
             call.backward_name = f"{key}.{index}.backward"
             self._place(call, is_recomputed)
             self._select(call)
+            if self._tracks_parents:
+                self._undecided.add(call.name)
         return call
 
     def pass_over_call(self) -> _Call:
@@ -285,6 +316,7 @@ class Recorder:
         elif call.stem is not None:
             # Recomputed calls of an outermost module have taken indices too.
             roots = self._num_roots
+            place.num_begun += 1
             call.micro_step = place.in_forward = roots[call.stem] = roots.get(call.stem, -1) + 1
         else:
             call.micro_step = place.in_forward
@@ -350,17 +382,19 @@ class Recorder:
             if call.step != self._step:
                 return
             self._selection.end(call.name)
+            self._undecided.discard(call.name)
             if not keep:
                 self._parents.pop(call.name, None)
                 if self.check is not None:
                     self.check.forget(call.name)
                 if self._counts[call.key] == call.index + 1:  # not if another thread has called it since
                     self._counts[call.key] = call.index
-            elif call.entry is not None:
-                self._finished.append((self._next_tick(), call.entry))
+                return
+            if call.entry is not None:
+                self._finished.append((self._next_tick(), call.entry, call.parent))
                 call.entry = None
                 self._judge(call.name)
-                self._offer_backlog()
+            self._offer_backlog()
 
     def _takes(self, phase: Phase, side: Role) -> bool:
         return self._keeps_values and self._selection.takes(phase, side)
@@ -457,11 +491,12 @@ class Recorder:
             if backward.written or slot.value is not None:
                 self._note_late(name)
                 return
-            self._micro_steps().in_backward = call.micro_step
+            place = self._micro_steps()
+            place.in_backward = call.micro_step
             self._selection.begin(name)
             if self._selection.is_inside:
                 if not backward.begun:
-                    backward.begun = True
+                    backward.begin(place)
                     self._backwards.append(backward)
                 slot.value = self._take(gradient, name, slot.category, slot.path)
             backward.last_tick = self._next_tick()
@@ -490,14 +525,14 @@ class Recorder:
             parent=self._parent_in_pass(call.parent, call.num_later, backward_pass),
             micro_step=call.micro_step,
         )
-        later = self._later[call, backward_pass] = _Backward(entry)
+        later = self._later[call, backward_pass] = _Backward(entry, call.parent)
         later.num_expected, later.encloses, later.slots = first.num_expected, first.encloses, {}
         own = first.entry
         inputs, outputs, output_kwargs = first.places or (own.inputs, own.outputs, own.output_kwargs)
         entry.inputs, entry.outputs = _emptied(inputs, later.slots), _emptied(outputs, later.slots)
         entry.output_kwargs = _emptied(output_kwargs, later.slots)
         if self._tracks_parents:
-            self._parents[entry.name] = entry.parent
+            self._parents[entry.name] = self._parents_in_pass[entry.name] = entry.parent
         return later
 
     def _parent_in_pass(self, parent: _Call | None, number: int, backward_pass: int) -> str | None:
@@ -512,6 +547,11 @@ class Recorder:
         later = self._later_pass(parent, first, backward_pass)
         return _name_in_pass(parent, parent.num_later) if later is None else later.entry.name
 
+    def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
+        """Say which parameters of a module report gradients in this window."""
+        with self._lock:
+            self._expected.setdefault(stem, set()).update(parameters)
+
     def record_parameter_gradient(
         self, stem: str, name: str, gradient: Any, contribution: Any = None, *, is_sole: bool = False
     ) -> None:
@@ -524,7 +564,7 @@ class Recorder:
             index = max(self._gradient_counts.get((stem, name), 0), self._gradients_written.get(stem, 0))
             self._gradient_counts[stem, name] = index + 1
             entry_name = f"{stem}.{Phase.PARAMETERS_GRAD.value}.{index}"
-            _, entry = self._gradients.get(entry_name) or (0, None)
+            _, entry, _ = self._gradients.pop(entry_name, (0, None, None))
             if entry is None:
                 micro_step = self._micro_steps().in_backward
                 entry = Entry(name=entry_name, phase=Phase.PARAMETERS_GRAD, parameters={}, micro_step=micro_step)
@@ -533,7 +573,11 @@ class Recorder:
             if contribution is not None:
                 added = f"{name}.{names.CONTRIBUTION}"
                 entry.parameters[added] = self._take(contribution, entry_name, "", added)
-            self._gradients[entry_name] = (self._next_tick(), entry)
+            taken: _Finished = (self._next_tick(), entry, None)
+            if self._expected.get(stem, _UNKNOWN) <= entry.parameters.keys():
+                self._finished.append(taken)
+            else:
+                self._gradients[entry_name] = taken
 
     def _wants_parameter_gradient(self, stem: str) -> bool:
         selection = self._selection
@@ -545,7 +589,7 @@ class Recorder:
         if call.backward is None:
             parent = call.parent.backward_name if call.parent is not None else None
             entry = Entry(name=call.backward_name, phase=Phase.BACKWARD, parent=parent, micro_step=call.micro_step)
-            call.backward = _Backward(entry)
+            call.backward = _Backward(entry, call.parent)
         return call.backward.entry
 
     def _slot_maker(self, category: str, slots: list[tuple[GradientSlot, Any]]) -> Callable[[Any, str], Value]:
@@ -658,17 +702,18 @@ class Recorder:
             for (stem, _), count in self._gradient_counts.items():
                 self._gradients_written[stem] = max(count, self._gradients_written.get(stem, 0))
             entries = self._take_out([*self._finished, *self._gradients.values()], self._backwards)
-            parents = {name: p for name, p in self._parents.items() if name not in self._parents_written}
+            parents = self._parents
             self._finished, self._backwards, self._gradients, self._parents = [], [], {}, {}
-            self._parents_written.clear()
+            self._expected.clear()
+            self._parents_in_pass.clear()
             self._later.clear()
             return Batch(entries, parents)
 
     def drain_complete(self) -> Batch:
         """Return those entries that nothing can be added to any more; nothing while results are on a device.
 
-        Gradients of parameters, and backward entries that wait for gradients or for what is inside, come with
-        ``drain``.
+        Gradients of some parameters of a module only, and backward entries that wait for gradients or for what is
+        inside, come with ``drain``.
         """
         with self._lock:
             if not self._reducer.is_complete:
@@ -680,27 +725,57 @@ class Recorder:
             self._backwards = [backward for backward in self._backwards if not backward.written]
             if self._later:
                 self._later = {key: later for key, later in self._later.items() if not later.written}
-            parents = {entry.name: self._parents[entry.name] for entry in entries if entry.name in self._parents}
-            self._parents_written |= parents.keys()
-            return Batch(entries, parents)
+            return Batch(entries, self._take_parents(entries))
+
+    def _take_parents(self, entries: Sequence[Entry]) -> dict[str, str | None]:
+        """Return the parents of calls with these entries; if very many wait, all that are certain."""
+        waiting = self._parents
+        parents = {entry.name: waiting.pop(entry.name) for entry in entries if entry.name in waiting}
+        if len(waiting) > _MAX_PARENTS:
+            undecided = self._undecided
+            parents |= {name: parent for name, parent in waiting.items() if name not in undecided}
+            self._parents = {name: parent for name, parent in waiting.items() if name in undecided}
+        return parents
 
     def _around_incomplete(self) -> set[str]:
         """Return the backward entries of calls around those that wait, after which they stand."""
         around: set[str] = set()
-        for backward in self._backwards:
-            parent = None if backward.is_complete else backward.entry.parent
+        waiting = [backward for backward in self._backwards if not backward.is_complete]
+        parents = self._parents_around([], waiting)
+        for backward in waiting:
+            parent = backward.entry.parent
             while parent is not None and parent not in around:
                 around.add(parent)
-                parent = self._parents.get(parent)
+                parent = parents.get(parent)
         return around
 
-    def _take_out(self, timed: list[tuple[int, Entry]], backwards: Sequence[_Backward]) -> list[Entry]:
+    def _parents_around(
+        self, finished: Sequence[_Finished], backwards: Sequence[_Backward]
+    ) -> Mapping[str, str | None]:
+        """Return the parents of all calls around those that the entries are of."""
+        parents: dict[str, str | None] = {}
+        if not self._tracks_parents:
+            return parents
+        for _, _, around in finished:
+            call = around
+            while call is not None and call.name not in parents:
+                parents[call.name] = _name_of(call.parent)
+                call = call.parent
+        for backward in backwards:
+            call = backward.around
+            while call is not None and call.backward_name not in parents:
+                parents[call.backward_name] = call.parent.backward_name if call.parent is not None else None
+                call = call.parent
+        return parents | self._parents_in_pass
+
+    def _take_out(self, finished: Sequence[_Finished], backwards: Sequence[_Backward]) -> list[Entry]:
         for backward in backwards:
             backward.written = True
             entry = backward.entry
             backward.places = (entry.inputs, entry.outputs, entry.output_kwargs)
-        timed = timed + [(backward.last_tick, backward.entry) for backward in backwards]
-        entries = in_execution_order(timed, self._parents)
+        timed = [(time, entry) for time, entry, _ in finished]
+        timed += [(backward.last_tick, backward.entry) for backward in backwards]
+        entries = in_execution_order(timed, self._parents_around(finished, backwards))
         for entry in entries:
             self._judge(entry.name)
             entry.sequence = self._num_written

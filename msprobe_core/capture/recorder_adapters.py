@@ -109,12 +109,19 @@ class Unwrapped:
         self._stems[stem] = module_stem(prefix, path, type_name)
         return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed)
 
+    def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
+        """Say which parameters of a module report gradients."""
+        self._recorder.expect_parameter_gradients(self._stem_of(stem), parameters)
+
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
         """Take the gradient of a parameter of a module."""
+        self._recorder.record_parameter_gradient(self._stem_of(stem), name, gradient, contribution)
+
+    def _stem_of(self, stem: str) -> str:
         if stem not in self._stems:  # of a module that has not been called
             prefix, *path, type_name = stem.split(".")
             self._stems[stem] = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
-        self._recorder.record_parameter_gradient(self._stems[stem], name, gradient, contribution)
+        return self._stems[stem]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recorder, name)

@@ -650,7 +650,7 @@ class Session:
             return
         batch = self._sifted(self._recorder.drain_complete())
         if batch.entries or batch.parents:
-            self._has_recorded = True
+            self._has_recorded |= bool(batch.entries)
             unit.write(batch)
 
     @contextmanager

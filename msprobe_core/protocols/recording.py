@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from msprobe_core.model import GradientSlot
@@ -110,6 +110,13 @@ class CallRecorder(Protocol):
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Take note that something could not be recorded, and why; it is said once for each kind of failure."""
+        ...
+
+    def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
+        """Say which parameters of the module with the given name stem report gradients in this window.
+
+        Their entry is written once all of them have reported; without this, when the window ends.
+        """
         ...
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:

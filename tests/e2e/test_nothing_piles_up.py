@@ -1,12 +1,16 @@
 """What outlives a window does not pile up from window to window."""
 
 import gc
+import json
+import tracemalloc
 import weakref
 
 import pytest
 import torch
 from msprobe.pytorch import PrecisionDebugger
 from torch import nn
+
+from msprobe_core.capture import recorder
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -110,3 +114,55 @@ def _num_hooks(node):
     before.remove()
     after.remove()
     return number
+
+
+def _micro_batch(model):
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def _forward_alone(model):
+    model(torch.ones(2, 3))
+
+
+def _bytes_held(debugger, work, number):
+    """Return how many bytes are held once what is complete of ``number`` times ``work`` has been written."""
+    for _ in range(number):
+        work()
+    session = debugger._session
+    session._write_backlog()
+    session._queue.wait()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.parametrize(
+    ("work", "level", "options"),
+    [
+        (_micro_batch, "L0", {}),
+        (_micro_batch, "mix", {}),
+        (_forward_alone, "mix", {}),
+        (_micro_batch, "mix", {"list": ["tanh"]}),
+    ],
+)
+def test_calls_of_one_window_do_not_pile_up_once_they_are_written(tmp_path, monkeypatch, work, level, options):
+    monkeypatch.setattr(recorder, "BACKLOG_ENTRIES", 32)
+    monkeypatch.setattr(recorder, "_MAX_PARENTS", 32)
+    model = _Holding()
+    model.held = _Forgetting()
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"level": level, "dump_path": str(tmp_path / "run"), "statistics": options}))
+    debugger = PrecisionDebugger(config)
+    with debugger.start(model):
+        tracemalloc.start()
+        try:
+            # Of one line, since each place that calls come from is kept once.
+            before, after = [_bytes_held(debugger, lambda: work(model), number) for number in (100, 100)]
+        finally:
+            tracemalloc.stop()
+    # The names, parents and entries of the calls of each are kilobytes.
+    assert (after - before) / 100 < 300
+
+
+class _Forgetting:
+    def append(self, _):
+        pass

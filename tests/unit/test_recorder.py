@@ -431,6 +431,40 @@ def test_a_module_is_not_written_before_a_call_inside_that_waits_for_gradients(r
     ]  # fmt: skip
 
 
+def test_what_waited_is_written_early_once_its_thread_has_begun_the_next_forward(recorder):
+    def micro_batch(number):
+        outer = recorder.open_module("Module", "", "Net")
+        call = api(recorder, "norm", array(), output=(array(), array()))
+        (used, unused), _ = with_gradients(recorder, call, (), (array(), array()))
+        (out,), _ = with_gradients(recorder, outer, (), array())
+        recorder.close(outer)
+        recorder.record_gradient(outer, out, array(), number)
+        recorder.record_gradient(call, used, array(), number)
+        return call, unused
+
+    call, unused = micro_batch(0)
+    assert [entry.phase for entry in recorder.drain_complete().entries] == [Phase.FORWARD] * 2
+    micro_batch(1)
+    assert names(recorder.drain_complete()) == [
+        "Functional.norm.0.backward", "Module.Net.backward.0", "Functional.norm.1.forward", "Module.Net.forward.1"
+    ]  # fmt: skip
+    recorder.record_gradient(call, unused, array(), 2)
+    assert names(recorder.drain()) == [
+        "Functional.norm.1.backward", "Module.Net.backward.1", "Functional.norm-pass1.0.backward"
+    ]  # fmt: skip
+
+
+def test_gradients_of_parameters_are_written_early_once_all_that_are_expected_are_there(recorder):
+    recorder.expect_parameter_gradients("Module.a.Linear", ["weight", "bias"])
+    for name in ("weight", "weight", "bias"):
+        recorder.record_parameter_gradient("Module.a.Linear", name, array())
+        recorder.record_parameter_gradient("Module.b.Linear", name, array())
+    assert names(recorder.drain_complete()) == ["Module.a.Linear.parameters_grad.0"]
+    assert names(recorder.drain()) == [
+        "Module.a.Linear.parameters_grad.1", "Module.b.Linear.parameters_grad.1", "Module.b.Linear.parameters_grad.0"
+    ]  # fmt: skip
+
+
 def test_nothing_is_written_early_while_results_are_on_a_device(recorder, monkeypatch):
     monkeypatch.setattr(ArrayReducer, "is_complete", False)
     api(recorder, "relu", array())

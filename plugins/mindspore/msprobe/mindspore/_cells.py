@@ -90,10 +90,14 @@ class CellHooks:
             calls = ModuleCalls(self._recorder, path, type_name, traits, self._unsettled, self._visit)
             self._cells.append((cell, calls))
             stem = module_stem(PREFIX, path, type_name)
+            hooked: list[str] = []
             for name, parameter in own_parameters(cell).items():
                 if parameter.requires_grad and id(parameter) not in known:
                     known.add(id(parameter))
+                    hooked.append(name)
                     self._parameters.append((parameter, self._parameter_hook(stem, name)))
+            if hooked:
+                self._recorder.expect_parameter_gradients(stem, hooked)
         self._put_in()
         self._compiling.install()
 

@@ -40,12 +40,16 @@ class ParameterGradients:
 
     def hook(self, module: nn.Module, stem: str) -> None:
         """Report gradients of a module's parameters within the window; of a parameter of several modules, once."""
+        hooked: list[str] = []
         with torch._C.DisableTorchFunction():  # modes of the user see nothing of it
             for name, parameter in own_parameters(module).items():
                 if _accumulates_gradient(parameter) and id(parameter) not in self._places:
                     # Not a weak reference to the parameter, with which nobody could swap it for another.
                     self._places[id(parameter)] = _Place(weakref.ref(module), stem, name)
                     self._hook(parameter)
+                    hooked.append(name)
+        if hooked:
+            self._recorder.expect_parameter_gradients(stem, hooked)
 
     def _hook(self, parameter: Tensor) -> None:
         key = id(parameter)
