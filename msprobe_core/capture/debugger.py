@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _logger = logging.getLogger(__name__)
+
+_MAX_WAIT_AT_EXIT_S = 10.0
+"""So long a process that ends waits for a thread that starts or stops; a daemon thread may never come to its end."""
 
 
 class PrecisionDebugger:
@@ -68,6 +72,11 @@ class PrecisionDebugger:
     """What the file holds since it was edited, while the step for which that counts has not begun."""
     _has_switched: bool
     _is_in_window: bool
+    _lock: threading.RLock
+    """Held by ``start``, ``stop``, ``step`` and the like, so that threads take turns.
+
+    A signal handler may call one of them in the middle of another, so the thread that holds it can take it again.
+    """
     _measurement: Measurement | None
     _model: Any
     """What ``start`` takes where it is given no model."""
@@ -118,6 +127,7 @@ class PrecisionDebugger:
         debugger._edited = None
         debugger._has_switched = False
         debugger._is_in_window = False
+        debugger._lock = threading.RLock()
         debugger._model = model
         if config.perturb is not None:
             _logger.warning(
@@ -183,16 +193,17 @@ class PrecisionDebugger:
             SessionError: no debugger has been made, ``model`` is missing or is none, or an argument is wrong.
         """
         debugger = cls._current()
-        models = _listed(debugger._model if model is None else model)
-        if debugger._session is None:
-            debugger._open(debugger._framework(models[0] if models else None))
-        debugger._look_at_file()
-        debugger._take_over()
-        given: Any = token_range  # the session checks it
-        window = Window(models, isinstance(model, list | tuple), given, rank_id)
-        debugger._start(window, scheduled_tokens)
-        debugger._is_in_window = True
-        return debugger
+        with debugger._lock:
+            models = _listed(debugger._model if model is None else model)
+            if debugger._session is None:
+                debugger._open(debugger._framework(models[0] if models else None))
+            debugger._look_at_file()
+            debugger._take_over()
+            given: Any = token_range  # the session checks it
+            window = Window(models, isinstance(model, list | tuple), given, rank_id)
+            debugger._start(window, scheduled_tokens)
+            debugger._is_in_window = True
+            return debugger
 
     @classmethod
     def stop(cls) -> None:
@@ -202,10 +213,11 @@ class PrecisionDebugger:
             SessionError: no debugger has been made.
         """
         debugger = cls._current()
-        debugger._is_in_window = False
-        if debugger._session is not None:
-            debugger._session.stop()
-        debugger._look_at_file()
+        with debugger._lock:
+            debugger._is_in_window = False
+            if debugger._session is not None:
+                debugger._session.stop()
+            debugger._look_at_file()
 
     # Of releases up to 8.x.
     forward_backward_dump_end = stop
@@ -219,21 +231,22 @@ class PrecisionDebugger:
             SessionError: no debugger has been made.
         """
         debugger = cls._current()
-        if debugger._session is None:
-            debugger._open(debugger._framework(None))
-        assert debugger._session is not None
-        debugger._look_at_file()
-        if debugger._edited is None:
+        with debugger._lock:
+            if debugger._session is None:
+                debugger._open(debugger._framework(None))
+            assert debugger._session is not None
+            debugger._look_at_file()
+            if debugger._edited is None:
+                debugger._session.step()
+                if debugger._measurement is not None:
+                    debugger._measurement.end_step(has_given_up=debugger._session.is_finished)
+                return
+            window = debugger._session.running_window
+            debugger._session.stop()
             debugger._session.step()
-            if debugger._measurement is not None:
-                debugger._measurement.end_step(has_given_up=debugger._session.is_finished)
-            return
-        window = debugger._session.running_window
-        debugger._session.stop()
-        debugger._session.step()
-        debugger._take_over()
-        if window is not None:
-            debugger._start(window, None)
+            debugger._take_over()
+            if window is not None:
+                debugger._start(window, None)
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -243,10 +256,11 @@ class PrecisionDebugger:
             SessionError: no debugger has been made, ``step`` is no integer from 0, or a step is being recorded.
         """
         debugger = cls._current()
-        if debugger._session is None:
-            debugger._open(debugger._framework(None))
-        assert debugger._session is not None
-        debugger._session.begin_at(step)
+        with debugger._lock:
+            if debugger._session is None:
+                debugger._open(debugger._framework(None))
+            assert debugger._session is not None
+            debugger._session.begin_at(step)
 
     @classmethod
     def dump_module(cls, module: Any, name: str) -> None:
@@ -256,10 +270,11 @@ class PrecisionDebugger:
             SessionError: no debugger has been made, ``module`` is none, or ``name`` is no name.
         """
         debugger = cls._current()
-        if debugger._session is None:
-            debugger._open(debugger._framework(module))
-        assert debugger._session is not None
-        debugger._session.dump_module(module, name)
+        with debugger._lock:
+            if debugger._session is None:
+                debugger._open(debugger._framework(module))
+            assert debugger._session is not None
+            debugger._session.dump_module(module, name)
 
     @classmethod
     def end_module_dump(cls) -> None:
@@ -268,9 +283,10 @@ class PrecisionDebugger:
         Raises:
             SessionError: no debugger has been made.
         """
-        session = cls._current()._session
-        if session is not None:
-            session.end_module_dump()
+        debugger = cls._current()
+        with debugger._lock:
+            if debugger._session is not None:
+                debugger._session.end_module_dump()
 
     @classmethod
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
@@ -295,10 +311,11 @@ class PrecisionDebugger:
                 level = debugger._config.level.value
                 _logger.warning("save(%r): the level is %s; values are saved at level debug only", name, level)
             return
-        if debugger._session is None:
-            debugger._open(debugger._framework(None))
-        assert debugger._session is not None
-        debugger._session.save(variable, name, save_backward=save_backward)
+        with debugger._lock:
+            if debugger._session is None:
+                debugger._open(debugger._framework(None))
+            assert debugger._session is not None
+            debugger._session.save(variable, name, save_backward=save_backward)
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
@@ -374,9 +391,10 @@ class PrecisionDebugger:
 
     def close(self) -> None:
         """Stop for good and let another debugger be made; also called when the process ends."""
-        session = self._give_away()
-        if session is not None:
-            session.close()
+        with self._lock:
+            session = self._give_away()
+            if session is not None:
+                session.close()
 
     def _give_away(self) -> Session | KernelSession | None:
         if PrecisionDebugger._instance is self:
@@ -387,6 +405,14 @@ class PrecisionDebugger:
 
     def _close_at_exit(self) -> None:
         """Stop, and let the dump say how the program has ended: a step that it has broken off is not a whole one."""
+        is_locked = self._lock.acquire(timeout=_MAX_WAIT_AT_EXIT_S)
+        try:
+            self._end()
+        finally:
+            if is_locked:
+                self._lock.release()
+
+    def _end(self) -> None:
         session = self._give_away()
         if not isinstance(session, Session):
             if session is not None:
@@ -554,6 +580,7 @@ def _let_forked_children_be(debugger: PrecisionDebugger) -> None:
     def abandon() -> None:
         if PrecisionDebugger._instance is debugger:  # pyright: ignore[reportPrivateUsage]
             PrecisionDebugger._instance = None  # pyright: ignore[reportPrivateUsage]  # the child may make its own
+        debugger._lock = threading.RLock()  # pyright: ignore[reportPrivateUsage]  # another thread may have had it
         session = debugger._session  # pyright: ignore[reportPrivateUsage]
         if session is not None:
             session.abandon()

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import msgspec
@@ -251,6 +252,11 @@ class Recorder:
     def is_open(self) -> bool:
         """Whether values are still taken."""
         return self._is_open
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while entries are taken out and handed over; no hook of another thread hands any over meanwhile."""
+        return self._lock
 
     @property
     def is_outside_modules(self) -> bool:

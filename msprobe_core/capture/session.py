@@ -623,8 +623,9 @@ class Session:
             self._save(snapshot, stem, value)
 
     def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
-        assert self._unit is not None
-        self._unit.keep(snapshot, stem, value, self._recorder.note_failure)
+        with self._recorder.lock:
+            if self._unit is not None:  # the step has ended meanwhile, on another thread
+                self._unit.keep(snapshot, stem, value, self._recorder.note_failure)
 
     def _flush(self, *, is_first_end: bool) -> None:
         """Write what is there; see `UnitRecording.end_window`."""
@@ -691,7 +692,8 @@ class Session:
             self._detached.pop().release()
 
     def _close_unit(self, state: EndState = EndState.COMPLETE) -> None:
-        unit, self._unit = self._unit, None
+        with self._recorder.lock:  # or hooks of other threads would hand over to files that are closed
+            unit, self._unit = self._unit, None
         if unit is None:
             return
         if self._overflow is not None:
