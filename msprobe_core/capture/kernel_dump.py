@@ -11,7 +11,7 @@ from msprobe_core.config import Config
 from msprobe_core.config.schema import CommonFields, DataMode, Precision, ReduceDevice, TaskOptions
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.model import KernelOptions, Task
-from msprobe_core.protocols.capabilities import KernelDumper
+from msprobe_core.protocols.capabilities import KernelChecker, KernelDumper
 from msprobe_core.protocols.framework import Framework
 
 _logger = logging.getLogger(__name__)
@@ -102,6 +102,8 @@ class KernelSession:
         """
         self.framework = framework
         self._options = kernel_options(config)
+        if isinstance(framework, KernelChecker):
+            framework.check_kernels(self._options)
         self._dump = dumper.dump_kernels(self._options) if config.dump_enable else None
 
     def start(

@@ -162,6 +162,19 @@ class KernelDumper(Protocol):
 
 
 @runtime_checkable
+class KernelChecker(Protocol):
+    """What a `KernelDumper` may offer besides: it says what it cannot dump, also where ``dump_enable`` is false."""
+
+    def check_kernels(self, options: KernelOptions) -> None:
+        """Refuse what cannot be dumped; called when the debugger is made, before ``dump_kernels``.
+
+        Raises:
+            ConfigError: it cannot dump that.
+        """
+        ...
+
+
+@runtime_checkable
 class ReplayingFramework(Protocol):
     """What a `Framework` may offer besides, for ``msprobe confirm``: makes one recorded call again, by itself.
 

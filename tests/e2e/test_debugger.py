@@ -178,9 +178,11 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
             PrecisionDebugger(tmp_path / "c.json")
         PrecisionDebugger(dump_path=tmp_path).close()  # the failed one does not stand in the way
     block = {"list": ["Functional.linear.0.forward"]}
-    (tmp_path / "c.json").write_text(json.dumps({"task": "tensor", "level": "L2", "tensor": block}))
-    with pytest.raises(ConfigError, match=r"torch_npu.npu.init_dump.*inputs and outputs of 'Functional.linear.0.forw"):
-        PrecisionDebugger(tmp_path / "c.json")
+    for enabled in ({}, {"dump_enable": False}):
+        config = {"task": "tensor", "level": "L2", "tensor": block}
+        (tmp_path / "c.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=r"torch_npu.npu.init_dump.*inputs and outputs of 'Functional.linear.0.f"):
+            PrecisionDebugger(tmp_path / "c.json", **enabled)
     with pytest.raises(ConfigError, match="'writer' is 'parquet'; allowed: arrow, json"):
         PrecisionDebugger(writer="parquet")
 

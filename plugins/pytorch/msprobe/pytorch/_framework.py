@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -193,6 +193,10 @@ class PyTorchFramework:
         return perturb(models, perturbation, seed)
 
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
+        """Refuse, as ``check_kernels``."""
+        self.check_kernels(options)
+
+    def check_kernels(self, options: KernelOptions) -> NoReturn:
         """Refuse: kernels of PyTorch are dumped by what its device brings.
 
         Raises:
