@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import takewhile
 from typing import Any, cast
 
 import msgspec
@@ -50,6 +51,9 @@ BACKLOG_ENTRIES, BACKLOG_SECONDS = 4096, 1.0
 _MAX_PARENTS = 16384
 """Parents of calls wait for the records of these calls until there are so many of them."""
 
+MAX_WAITING = 16384
+"""So many complete entries may wait for one that stands before them; then they are written out of order."""
+
 
 _NOTHING = Digest(Stats())
 """Stands for values that could not be read."""
@@ -81,8 +85,9 @@ class _Call:
     """A call being recorded: implements `msprobe_core.plugin.Call`."""
 
     __slots__ = (
-        "backward", "backward_name", "covers_backward", "covers_forward", "entry", "index", "is_recomputed", "key",
-        "last_pass", "micro_step", "name", "num_later", "parent", "stem", "step", "wants_forward", "wants_gradients",
+        "backward", "backward_name", "covers_backward", "covers_forward", "encloses", "entry", "index", "is_recomputed",
+        "key", "last_pass", "micro_step", "name", "num_later", "parent", "stem", "step", "wants_forward",
+        "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -101,6 +106,7 @@ class _Call:
         self.wants_gradients = False
         self.covers_forward = False
         self.covers_backward = False
+        self.encloses = False  # other calls
         self.micro_step: int | None = None
         self.is_recomputed = False
 
@@ -132,7 +138,7 @@ class _Backward:
         self.around = around  # the call that encloses this one
         self.place: _MicroSteps | None = None  # of the thread that recorded the first gradient
         self.begun_after = 0  # how many forwards that thread had begun by then
-        self.encloses = False
+        self.encloses = False  # the backward entries of other calls
         self.num_expected = 0
         self.num_filled = 0
         self.last_tick = 0
@@ -221,6 +227,7 @@ class Recorder:
         self._is_open = True
         self._last_offer = time.monotonic()
         self._num_since_offer = 0
+        self._floor: int | None = None
         self.on_backlog: Callable[[], None] | None = None
         self.check: BenchCheck | None = None  # compares each call with an earlier run, and decides what is kept whole
         self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
@@ -245,6 +252,7 @@ class Recorder:
         self._tick = 0
         self._num_written = 0
         self._num_late = 0
+        self._max_waiting = MAX_WAITING
 
     # --- calls ------------------------------------------------------------------------------------------------
 
@@ -315,6 +323,8 @@ class Recorder:
         """Note which micro-batch of the step a call belongs to, and whether it computes something again."""
         place, parent = self._micro_steps(), call.parent
         call.is_recomputed = is_recomputed or (parent is not None and parent.is_recomputed)
+        if parent is not None:
+            parent.encloses = True
         if parent is not None and parent.key:
             call.micro_step = parent.micro_step
         elif call.is_recomputed:
@@ -466,8 +476,7 @@ class Recorder:
         """Say how many slots will be filled if the whole graph is run."""
         if call.backward is not None:
             call.backward.num_expected = num_outputs + num_inputs
-            # A module whose inputs take no gradient has all of its own before anything inside it has run.
-            call.backward.encloses = call.stem is not None and not num_inputs
+            call.backward.encloses = call.encloses
             if self._tracks_parents and call.backward.num_expected:
                 with self._lock:
                     self._parents[call.backward_name] = call.backward.entry.parent
@@ -693,9 +702,9 @@ class Recorder:
         """How far the order of reports has come."""
         return self._tick
 
-    def set_clock(self, moment: int) -> None:
-        """Let what is reported next stand elsewhere in the order."""
-        self._tick = moment
+    def set_clock(self, moment: int, floor: int | None = None) -> None:
+        """Let what is reported next stand elsewhere in the order; see `CallRecorder`."""
+        self._tick, self._floor = moment, floor
 
     def _next_tick(self) -> int:
         self._tick += 1
@@ -708,7 +717,7 @@ class Recorder:
             for (stem, _), count in self._gradient_counts.items():
                 self._gradients_written[stem] = max(count, self._gradients_written.get(stem, 0))
             entries = self._take_out([*self._finished, *self._gradients.values()], self._backwards)
-            parents = self._parents
+            parents = self._take_parents(entries) | self._parents
             self._finished, self._backwards, self._gradients, self._parents = [], [], {}, {}
             self._expected.clear()
             self._parents_in_pass.clear()
@@ -716,22 +725,46 @@ class Recorder:
             return Batch(entries, parents)
 
     def drain_complete(self) -> Batch:
-        """Return those entries that nothing can be added to any more; nothing while results are on a device.
+        """Return the beginning of what ``drain`` would return, as far as it is certain.
 
-        Gradients of some parameters of a module only, and backward entries that wait for gradients or for what is
-        inside, come with ``drain``.
+        The order of entries thus does not depend on when this is called. An entry is certain if it precedes every
+        backward entry that waits for gradients or for calls inside, and every module that lacks gradients of some
+        parameters. If `MAX_WAITING` entries follow such a one, all complete entries are returned. Nothing is returned
+        while results are on a device.
         """
         with self._lock:
             if not self._reducer.is_complete:
                 return Batch([], {})
-            held_back = self._around_incomplete()
-            complete = [one for one in self._backwards if one.is_complete and one.entry.name not in held_back]
-            entries = self._take_out(self._finished, complete)
-            self._finished = []
-            self._backwards = [backward for backward in self._backwards if not backward.written]
-            if self._later:
-                self._later = {key: later for key, later in self._later.items() if not later.written}
+            entries = self._take_early(*self._certain())
+            if len(self._finished) >= MAX_WAITING:
+                held_back = self._around_incomplete()
+                complete = [one for one in self._backwards if one.is_complete and one.entry.name not in held_back]
+                entries += self._take_early(self._finished, complete)
             return Batch(entries, self._take_parents(entries))
+
+    def _certain(self) -> tuple[Sequence[_Finished], Sequence[_Backward]]:
+        """Return what stands before everything that may still move or come."""
+        uncertain = {one.entry.name for one in self._backwards if not one.is_complete} | self._gradients.keys()
+        if self._floor is not None:
+            uncertain |= {entry.name for moment, entry, _ in self._finished if moment > self._floor}
+            uncertain |= {one.entry.name for one in self._backwards if one.last_tick > self._floor}
+        if not uncertain:
+            return self._finished, self._backwards
+        ordered = self._in_order([*self._finished, *self._gradients.values()], self._backwards)
+        certain = {entry.name for entry in takewhile(lambda entry: entry.name not in uncertain, ordered)}
+        return (
+            [one for one in self._finished if one[1].name in certain],
+            [one for one in self._backwards if one.entry.name in certain],
+        )
+
+    def _take_early(self, finished: Sequence[_Finished], backwards: Sequence[_Backward]) -> list[Entry]:
+        entries = self._take_out(finished, backwards)
+        taken = {entry.name for entry in entries}
+        self._finished = [one for one in self._finished if one[1].name not in taken]
+        self._backwards = [backward for backward in self._backwards if not backward.written]
+        if self._later:
+            self._later = {key: later for key, later in self._later.items() if not later.written}
+        return entries
 
     def _take_parents(self, entries: Sequence[Entry]) -> dict[str, str | None]:
         """Return the parents of calls with these entries; if very many wait, all that are certain."""
@@ -779,9 +812,7 @@ class Recorder:
             backward.written = True
             entry = backward.entry
             backward.places = (entry.inputs, entry.outputs, entry.output_kwargs)
-        timed = [(time, entry) for time, entry, _ in finished]
-        timed += [(backward.last_tick, backward.entry) for backward in backwards]
-        entries = in_execution_order(timed, self._parents_around(finished, backwards))
+        entries = self._in_order(finished, backwards)
         for entry in entries:
             self._judge(entry.name)
             entry.sequence = self._num_written
@@ -789,14 +820,26 @@ class Recorder:
             drop_empty_places(entry)
         return entries
 
+    def _in_order(self, finished: Sequence[_Finished], backwards: Sequence[_Backward]) -> list[Entry]:
+        timed = [(time, entry) for time, entry, _ in finished]
+        timed += [(backward.last_tick, backward.entry) for backward in backwards]
+        return in_execution_order(timed, self._parents_around(finished, backwards))
+
     def _offer_backlog(self) -> None:
         if self.on_backlog is None:
             return
         self._num_since_offer += 1
-        if self._num_since_offer >= BACKLOG_ENTRIES or time.monotonic() - self._last_offer >= BACKLOG_SECONDS:
+        if (
+            self._num_since_offer >= BACKLOG_ENTRIES
+            or len(self._finished) >= self._max_waiting
+            or time.monotonic() - self._last_offer >= BACKLOG_SECONDS
+        ):
             self._num_since_offer = 0
             self.on_backlog()
             self._last_offer = time.monotonic()
+            # What waits for a device is not offered again with each call.
+            num_waiting = len(self._finished)
+            self._max_waiting = MAX_WAITING if num_waiting < MAX_WAITING else num_waiting + BACKLOG_ENTRIES
 
     def next_step(self) -> None:
         """Begin a new step: all indices begin at 0 again, and gradients of the old step are no longer taken."""

@@ -104,8 +104,14 @@ class CallRecorder(Protocol):
         """How far the order of reports has come: what is reported next stands behind it."""
         ...
 
-    def set_clock(self, moment: int) -> None:
-        """Let what is reported next stand elsewhere in the order: for who hears of things out of order."""
+    def set_clock(self, moment: int, floor: int | None = None) -> None:
+        """Let what is reported next have another place in the order: for plugins that hear of calls out of order.
+
+        Args:
+            moment: Of the next report; see ``clock``.
+            floor: Later reports may have any moment after this one. Entries that stand after it are not written before
+                this is called again. ``None``: moments only increase from now on.
+        """
         ...
 
     def note_failure(self, where: str, error: Exception) -> None:

@@ -1,6 +1,7 @@
 """From reported calls to entries: names, nesting, order, gradients early, late and twice."""
 
 import gc
+import random
 import threading
 import weakref
 
@@ -399,9 +400,12 @@ def test_what_is_complete_can_be_written_early(recorder):
     recorder.record_gradient(call, inside[0], array())
     recorder.record_parameter_gradient("Module.a.Linear", "weight", array())
     second = recorder.drain_complete()
-    assert names(second) == ["Module.Net.forward.0", "Functional.linear.0.backward"]
+    assert names(second) == ["Module.Net.forward.0"]  # all others follow a call that waits
     third = recorder.drain()
-    assert names(third) == ["Functional.relu.0.backward", "Module.Net.backward.0", "Module.a.Linear.parameters_grad.0"]
+    assert names(third) == [
+        "Functional.relu.0.backward", "Functional.linear.0.backward", "Module.Net.backward.0",
+        "Module.a.Linear.parameters_grad.0",
+    ]  # fmt: skip
     batches = [first, second, third]
     assert [entry.sequence for batch in batches for entry in batch.entries] == list(range(7))
     written = [name for batch in batches for name in batch.parents]
@@ -456,13 +460,79 @@ def test_what_waited_is_written_early_once_its_thread_has_begun_the_next_forward
 
 def test_gradients_of_parameters_are_written_early_once_all_that_are_expected_are_there(recorder):
     recorder.expect_parameter_gradients("Module.a.Linear", ["weight", "bias"])
-    for name in ("weight", "weight", "bias"):
+    for name in ("weight", "bias", "weight"):
         recorder.record_parameter_gradient("Module.a.Linear", name, array())
         recorder.record_parameter_gradient("Module.b.Linear", name, array())
     assert names(recorder.drain_complete()) == ["Module.a.Linear.parameters_grad.0"]
     assert names(recorder.drain()) == [
-        "Module.a.Linear.parameters_grad.1", "Module.b.Linear.parameters_grad.1", "Module.b.Linear.parameters_grad.0"
+        "Module.b.Linear.parameters_grad.0", "Module.a.Linear.parameters_grad.1", "Module.b.Linear.parameters_grad.1"
     ]  # fmt: skip
+
+
+def _nested_modules(recorder, draw, depth=0):
+    """Run the forward of a random module; return its slots and those of everything inside, innermost last."""
+    module = recorder.open_module("Module", f"m{draw.randrange(3)}", "Net")
+    inside = []
+    for _ in range(draw.randrange(4)):
+        if depth < 3 and draw.random() < 0.5:
+            inside += _nested_modules(recorder, draw, depth + 1)
+        else:
+            call = api(recorder, "linear", array(), output=array())
+            inside.append((call, *with_gradients(recorder, call, (array(), array()), (array(), array()))))
+    args = draw.choice([(), (array(),)])
+    slots = with_gradients(recorder, module, args, array())
+    recorder.close(module)
+    return [*inside, (module, *slots)]
+
+
+def _random_window(recorder, seed, drained):
+    """Record micro-batches whose backward passes leave out gradients, come late and run through graphs again."""
+    draw = random.Random(seed)
+    for number in range(4):
+        calls = _nested_modules(recorder, draw)
+        drained()
+        for backward_pass in (number, number + 100)[: draw.randrange(1, 3)]:
+            for call, outs, ins in reversed(calls):
+                reported = [slot for slot in [*outs, *ins] if draw.random() < 0.8]
+                for slot in reported if draw.random() < 0.7 else reported[::-1]:
+                    recorder.record_gradient(call, slot, array(), backward_pass)
+                    drained()
+                if draw.random() < 0.3:
+                    for name in draw.choice([["weight"], ["weight", "bias"]]):
+                        recorder.record_parameter_gradient(call.stem or "Module.m0.Net", name, array())
+                    drained()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_order_of_entries_does_not_depend_on_when_they_are_written(make, seed):
+    recorders = [make(), make()]
+    for recorder in recorders:
+        for number in range(3):
+            recorder.expect_parameter_gradients(f"Module.m{number}.Net", ["weight", "bias"])
+    early, late = recorders
+    batches = []
+    _random_window(early, seed, lambda: batches.append(early.drain_complete()))
+    assert any(batch.entries for batch in batches)
+    batches.append(early.drain())
+    _random_window(late, seed, lambda: None)
+    at_once = late.drain()
+    assert [entry for batch in batches for entry in batch.entries] == at_once.entries
+    assert [item for batch in batches for item in batch.parents.items()] == list(at_once.parents.items())
+
+
+def test_entries_that_wait_for_one_that_is_never_complete_are_bounded(recorder, monkeypatch):
+    from msprobe_core.capture import recorder as module
+
+    monkeypatch.setattr(module, "MAX_WAITING", 5)
+    recorder._max_waiting = 5
+    monkeypatch.setattr(module, "BACKLOG_SECONDS", float("inf"))
+    written = []
+    recorder.on_backlog = lambda: written.append(names(recorder.drain_complete()))
+    recorder.record_parameter_gradient("Module.a.Linear", "weight", array())
+    for _ in range(12):
+        api(recorder, "relu", array())
+    assert written == [[f"Functional.relu.{i}.forward" for i in numbers] for numbers in (range(5), range(5, 10))]
+    assert names(recorder.drain())[0] == "Module.a.Linear.parameters_grad.0"
 
 
 def test_nothing_is_written_early_while_results_are_on_a_device(recorder, monkeypatch):

@@ -40,11 +40,15 @@ class _Run:
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
         """Return a block in which reports stand in their part of the run."""
-        self._recorder.set_clock(self._clocks[number])
+        recorder = self._recorder
+        if self.has_gradients:  # a forward call may still come, and stands before all of them
+            recorder.set_clock(self._clocks[number], self._clocks[_FORWARD])
+        else:  # calls of the dynamic graph may have come in between
+            recorder.set_clock(max(self._clocks[number], recorder.clock))
         try:
             yield
         finally:
-            self._clocks[number] = self._recorder.clock
+            self._clocks[number] = recorder.clock
 
 
 class _GraphCall:
@@ -201,12 +205,15 @@ class Recording:
         if self._run.has_gradients:
             self._guarded("a gradient", self._record_left_out)
         gradients = self._run.parameter_gradients
+        for stem, name, _ in map(self._parameters.__getitem__, gradients):
+            self._recorder.expect_parameter_gradients(stem, [name])
         while gradients:
             parameter = next(iter(gradients))
             stem, name, meta = self._parameters[parameter]
             values = GraphValues(meta, gradients.pop(parameter))
             with self._run.lane(_PARAMETERS):
                 self._guarded(stem, partial(self._recorder.record_parameter_gradient, stem, name, values))
+        self._recorder.set_clock(self._recorder.clock)
 
     def _record_left_out(self) -> None:
         for graph_call in reversed(self._calls.values()):
