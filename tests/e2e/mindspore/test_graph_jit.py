@@ -87,6 +87,31 @@ def test_a_compiled_function_around_a_net(tmp_path, place):
     assert dict(again.values()) == dict(dump.values())
 
 
+class HalfPrecision(nn.Cell):
+    """Multiplies two results that the backend does not round to half precision unless something takes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = dense(6, 6, seed=1), dense(6, 6, seed=2)
+        self.to_float(ms.float16)
+
+    def construct(self, x):
+        product = ops.matmul(self.first(x), self.second(x).swapaxes(0, 1))
+        return (product * product).mean()
+
+
+def test_half_precision_is_rounded_where_it_is_without_the_probe(tmp_path):
+    x, net = filled(2, 6), HalfPrecision()
+
+    def compute(x):
+        return net(x)
+
+    plain = ms.jit(compute)(x)
+    dump, result = record(net, lambda: ms.jit(compute)(x), tmp_path / "dump")
+    assert arrays_in(result) == arrays_in(plain)
+    assert "Cell.first.Dense.forward.0" in dump.entries
+
+
 def lambda_free(function):
     """Return a function that the compiler can read."""
 

@@ -2,8 +2,9 @@
 
 A point that takes a gradient looks at the sum of what a tensor's uses behind it send back. Without the point the
 compiler may make one sum of that and of what other uses send, and rounding then differs; with it, it cannot. It also
-multiplies constants with each other that lie on both sides of a point. Nothing else that it does across points changes
-a value.
+multiplies constants with each other that lie on both sides of a point. On the CPU it computes half precision in
+float32, and rounds only where an operator needs half precision, as a point that hands a tensor on does. Nothing else
+that it does across points changes a value.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore.train import mind_ir_pb2
 
@@ -43,6 +45,9 @@ _SPREADING = _MADE_PLAIN | {"Depend", "Tile", "BroadcastTo"}
 _DTYPES = {1: np.float32, 10: np.float16, 11: np.float64}
 """Of the elements of constants, by how the format numbers them."""
 
+_HALF = frozenset({10, 16})
+"""float16 and bfloat16, likewise."""
+
 _DEPENDS = frozenset({"Depend", "Load"})
 _UNCHANGED = _MADE_PLAIN | _DEPENDS
 _NO_USE = frozenset({"UpdateState"})
@@ -54,6 +59,7 @@ class _Node:
     kind: str
     inputs: Sequence[str]
     ours: str = ""
+    is_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Made:
     """What is to be known of a compiled graph.
 
     Attributes:
-        regrouped: The points that split a sum.
+        regrouped: The points that split a sum, or round what would not be rounded there.
         parameters: Names of the parameters that something is computed of.
         order: Of what is rounded otherwise in another order: how many terms each sum has, and how many products with
             a constant have another such as a factor.
@@ -98,7 +104,7 @@ def read_made(exported: bytes) -> Made:
     nodes = _Nodes(model, graphs)
     names = {parameter.name: parameter.ref_key for graph in graphs for parameter in graph.parameter}
     return Made(
-        frozenset(nodes.points_in_sums()) | frozenset(nodes.points_between_uses()),
+        frozenset([*nodes.points_in_sums(), *nodes.points_between_uses(), *nodes.points_that_round()]),
         frozenset(names[name] for node in nodes for name in node.inputs if name in names),
         nodes.order(),
         Counter(node.kind for node in nodes.needed() if node.kind not in _ADDED),
@@ -123,7 +129,8 @@ class _Nodes:
                     self._add_constant(name, node)
                 else:
                     kind, ours = kinds.get(node.op_type.removeprefix(_REFERENCE), _CALL)
-                    self._nodes[name] = _Node(name, kind, list(node.input), ours)
+                    is_half = any(t.data_type in _HALF for a in node.attribute for t in a.tensors)
+                    self._nodes[name] = _Node(name, kind, list(node.input), ours, is_half)
         self._users: dict[str, list[_Node]] = defaultdict(list)
         for node in self:
             for name in node.inputs:
@@ -184,6 +191,11 @@ class _Nodes:
             elif node.kind == "TensorDump" and (file := point_in(self._texts.get(node.inputs[0], ""))) is not None:
                 found[self._origin(node.inputs[1])].append(file)
         return found
+
+    def points_that_round(self) -> Iterator[Point]:
+        """Return the points that hand on tensors of half precision, where operators before and after use float32."""
+        if ms.get_context("device_target") == "CPU":
+            yield from (self._point(node) for node in self if node.ours == HAND_ON and node.is_half)
 
     def points_between_uses(self) -> Iterator[Point]:
         """Return the points at operators that copy a tensor which is used elsewhere, and whose copy several times."""
