@@ -1,8 +1,12 @@
 """Cells of a net in GRAPH_MODE are recorded as those of the dynamic graph are, and the net computes the same."""
 
+import json
+import math
+
 import numpy as np
 import pytest
 
+from msprobe_core.capture import recorder
 from tests.support.graph_nets import Net, arrays_in, filled, ms, record, step_of
 
 
@@ -68,6 +72,25 @@ def test_records_have_the_same_shape(graph, dynamic):
     for name, entry in dynamic.entries.items():
         if "forward" in name:
             assert _without_values(dump.entries[name]) == _without_values(entry), name
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+def test_when_entries_are_written_does_not_show_in_the_dump(inputs, tmp_path, monkeypatch, graph, mode):
+    assert graph
+    ms.set_context(mode=mode)
+    written = []
+    try:
+        for seconds in (0.0, math.inf):
+            monkeypatch.setattr(recorder, "BACKLOG_SECONDS", seconds)
+            net = Net()
+            run = step_of(net, *inputs, positions=(0, 1))
+            record(net, lambda run=run: [run() for _ in range(2)], tmp_path / str(seconds))
+            (path,) = (tmp_path / str(seconds)).rglob("dump.json")
+            written.append(list(json.loads(path.read_text())["data"].items()))
+    finally:
+        ms.set_context(mode=ms.GRAPH_MODE)
+    assert len(written[0]) > 20
+    assert written[0] == written[1]
 
 
 def _without_values(tree):
