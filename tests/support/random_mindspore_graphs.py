@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import mindspore as ms
@@ -27,6 +28,9 @@ VOCABULARY = Vocabulary(
     tasks=(("statistics", "statistics"), ("statistics", "md5"), ("tensor", "statistics")),
     windows=("every step", "last step"),
 )  # fmt: skip
+
+SMALL = replace(VOCABULARY, max_layers=2, max_depth=2, max_steps=2)
+"""Compiling takes nearly all of the time, with points five times as long, and is done up to three times per shape."""
 
 
 def values(*shape: int, seed: int = 0) -> Tensor:
@@ -197,7 +201,8 @@ def build(part: Part) -> nn.Cell:
 class Runner:
     """See `random_programs.Runner`."""
 
-    vocabulary = VOCABULARY
+    def __init__(self, vocabulary: Vocabulary = VOCABULARY) -> None:
+        self.vocabulary = vocabulary
 
     def run(self, program: Program, directory: Path | None) -> Outcome:
         habits = {habit.name for habit in program.habits}
@@ -244,13 +249,13 @@ def _debugger(program: Program, directory: Path) -> PrecisionDebugger:
 
 def _step(net: nn.Cell, habits: set[str]):
     parameters = net.trainable_params()
-    gradients = ms.value_and_grad(net, 0 if "gradients of inputs" in habits or not parameters else None, parameters)
-    if "jit" in habits:
+    position = 0 if "gradients of inputs" in habits or not parameters else None
+    compute = ms.value_and_grad(net, position, parameters or None)  # the compiler fails over an empty list
 
-        def call(x):
-            return gradients(x)
+    def call(x):
+        return compute(x)
 
-        gradients = ms.jit(call)
+    gradients = ms.jit(call) if "jit" in habits else compute
     if "optimizer" not in habits or not parameters:
         return gradients
     optimizer = nn.Momentum(parameters, 0.1, 0.9)

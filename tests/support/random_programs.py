@@ -80,6 +80,9 @@ class Vocabulary:
         levels: See `Probe`, as the next two.
         tasks: Pairs of task and summary mode.
         windows: Names of what the runner knows as windows.
+        max_layers: Number of outermost layers.
+        max_depth: How deep layers are nested.
+        max_steps: Number of steps of a training.
     """
 
     layers: Mapping[str, int]
@@ -87,9 +90,12 @@ class Vocabulary:
     levels: Sequence[str]
     tasks: Sequence[tuple[str, str]]
     windows: Sequence[str]
+    max_layers: int = 5
+    max_depth: int = 3
+    max_steps: int = 3
 
 
-MAX_LAYERS, MAX_HABITS, MAX_STEPS, MAX_DEPTH, NUM_NUMBERS, MAX_NUMBER = 5, 4, 3, 3, 3, 99
+MAX_HABITS, NUM_NUMBERS, MAX_NUMBER = 4, 3, 99
 
 
 def draw(seed: int, vocabulary: Vocabulary) -> Program:
@@ -97,7 +103,7 @@ def draw(seed: int, vocabulary: Vocabulary) -> Program:
     chance = random.Random(seed)
 
     def layer(depth: int) -> Part:
-        names = [name for name, most in vocabulary.layers.items() if depth < MAX_DEPTH or not most]
+        names = [name for name, most in vocabulary.layers.items() if depth < vocabulary.max_depth or not most]
         name = chance.choice(names)
         most = vocabulary.layers[name]
         inside = tuple(layer(depth + 1) for _ in range(chance.randint(1, most) if most else 0))
@@ -106,12 +112,12 @@ def draw(seed: int, vocabulary: Vocabulary) -> Program:
     def numbers() -> tuple[int, ...]:
         return tuple(chance.randint(0, MAX_NUMBER) for _ in range(NUM_NUMBERS))
 
-    layers = tuple(layer(1) for _ in range(chance.randint(1, MAX_LAYERS)))
+    layers = tuple(layer(1) for _ in range(chance.randint(1, vocabulary.max_layers)))
     chosen = chance.sample(list(vocabulary.habits), chance.randint(0, min(MAX_HABITS, len(vocabulary.habits))))
     habits = tuple(Part(name, numbers()) for name in chosen)
     task, summary_mode = chance.choice(list(vocabulary.tasks))
     probe = Probe(chance.choice(list(vocabulary.levels)), task, summary_mode, chance.choice(list(vocabulary.windows)))
-    return Program(seed, layers, habits, chance.randint(1, MAX_STEPS), probe)
+    return Program(seed, layers, habits, chance.randint(1, vocabulary.max_steps), probe)
 
 
 # --- run and compare ----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Random programs in static graphs leave the same losses, gradients and weights with points as without."""
 
 import pytest
-from random_mindspore_graphs import Runner
+from random_mindspore_graphs import SMALL, Runner
 from random_programs import Summary, run_seeds
 
 
@@ -10,18 +10,23 @@ def empty_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
 
 
-def check(seeds):
+def check(seeds, runner):
     summary = Summary()
-    findings = run_seeds(seeds, Runner(), summary, print)
+    findings = run_seeds(seeds, runner, summary, print)
     assert not findings, "\n\n".join(map(str, findings))
     assert summary.num_repeatable == summary.num_run
     assert summary.num_ended_by_errors < summary.num_run / 2
 
 
 def test_a_few_programs():
-    check(range(5))
+    check(range(5), Runner(SMALL))
 
 
-@pytest.mark.nightly  # ten programs take minutes
+@pytest.mark.slow
+def test_small_programs():
+    check(range(5, 45), Runner(SMALL))
+
+
+@pytest.mark.nightly  # compiling ten programs takes minutes
 def test_many_programs():
-    check(range(5, 305))
+    check(range(300), Runner())
