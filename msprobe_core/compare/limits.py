@@ -217,7 +217,7 @@ def parse_limit(pattern: str, text: str, source: str = "--limit") -> LimitOverri
     if shown == "ignore":
         return LimitOverride(pattern, shown, source, is_ignored=True)
     limits: dict[str, float] = {}
-    for term in re.split(r"\s+and\s+", shown):
+    for term in shown.split(" and "):
         name, limit = _term(term, f"{source}: the limit '{shown}' for '{pattern}'")
         if name in limits:
             raise ConfigError(f"{source}: the limit '{shown}' for '{pattern}' has '{name}' twice; give it once")

@@ -355,8 +355,8 @@ _WEIGHT = re.compile(r"(%para\w[^:\s]*): .*IsWeight: true")
 _DEFINITION = re.compile(r"^  (?=%\d+\()", re.MULTILINE)
 _LOAD = re.compile(r"(%\d+)\(.*?\) = Load\(")
 _SCOPE = re.compile(r"# Fullname with scope: \((.+)\)")
-_CODE = re.compile(r"# In file (.+):(\d+), \d+~\d+/(.*)/", re.ASCII)
-"""A call; definitions of functions have two line numbers."""
+_CODE = re.compile(r"# In file (.+):(\d+), \d+~\d+/(.*)", re.ASCII | re.DOTALL)
+"""A call, without the slash at its end; definitions of functions have two line numbers."""
 
 
 def _comments(definition: str) -> tuple[str | None, list[str]]:
@@ -365,7 +365,9 @@ def _comments(definition: str) -> tuple[str | None, list[str]]:
     # At the beginning of a line, or behind code: not at every place where the words stand, of which there may be many.
     comments = [f"# {comment}".strip() for _, mark, comment in lines if mark]
     scope = next((found[1] for comment in comments if (found := _SCOPE.fullmatch(comment))), None)
-    calls = [found.groups() for comment in comments if (found := _CODE.fullmatch(comment))]
+    # Without its last slash, so that the pattern has nothing to search for after the code: that needs quadratic time.
+    codes = [comment[:-1] for comment in comments if comment.endswith("/")]
+    calls = [found.groups() for code in codes if (found := _CODE.fullmatch(code))]
     return scope, [f"File {file}, line {line}, {code.strip()}" for file, line, code in calls]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -52,10 +51,7 @@ class Transferred:
     is_unchanged: bool | None = None
 
 
-_FUSED = (
-    (re.compile(r"(.*\.)qkv_proj(\..*)?"), ("q_proj", "k_proj", "v_proj")),
-    (re.compile(r"(.*\.)gate_up_proj(\..*)?"), ("gate_proj", "up_proj")),
-)
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Modules of serving engines and their parts, as vLLM and SGLang fuse them."""
 
 _CAST_ROUNDOFFS = 4.0
@@ -144,10 +140,13 @@ def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> 
     for name in received:
         if name in sent:
             continue
-        for pattern, parts in _FUSED:
-            match = pattern.fullmatch(name)
-            names = [] if match is None else [f"{match[1]}{part}{match[2] or ''}" for part in parts]
-            if names and all(part in sent for part in names):
+        modules = name.split(".")
+        for whole, parts in _FUSED.items():
+            if whole not in modules[1:]:
+                continue
+            place = len(modules) - 1 - modules[::-1].index(whole)
+            names = [".".join([*modules[:place], part, *modules[place + 1 :]]) for part in parts]
+            if all(part in sent for part in names):
                 found[name] = [sent[part] for part in names]
     return found
 
