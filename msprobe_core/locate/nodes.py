@@ -169,6 +169,8 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     is_unmatched = pl.col("verdict") == Verdict.UNMATCHED.value
     is_error = (pl.col("verdict") == Verdict.ERROR.value) | is_unmatched
     is_discrete, is_beyond = pl.col("kind_of_target").is_in(["int", "bool"]).fill_null(False), pl.col("excess") > 1
+    if "noise_floor" not in rows.columns:  # a column, since polars 1.30 does not aggregate literals
+        rows = rows.with_columns(noise_floor=pl.lit(0.0))
     parts = {"input": tensors, "parameter": pl.col("is_parameter"), "output": is_output}
     largest = {
         f"{part}_{what}": pl.col(what).filter(condition).max().fill_null(0.0)
@@ -195,10 +197,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
             takes_values=(~is_discrete & is_output & _is_tensor()).any(),
             parameters_equal=pl.col("is_equal").filter(pl.col("role") == Role.PARAMETERS.value).all(),
-            input_noise=(pl.col("noise_floor") if "noise_floor" in rows.columns else pl.lit(0.0))
-            .filter(tensors | pl.col("is_parameter"))
-            .max()
-            .fill_null(0.0),
+            input_noise=pl.col("noise_floor").filter(tensors | pl.col("is_parameter")).max().fill_null(0.0),
             **largest,
         )
         .with_row_index("position")
