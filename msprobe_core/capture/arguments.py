@@ -32,7 +32,7 @@ def describe_python(value: Any) -> Argument | None:
             return Argument(kind.__name__, _cut(kind(value)))
     if isinstance(value, Argument):  # described by the interception
         return value
-    if type(value).__module__ == "numpy":
+    if type(value).__module__ == "numpy" and not isinstance(value, np.dtype):  # before NumPy 1.25 its types are there
         return _describe_numpy(value)
     for kinds, describe in _DESCRIPTIONS:
         if isinstance(value, kinds):

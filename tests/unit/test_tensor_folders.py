@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
+from pt_writer import Global, tensor, write_pt
 from safetensors.numpy import save_file
 
 from msprobe_core.cli import main
@@ -24,8 +24,10 @@ def folder(tmp_path):
         for part in ("layer2", "layer10"):
             (root / part).mkdir(parents=True)
         np.save(root / "x.npy", values["x"])
-        torch.save(torch.tensor(values["layer2/q"]), root / "layer2" / "q.pt")
-        torch.save(torch.tensor(values["layer2/k"]).bfloat16(), root / "layer2" / "k.pt")
+        shaped = {"numel": 20, "size": (4, 5), "stride": (5, 1)}
+        write_pt(root / "layer2" / "q.pt", tensor(**shaped), {"0": values["layer2/q"].tobytes()})
+        upper = (values["layer2/k"].view("uint32") >> 16).astype("uint16")  # what bfloat16 keeps of it, cut off
+        write_pt(root / "layer2" / "k.pt", tensor(Global("torch", "BFloat16Storage"), **shaped), {"0": upper.tobytes()})
         np.save(root / "layer10" / "q.npy", values["layer10/q"])
         save_file({"a.w": values["model/a.w"], "b/w": values["model/b/w"]}, root / "model.safetensors")
         return root
