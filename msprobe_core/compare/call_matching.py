@@ -17,6 +17,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare import limits
 from msprobe_core.compare.canonical_names import Names
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.lcs import Pair, align_sequences, settle
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
@@ -111,7 +112,7 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
     if is_foreign:
         is_tensor = (pl.col("kind") == RowKind.TENSOR.value) & (pl.col("role") != Role.PARAMETERS.value)
         is_further = (pl.col("role") == Role.OUTPUT.value) & ~place.str.contains(r"^\.output\.0(\.0)?$")
-        tensor = pl.format("{}{}", pl.col("role").cast(pl.String), pl.col("shape").fill_null(""))
+        tensor = formatted("{}{}", pl.col("role").cast(pl.String), pl.col("shape").fill_null(""))
         told = {
             name: tensor.filter(own).sort().str.join().hash()
             for name, own in (

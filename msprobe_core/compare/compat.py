@@ -15,6 +15,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
 from msprobe_core.compare.verdict import Verdict
@@ -71,7 +72,7 @@ _NUMPY_SCALARS = r"^(?:u?int|float|complex|bool)[0-9_]*$"
 
 def _dtype_of_c(side: str) -> pl.Expr:
     kind = pl.col(f"type_{side}")
-    of_numpy = pl.format("<class '{}'>", kind.str.replace(r"[0-9_]+$", "").str.replace("^u", ""))
+    of_numpy = formatted("<class '{}'>", kind.str.replace(r"[0-9_]+$", "").str.replace("^u", ""))
     return (
         pl.when(kind.is_in(["slice", "ellipsis"]))
         .then(kind)

@@ -31,6 +31,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.verdict import FROM_END, Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
@@ -72,19 +73,19 @@ def with_excuses(
     is_further = is_api & (pl.col("role").cast(pl.String) == of_results.otherwise(pl.lit(Role.OUTPUT.value)))
     found = (
         pl.when(is_lone & has_partner & is_further)
-        .then(pl.format("only the {} returns this", side))
+        .then(formatted("only the {} returns this", side))
         .when(is_lone & ~has_partner & _is_around(rows, wrappers))
         .then(pl.lit("this is around the model of the other side, or beside it"))
         .when(is_lone & has_partner & is_argument)
-        .then(pl.format("only the {} is given this argument", side))
+        .then(formatted("only the {} is given this argument", side))
         .when(is_lone & has_partner & is_buffer)
-        .then(pl.format("only the {} records this as a parameter; it is a buffer elsewhere", side))
+        .then(formatted("only the {} records this as a parameter; it is a buffer elsewhere", side))
         .when(is_lone & (pl.col("role") == Role.PARAMETERS_GRAD.value) & _is_zero())
-        .then(pl.format("only the {} has a gradient of this parameter, which is zero", side))
+        .then(formatted("only the {} has a gradient of this parameter, which is zero", side))
         .when((one_has_none | (is_lone & has_partner)) & is_passed_on & ~place.str.contains(r"^input\.0(\.|$)"))
-        .then(pl.format("only the {} has a gradient of this result", computed_by))
+        .then(formatted("only the {} has a gradient of this result", computed_by))
         .when((one_has_none | (is_lone & has_partner)) & is_gradient)
-        .then(pl.format("only the {} computes this gradient", computed_by))
+        .then(formatted("only the {} computes this gradient", computed_by))
     )
     rows = rows.with_columns(
         pl.coalesce(EXCUSE, found).alias(EXCUSE), pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END)
@@ -191,7 +192,7 @@ def _with_unrecorded(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     lacking = absent.select(*_GROUP, "lacking")
     rows = rows.join(lacking, on=list(_GROUP), how="left", maintain_order="left")
     excuse = pl.when(pl.col("lacking").is_not_null() & ~is_saved).then(
-        pl.format("the {} has recorded nothing of this kind", "lacking")
+        formatted("the {} has recorded nothing of this kind", "lacking")
     )
     listed: dict[str, list[str]] = {}
     for is_module, phase, role, side, number in absent.filter(~is_saved).select(*_GROUP, "lacking", "number").rows():
@@ -249,7 +250,7 @@ def excuse_inner_calls(judged: pl.DataFrame, target: Dump, golden: Dump) -> tupl
     is_excused = is_lone & said.is_not_null()
     rows = judged.with_columns(
         verdict=pl.when(is_excused).then(pl.lit(Verdict.PASS.value)).otherwise("verdict"),
-        messages=pl.when(is_excused).then(pl.concat_list(pl.format("note: {}.", said))).otherwise("messages"),
+        messages=pl.when(is_excused).then(pl.concat_list(formatted("note: {}.", said))).otherwise("messages"),
     )
     first = next(iter(excused))
     note = "calls that one side alone makes inside modules whose results agree, or inside the optimizer, not judged"
@@ -332,11 +333,11 @@ def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[
     side = pl.col("match").str.slice(5)
     reason = (
         pl.when(is_unrecorded)
-        .then(pl.format("only the {} has this call; the two tools record different ones", side))
+        .then(formatted("only the {} has this call; the two tools record different ones", side))
         .when(_is_never_recorded(is_uncalled))
-        .then(pl.format("only the {} has gradients of modules that are not called themselves", side))
+        .then(formatted("only the {} has gradients of modules that are not called themselves", side))
         .when(is_lone & has_partner & is_backward & is_nothing)
-        .then(pl.format("only the {} lists this gradient, which does not exist", side))
+        .then(formatted("only the {} lists this gradient, which does not exist", side))
         .when(is_api & is_backward & (pl.col("role") == Role.OUTPUT.value))
         .then(pl.lit("the two tools list the gradients that an API passes on in different orders"))
     )

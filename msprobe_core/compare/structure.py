@@ -9,6 +9,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.derived import DerivedDump
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import CompareError, EntryNameError
 from msprobe_core.model import Phase, Role, Task
@@ -103,7 +104,7 @@ def judge_nesting(rows: pl.DataFrame) -> pl.DataFrame:
     is_call = pl.col("name_target") == pl.col("entry")
     both = (pl.col("match") == Match.BOTH.value) & (pl.col("kind_target") == RowKind.NONE.value)
     moved = is_call & both & pl.col("text_target").ne_missing(pl.col("text_golden"))
-    said = pl.format(
+    said = formatted(
         "error: it is called {}, and in the golden run {}.", _within("text_target"), _within("text_golden")
     )
     return rows.with_columns(
@@ -116,5 +117,5 @@ def _within(column: str) -> pl.Expr:
     return (
         pl.when(pl.col(column).is_null())
         .then(pl.lit("outside of every call"))
-        .otherwise(pl.format("within {}", column))
+        .otherwise(formatted("within {}", column))
     )

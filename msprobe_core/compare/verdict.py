@@ -35,6 +35,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare import activation_flips, overrides, statistics_columns
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.inherited import inherited_precision
 from msprobe_core.compare.joining import joined, numbered
 from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
@@ -329,28 +330,28 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         (
             Verdict.ERROR,
             other_kinds & ~is_default,
-            pl.format("error: the target has {}, the golden {}.", _what("target"), _what("golden")),
+            formatted("error: the target has {}, the golden {}.", _what("target"), _what("golden")),
         ),
         (
             Verdict.ERROR,
             both_tensors & ~same_shape & (pl.col("num_flips") == 0),
-            pl.format("error: the shapes differ, {} and {}.", "shape_target", "shape_golden"),
+            formatted("error: the shapes differ, {} and {}.", "shape_target", "shape_golden"),
         ),
         (
             Verdict.ERROR,
             numbers & statistics_columns.has_nan_mismatch(),
-            pl.format("error: NaN differs: the target has {}, the golden {}.", _num_nan("target"), _num_nan("golden")),
+            formatted("error: NaN differs: the target has {}, the golden {}.", _num_nan("target"), _num_nan("golden")),
         ),
         (
             Verdict.ERROR,
             numbers & statistics_columns.has_inf_mismatch(),
-            pl.format("error: Inf differs: maximum and minimum are {} and {}, golden {} and {}.",
+            formatted("error: Inf differs: maximum and minimum are {} and {}, golden {} and {}.",
                       *[_known(f"{name}_{side}") for side in ("target", "golden") for name in ("max", "min")]),
         ),
         (
             Verdict.ERROR,
             numbers & pl.col("problem").is_not_null() & same_shape,
-            pl.format("error: the tensors could not be compared: {}.", "problem"),
+            formatted("error: the tensors could not be compared: {}.", "problem"),
         ),
         (
             Verdict.ERROR,
@@ -361,24 +362,24 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         (
             Verdict.ERROR,
             by_rule & other_bytes & pl.col("score").is_null() & (pl.col("judged_error") <= pl.col("limit")),
-            pl.format("error: the checksum differs; the relative error of the statistics, {}, is within the limit {}.",
+            formatted("error: the checksum differs; the relative error of the statistics, {}, is within the limit {}.",
                       _rounded("judged_error"), "limit"),
         ),
         (
             Verdict.ERROR,
             by_rule & other_integers,
-            pl.format("error: the integers differ: maximum and minimum are {}, golden {}.",
+            formatted("error: the integers differ: maximum and minimum are {}, golden {}.",
                       "exact_target", "exact_golden"),
         ),
         (
             Verdict.ERROR,
             numbers & over & statistics_over & (pl.col("limit") > 0),
-            pl.format("error: the relative error {} is over the limit {}.", _rounded("own_error"), _rounded("limit")),
+            formatted("error: the relative error {} is over the limit {}.", _rounded("own_error"), _rounded("limit")),
         ),
         (
             Verdict.ERROR,
             numbers & over & ~statistics_over.fill_null(False) & (pl.col("limit") > 0),
-            pl.format("error: the relative error estimated from sketches, {}, is over the limit {} (in 97 of 100 cases "
+            formatted("error: the relative error estimated from sketches, {}, is over the limit {} (in 97 of 100 cases "
                       "it is {} or more).", _rounded(SKETCH_ERROR), "limit", _rounded(SKETCH_LOW)),
         ),
         (
@@ -391,24 +392,24 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
             (
                 Verdict.ERROR,
                 (numbers | both_scalars) & pl.col(f"fails_{term}"),
-                pl.format(f"error: {text}, set by {{}}.", _rounded(f"known_{term}"), f"own_{term}", "override"),
+                formatted(f"error: {text}, set by {{}}.", _rounded(f"known_{term}"), f"own_{term}", "override"),
             )
             for term, text in _OVERRIDDEN.items()
         ],
         (
             Verdict.ERROR,
             by_rule & other_arguments,
-            pl.format("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
+            formatted("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
         ),
         (
             Verdict.WARNING,
             is_pair & has_failed(),
-            pl.format("warning: not compared, because it was not recorded: {}.", failures()),
+            formatted("warning: not compared, because it was not recorded: {}.", failures()),
         ),
         (
             Verdict.WARNING,
             both_tensors & ~same_kind,
-            pl.format("warning: the dtypes are of different kinds, {} and {}.", "dtype_target", "dtype_golden"),
+            formatted("warning: the dtypes are of different kinds, {} and {}.", "dtype_target", "dtype_golden"),
         ),
         (
             Verdict.WARNING,
@@ -418,7 +419,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         (
             Verdict.WARNING,
             numbers & same_shape & is_uncompared() & (_lacks_statistics("target") != _lacks_statistics("golden")),
-            pl.format("warning: the values were not compared: the {} has no statistics.",
+            formatted("warning: the values were not compared: the {} has no statistics.",
                       pl.when(_lacks_statistics("target")).then(pl.lit("target")).otherwise(pl.lit("golden"))),
         ),
         (
@@ -429,7 +430,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
         (
             Verdict.PASS,
             both_tensors & ~same_dtype & same_kind,
-            pl.format("note: the dtypes are {} and {}; the coarser sets the limit.", "dtype_target", "dtype_golden"),
+            formatted("note: the dtypes are {} and {}; the coarser sets the limit.", "dtype_target", "dtype_golden"),
         ),
         (
             Verdict.PASS,
@@ -450,7 +451,7 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
             Verdict.PASS,
             numbers & by_convention & pl.col("is_behind_kink") & (pl.col("judged_error") <= pl.col("limit"))
             & (pl.max_horizontal("error", SKETCH_LOW) > pl.col("precision_limit")),
-            pl.format("note: behind a rectifier, where rounding lets other elements of the gradient through; as a "
+            formatted("note: behind a rectifier, where rounding lets other elements of the gradient through; as a "
                       "whole it is {} off, the limit {}.", _rounded("judged_error"), _rounded("limit")),
         ),
         (
@@ -458,24 +459,24 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
             pl.col("is_overridden") & ~keeps_not
             & (other_bytes | other_integers | other_arguments | (pl.col("own_error") > pl.col("conventional_limit"))
                ).fill_null(False),
-            pl.format("note: within the limit set by {}, and not within the conventional one.", "override"),
+            formatted("note: within the limit set by {}, and not within the conventional one.", "override"),
         ),
         (
             Verdict.PASS,
             by_convention & (pl.col("num_flips") > 0)
             & ((both_tensors & ~same_shape) | (numbers & _differs_exactly(by_checksum=by_checksum)) | other_arguments),
-            pl.format("note: differs, as it does between healthy runs: in {} of {} repetitions.",
+            formatted("note: differs, as it does between healthy runs: in {} of {} repetitions.",
                       "num_flips", "num_repeats"),
         ),
         (
             Verdict.PASS,
             both_scalars & agree & (pl.col("text_target") != pl.col("text_golden")),
-            pl.format("note: the arguments are {} and {}.", "text_target", "text_golden"),
+            formatted("note: the arguments are {} and {}.", "text_target", "text_golden"),
         ),
         (
             Verdict.PASS,
             other_kinds & is_default,
-            pl.format("note: the target has {}, the golden {}.", _what("target"), _what("golden")),
+            formatted("note: the target has {}, the golden {}.", _what("target"), _what("golden")),
         ),
     ]  # fmt: skip
 
@@ -483,10 +484,10 @@ def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list
 def _score_text() -> pl.Expr:
     where = (
         pl.when(pl.col("noise_source") == noise_model.NoiseSource.MEASURED.value)
-        .then(pl.format("measured on {} repetitions", "num_repeats"))
+        .then(formatted("measured on {} repetitions", "num_repeats"))
         .otherwise(pl.lit("by the closed form, not measured"))
     )
-    return pl.format(
+    return formatted(
         "error: {}x what rounding explains ({}; limit {}): {} is {} off, relative, where rounding explains {}; the "
         "evidence is {}.",
         pl.col("score").round_sig_figs(2), where, pl.col("score_limit").round_sig_figs(2), "score_word",
@@ -522,12 +523,12 @@ def _described(rows: pl.DataFrame, findings: list[_Finding]) -> pl.DataFrame:
     is_pair = pl.col("match") == Match.BOTH.value
     is_excused = pl.col("excuse").is_not_null()
     is_ignored = pl.col("is_ignored") | is_excused
-    lone = pl.format("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
+    lone = formatted("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
     said: list[_Finding] = [
         *[(level, condition & is_pair & ~is_ignored, text) for level, condition, text in findings],
         (Verdict.UNMATCHED, ~is_pair & ~is_ignored, lone),
-        (Verdict.PASS, pl.col("is_ignored"), pl.format("note: ignored, as {} says.", "override")),
-        (Verdict.PASS, is_excused, pl.format("note: {}.", "excuse")),
+        (Verdict.PASS, pl.col("is_ignored"), formatted("note: ignored, as {} says.", "override")),
+        (Verdict.PASS, is_excused, formatted("note: {}.", "excuse")),
     ]
     holds = rows.select(condition.fill_null(False).alias(str(i)) for i, (_, condition, _) in enumerate(said))
     parts = [
@@ -556,7 +557,7 @@ def _what(side: str) -> pl.Expr:
     return (
         pl.when(kind == RowKind.NONE.value).then(pl.lit("nothing"))
         .when(kind == RowKind.TENSOR.value).then(pl.lit("a tensor"))
-        .otherwise(pl.format("the value {}", f"text_{side}"))
+        .otherwise(formatted("the value {}", f"text_{side}"))
     )  # fmt: skip
 
 
@@ -653,7 +654,7 @@ def check_recorded(dump: Dump) -> None:
 def failures() -> pl.Expr:
     """Return what the sides say that could not record the value."""
     sides = [
-        pl.when(pl.col(f"failure_{side}").is_not_null()).then(pl.format(f"{side} {{}}", f"failure_{side}"))
+        pl.when(pl.col(f"failure_{side}").is_not_null()).then(formatted(f"{side} {{}}", f"failure_{side}"))
         for side in ("target", "golden")
     ]
     return pl.concat_str(sides, separator="; ", ignore_nulls=True)

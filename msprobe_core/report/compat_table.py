@@ -14,6 +14,7 @@ import polars as pl
 from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.compat import crc32_of
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.statistics_columns import STATISTICS
@@ -112,7 +113,7 @@ def _consistent_grad() -> Column:
 
 def _message_list(messages: pl.Expr) -> pl.Expr:
     """Return the messages, which are none but the established tool's own, as the text of a JSON list."""
-    listed = pl.format('["{}"]', messages.list.join('", "'))
+    listed = formatted('["{}"]', messages.list.join('", "'))
     return pl.when(messages.list.len() > 0).then(listed).otherwise(pl.lit("[]"))
 
 
@@ -257,4 +258,4 @@ def _file_names() -> pl.Expr:
         )
         for side, _ in SIDES
     ]
-    return pl.format("['{}', '{}']", *sides)
+    return formatted("['{}', '{}']", *sides)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.result import Mode
 from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.config.text import read_text
@@ -286,5 +287,5 @@ def _with_values(column: str, table: ResultTable) -> pl.Expr:
         for headers in titles.values()
     ]
     index = pl.col(column)
-    text = pl.format("{}:{{}}  {}:{{}}".format(*titles), *values)
+    text = formatted("{}:{{}}  {}:{{}}".format(*titles), *values)
     return pl.when(index.is_null() | index.is_in(_NO_NUMBER)).then(text).otherwise(index).alias(column)

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import polars as pl
 
+from msprobe_core.compare.formatting import formatted
 from msprobe_core.report.escape import guarded
 
 MAX_SHEET_ROWS = 1_048_576
@@ -164,7 +165,7 @@ def _rows_of(sheet: Sheet, styles: _Styles) -> Iterator[str]:
             _cell(frame, i, letter, column.number_format)
             for i, (letter, column) in enumerate(zip(letters, sheet.columns, strict=True))
         ]
-        lines = frame.select(pl.concat_str(pl.format('<row r="{}">', "row"), *parts, pl.lit("</row>\n")).str.join(""))
+        lines = frame.select(pl.concat_str(formatted('<row r="{}">', "row"), *parts, pl.lit("</row>\n")).str.join(""))
         yield lines.item()
         begin += cells.height
 
@@ -183,10 +184,10 @@ def _style(number_format: str, styles: _Styles) -> pl.Expr:
 
 def _cell(frame: pl.DataFrame, i: int, letter: str, number_format: str) -> pl.Expr:
     """Return the XML of the cells of one column."""
-    start = pl.format(f'<c r="{letter}{{}}" s="{{}}"', "row", f"style {number_format}")
+    start = formatted(f'<c r="{letter}{{}}" s="{{}}"', "row", f"style {number_format}")
     value, kind = pl.col(f"cell {i}"), frame.schema[f"cell {i}"]
     if kind == pl.Boolean:
-        filled = pl.format('{} t="b"><v>{}</v></c>', start, value.cast(pl.Int8))
+        filled = formatted('{} t="b"><v>{}</v></c>', start, value.cast(pl.Int8))
     elif kind.is_numeric():
         filled = _number_or_text(start, value, _text(start, value.cast(pl.String)))  # NaN and Inf are no numbers there
     else:
@@ -201,11 +202,11 @@ def _number_or_text(start: pl.Expr, number: pl.Expr, otherwise: pl.Expr) -> pl.E
 
 
 def _number(start: pl.Expr, number: pl.Expr) -> pl.Expr:
-    return pl.format("{}><v>{}</v></c>", start, number)
+    return formatted("{}><v>{}</v></c>", start, number)
 
 
 def _text(start: pl.Expr, text: pl.Expr) -> pl.Expr:
-    return pl.format('{} t="inlineStr"><is><t xml:space="preserve">{}</t></is></c>', start, _escaped(text))
+    return formatted('{} t="inlineStr"><is><t xml:space="preserve">{}</t></is></c>', start, _escaped(text))
 
 
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
