@@ -12,6 +12,10 @@ MS_READY := $(MS_VENV)/.ready
 VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_READY := $(VERL_VENV)/.ready
+# The core alone, with the oldest releases of its libraries that are allowed.
+LOWEST_VENV := .venv-lowest
+LOWEST_BIN := $(LOWEST_VENV)/bin
+LOWEST_READY := $(LOWEST_VENV)/.ready
 DEMO := demo_output
 PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
@@ -22,6 +26,11 @@ ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash input_replay
 	noise perturbation post_processing recorder rounding_effects serving shards sketch sketch_files \
 	tensor_comparison tensor_files tensor_folders tensor_metrics tensor_sources updates values
 NUMPY_1_TESTS := tests/contract/test_numpy.py $(ABOUT_NUMPY:%=tests/unit/test_%.py)
+# What calls each of the core's libraries most: NumPy, polars, pyarrow, msgspec, PyYAML, openpyxl, pluggy, click, rich, isal.
+ABOUT_LIBRARIES := values tensor_files tensor_folders tensor_metrics checksum \
+	formatting verdict tables cross_framework locate noise merge order view arrow convert incomplete \
+	reader untrusted config layouts limits live_config hostile_tables report plugins cli progress bounds
+LOWEST_TESTS := tests/contract/test_numpy.py $(ABOUT_LIBRARIES:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
 VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
 # Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
@@ -34,7 +43,7 @@ QUICK := -m pytest -m "not slow and not nightly"
 SLOW := -m pytest -m "slow and not nightly"
 NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile
-test-numpy-1 test-mindspore test-verl test-main test-slow test-nightly: export OMP_NUM_THREADS = 1
+test-numpy-1 test-lowest test-mindspore test-verl test-main test-slow test-nightly: export OMP_NUM_THREADS = 1
 
 # Another release of PyTorch, and what goes with it.
 TORCH ?= 2.6.0
@@ -69,6 +78,12 @@ $(VERL_READY): $(PROJECTS) constraints-dev.txt constraints-verl.txt
 	$(call install,$(VERL_VENV),verl,constraints-verl.txt)
 	rm $@
 	$(VERL_BIN)/python -m pip install --quiet --constraint constraints-verl.txt --no-deps verl
+	touch $@
+
+$(LOWEST_READY): $(PROJECTS) constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_BIN)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[arrow]' \
+		build hatchling hypothesis pytest pytest-xdist safetensors
 	touch $@
 
 # Train a small Llama twice, the second time with a fault planted deep inside, find it, and write a page that shows it.
@@ -109,12 +124,12 @@ demo-verl: $(VERL_READY)
 	$(VERL_BIN)/msprobe verl compare layers $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 
 # What has one process runs beside each other, and is shown when it has ended.
-test: $(READY) $(MS_READY) $(VERL_READY)
+test: $(READY) $(MS_READY) $(VERL_READY) $(LOWEST_READY)
 	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target beside
 	$(MAKE) --no-print-directory test-verl
 	$(MAKE) --no-print-directory test-main
 
-beside: test-mindspore test-numpy-1 lint
+beside: test-mindspore test-numpy-1 test-lowest lint
 
 test-main: $(READY)
 	$(BIN)/python $(QUICK) $(SHARED)
@@ -170,17 +185,9 @@ test-torch:
 		torch==$(TORCH) $(TORCH_WITH) --editable . --editable plugins/pytorch
 	$(TORCH_VENV)/bin/python $(QUICK) $(SHARED) $(TORCH_TESTS)
 
-# The core with the oldest releases of its libraries that pyproject.toml allows, in an environment of its own.
-LOWEST := "click==8.1.0" "isal==1.5.1" "msgspec==0.21.0" "numpy==1.24.0" "openpyxl==3.1.0" "pluggy==1.3.0" \
-	"polars==2.1.0" "pyarrow==14.0.1" "pyyaml==6.0.1" "rich==13.0.0"
-LOWEST_TESTS := tests/unit --ignore=tests/unit/verl
-
-test-lowest: export OMP_NUM_THREADS = 1
-test-lowest:
-	test -d .venv-lowest || $(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet $(LOWEST) "build>=1.2" "hatchling>=1.24" "hypothesis>=6.100" \
-		"pytest>=8" "pytest-xdist>=3.6" "safetensors>=0.4" --editable .
-	.venv-lowest/bin/python $(QUICK) $(SHARED) $(LOWEST_TESTS)
+# The core with the oldest releases of its libraries that pyproject.toml allows. .ci/nightly runs all unit tests so.
+test-lowest: $(LOWEST_READY)
+	$(LOWEST_BIN)/python $(QUICK) $(LOWEST_TESTS)
 
 bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/startup.py

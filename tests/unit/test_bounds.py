@@ -7,11 +7,12 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_the_lowest_releases_are_the_bounds():
-    tested = dict(re.findall(r'"([\w-]+)==([\d.]+)"', (REPOSITORY / "Makefile").read_text()))
+    constraints = (REPOSITORY / "constraints-lowest.txt").read_text().lower()
+    tested = dict(re.findall(r"^([\w-]+)==([\d.]+)$", constraints, re.MULTILINE))
     text = (REPOSITORY / "pyproject.toml").read_text()
     required = text[text.index("dependencies = [") : text.index("[project.scripts]")]
     bounds = dict(re.findall(r'"([\w-]+)>=([\d.]+)', required + text[text.index("\narrow =") : text.index("\nray =")]))
-    assert bounds.keys() == tested.keys()
+    assert bounds.keys() <= tested.keys()
 
     def numbers(version):
         found = [int(part) for part in version.split(".")]
