@@ -18,7 +18,7 @@ def test_the_lowest_releases_are_the_bounds():
         found = [int(part) for part in version.split(".")]
         return [*found, *[0] * (3 - len(found))]
 
-    assert {name: numbers(bounds[name]) for name in bounds} == {name: numbers(tested[name]) for name in tested}
+    assert {name: numbers(bounds[name]) for name in bounds} == {name: numbers(tested[name]) for name in bounds}
 
 
 def test_releases_that_run_code_out_of_files_are_not_allowed():

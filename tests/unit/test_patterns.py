@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from msprobe_core import names
 from msprobe_core.config import edit
 
 REPOSITORY = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ CPU_SECONDS = 1.0
 TESTED_ELSEWHERE = {
     "msprobe_core/config/edit.py: pattern": "test_edits_take_linear_time",
     "msprobe_core/compare/limits.py: pattern": "alternatives of plain words",
-    "msprobe_core/capture/kernels.py: found[1]": "a user's, compiled for its message only; the framework applies it",
+    "msprobe_core/capture/kernel_dump.py: found[1]": "compiled for its message only; the framework applies it",
 }
 """Patterns that are made while the program runs."""
 
@@ -48,8 +49,8 @@ def uses_in(path):
             found = known.get(ast.unparse(first)) or evaluated(first, values)
             yield (found, method) if found is not None else (ast.unparse(first), method)
         elif owner == "re" and method == "compile":
-            names = [name for name, value in values.items() if value is call]
-            applied = {applied for name, applied in methods if name in names} if names else others
+            own = [name for name, value in values.items() if value is call]
+            applied = {applied for name, applied in methods if name in own} if own else others
             pattern = evaluated(call, values) or ast.unparse(call.args[0])
             yield from ((pattern, applied) for applied in sorted(applied))
             if not applied:
@@ -59,14 +60,20 @@ def uses_in(path):
 def evaluated(value, values):
     """Return the pattern that an expression stands for; ``None`` if it is none, or has parts from elsewhere."""
     is_call = isinstance(value, ast.Call) and ast.unparse(value.func) == "re.compile"
-    if not is_call and not isinstance(value, ast.Constant | ast.JoinedStr):
+    if (
+        not is_call
+        and not isinstance(value, ast.Constant | ast.JoinedStr)
+        and not ast.unparse(value).startswith("names.")
+    ):
         return None
-    parts = {node.id: values.get(node.id) for node in ast.walk(value) if isinstance(node, ast.Name) and node.id != "re"}
+    used = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} - {"re", "names"}
+    parts = {name: values.get(name) for name in used}
     if not all(isinstance(part, ast.Constant) for part in parts.values()):
         return None
     try:
-        return re.compile(eval(ast.unparse(value), {"re": re, **{name: part.value for name, part in parts.items()}}))
-    except (TypeError, re.error):  # a constant that is no pattern
+        constants = {name: part.value for name, part in parts.items()}
+        return re.compile(eval(ast.unparse(value), {"re": re, "names": names, **constants}))
+    except (AttributeError, TypeError, re.error):  # a constant that is no pattern
         return None
 
 
