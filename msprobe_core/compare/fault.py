@@ -27,6 +27,7 @@ from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LimitTable, conventional, roundoff_of
 from msprobe_core.compare.verdict import Verdict
+from msprobe_core.compare.worst_tensor import WorstTensor, worst_tensor
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
@@ -54,6 +55,7 @@ class Fault:
         num_communications: How many calls of communication this rank has finished before it.
         place: Of a call that only the golden dump has, the target's entry that would be before it, or else the one
             after it; ``None`` for others.
+        worst_tensor: How the error of its worst tensor is distributed; ``None`` unless whole tensors were compared.
     """
 
     entry: str
@@ -68,6 +70,7 @@ class Fault:
     stack: Sequence[str]
     num_communications: int = 0
     place: str | None = None
+    worst_tensor: WorstTensor | None = None
 
 
 _FOREIGN_ROUNDOFFS = 8
@@ -274,6 +277,7 @@ def _describe(
         place=entry_beside(nodes.filter(pl.col("match") != Match.GOLDEN.value), node["position"])
         if only_on == "golden"
         else None,
+        worst_tensor=worst_tensor(rows, entry),
     )
 
 

@@ -46,6 +46,13 @@ tensor that does not lie in its file in C order takes 48 MiB more. So tensors of
 MiB, and at the very worst in 8 times 114."""
 
 
+PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
+"""Percentiles of errors, by the suffixes of the attributes of `TensorMetrics`."""
+
+_PERCENTS = list(PERCENTILES.values())
+_NAMES_ABS, _NAMES_REL = ([f"{kind}_{name}" for name in PERCENTILES] for kind in ("abs", "rel"))
+
+
 class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Result for one pair. A metric that does not apply is ``None``, and ``status`` is what tables show instead.
 
@@ -61,6 +68,14 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
         within_5e3: Share of elements whose relative difference is below 0.005.
         ulp_max: Largest distance of an element in ulps of the coarser dtype; see `msprobe_core.compare.ulps`.
         ulp_p99: The distance in ulps that 99 of 100 elements do not exceed.
+        abs_p50: The absolute difference that 50 of 100 elements do not exceed; likewise the other three.
+        abs_p90: See there.
+        abs_p99: See there.
+        abs_p999: See there; 99.9 of 100.
+        rel_p50: The same of relative differences, as ``largest_rel`` has them; likewise the other three.
+        rel_p90: See there.
+        rel_p99: See there.
+        rel_p999: See there.
         bias: Mean of target - golden in relation to the root mean square of golden.
         scale: The factor that takes golden nearest to target, less one: ``<t, g> / <g, g> - 1``.
         num_different: Elements whose values are not equal.
@@ -85,6 +100,14 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     within_5e3: float | None = None
     ulp_max: float | None = None
     ulp_p99: float | None = None
+    abs_p50: float | None = None
+    abs_p90: float | None = None
+    abs_p99: float | None = None
+    abs_p999: float | None = None
+    rel_p50: float | None = None
+    rel_p90: float | None = None
+    rel_p99: float | None = None
+    rel_p999: float | None = None
     bias: float | None = None
     scale: float | None = None
     num_different: int | None = None
@@ -202,6 +225,8 @@ def _metrics_of(sums: PairSums, shape: tuple[int, ...]) -> TensorMetrics:
         largest_rel=sums.largest_rel,
         ulp_max=sums.largest_ulp if sums.has_distances else None,
         ulp_p99=sums.ulp_percentile(99) if sums.has_distances else None,
+        **dict(zip(_NAMES_ABS, sums.absolute_percentiles(_PERCENTS), strict=True)),
+        **dict(zip(_NAMES_REL, sums.relative_percentiles(_PERCENTS), strict=True)),
         bias=_ratio(sums.difference_sum, math.sqrt(sums.num_elements) * golden_norm),
         scale=sums.scale,
         num_different=sums.num_different,

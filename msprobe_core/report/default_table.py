@@ -17,11 +17,16 @@ from msprobe_core.compare.noise.model import SCORES
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
 from msprobe_core.compare.statistics_columns import STATISTICS
-from msprobe_core.compare.tensor_pass import TensorMetrics
+from msprobe_core.compare.tensor_pass import PERCENTILES, TensorMetrics
 from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
 from msprobe_core.store.frame import RowKind
 
 _SIDES = ("target", "golden")
+
+PERCENTILE_HEADERS = {
+    f"{kind}_{name}": f"{kind}_error_p{percent:g}" for kind in ("abs", "rel") for name, percent in PERCENTILES.items()
+}
+"""What tables and pages call the percentiles of the errors of elements."""
 
 _TENSOR_HEADERS = {
     "cosine": "cosine_similarity",
@@ -30,6 +35,7 @@ _TENSOR_HEADERS = {
     "largest_rel": "max_rel_error",
     "within_1e3": "share_within_0.001",
     "within_5e3": "share_within_0.005",
+    **PERCENTILE_HEADERS,
 }
 """What tables call the metrics of tensors; one that is not here is called as it is."""
 

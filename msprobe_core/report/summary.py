@@ -12,6 +12,7 @@ import msgspec
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
+from msprobe_core.compare.worst_tensor import WorstTensor
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain
@@ -110,7 +111,16 @@ def _fault_summary(fault: Fault) -> dict[str, Any]:
         "input_error": _json_number(fault.input_error),
         "output_error": _json_number(fault.output_error),
         "findings": [{"row": row, "message": message} for row, message in fault.findings],
+        "worst_tensor": None if fault.worst_tensor is None else _worst_tensor_summary(fault.worst_tensor),
         "stack": list(fault.stack),
+    }
+
+
+def _worst_tensor_summary(worst: WorstTensor) -> dict[str, Any]:
+    return {
+        "row": worst.row,
+        "abs_error": {name: _json_number(value) for name, value in worst.absolute.items()},
+        "rel_error": {name: _json_number(value) for name, value in worst.relative.items()},
     }
 
 

@@ -12,7 +12,9 @@ from msprobe_core.compare.align import Match
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import NameKind
+from msprobe_core.compare.tensor_pass import PERCENTILES
 from msprobe_core.compare.verdict import UNRECORDED, Verdict
+from msprobe_core.compare.worst_tensor import WorstTensor
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.names import is_saved
@@ -180,11 +182,20 @@ def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign
         yield Text(f"  {row}  {printable(message)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
+    if fault.worst_tensor is not None:
+        yield from _tensor_lines(fault.worst_tensor)
     frames = frames_of_user(fault.stack)[:_MAX_FRAMES]
     if frames:
         yield Text("  called from")
         for frame in frames:
             yield Text(f"    {' '.join(frame.split())}")
+
+
+def _tensor_lines(worst: WorstTensor) -> Iterator[Text]:
+    """Yield how the error of a tensor is distributed."""
+    for kind, errors in (("absolute", worst.absolute), ("relative", worst.relative)):
+        found = ", ".join(f"{PERCENTILES[name]:g}%: {errors[name]:.3g}" for name in PERCENTILES)
+        yield Text(f"  {worst.row}  {kind} error by percentile of elements: {found}")
 
 
 def _reason(fault: Fault, *, is_second: bool) -> str:

@@ -25,6 +25,7 @@ from msprobe_core.locate.nodes import nodes_of, with_scores
 from msprobe_core.locate.origins import is_flagged
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.report.default_table import PERCENTILE_HEADERS
 from msprobe_core.store.frame import RowKind
 
 SIDES = ("target", "golden")
@@ -44,6 +45,7 @@ _TENSOR_METRICS = {
     "within_5e3": "share_within_0.005",
     "ulp_max": "ulp_max",
     "num_different": "num_different",
+    **PERCENTILE_HEADERS,
 }
 
 

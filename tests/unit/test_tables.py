@@ -106,9 +106,37 @@ def test_numbers_of_tensors(compared, tmp_path):
     ]  # fmt: skip
     assert output["bias"] == pytest.approx(1.5 / math.sqrt(7.5))  # mean difference over root mean square
     assert output["ulp_max"] == 2**23  # of float32, from 4 to 8
+    assert [output[f"abs_error_p{percent}"] for percent in ("50", "90", "99", "99.9")] == [
+        pytest.approx(2, rel=1 / 256), 4, 4, 4,
+    ]  # fmt: skip
+    assert [output[f"rel_error_p{percent}"] for percent in ("50", "90", "99", "99.9")] == [1] * 4
     assert [output[f"{side}_num_nan"] for side in ("target", "golden")] == [0, 0]
     assert output["target_file"] == f"{ENTRY}.output.0.npy"
     assert cells.row(1, named=True)["cosine_similarity"] is None
+
+
+def test_percentiles_are_in_json_lines_the_summary_and_the_terminal(compared, tmp_path):
+    sides = files_of(tmp_path / "target", 2.0), files_of(tmp_path / "golden", 1.0)
+    result = compared(*sides, task="tensor")
+    files = write_report(result, tmp_path / "out", TableOptions(stamp="1", form=TableForm.JSONL))
+    last = json.loads(files.tables[0][0].read_text().splitlines()[-1])
+    assert (last["abs_error_p99.9"], last["rel_error_p50"]) == (4, 1)
+    worst = json.loads(files.summary.read_bytes())["units"][0]["first_fault"]["worst_tensor"]
+    assert (worst["row"], worst["abs_error"]["p999"]) == (f"{ENTRY}.output.0", 4)
+    assert worst["rel_error"] == {"p50": 1, "p90": 1, "p99": 1, "p999": 1}
+    print_summary(result, files, Console(file=(text := io.StringIO()), width=200))
+    lines = [line for line in text.getvalue().splitlines() if "error by percentile" in line]
+    assert lines == [
+        f"  {ENTRY}.output.0  absolute error by percentile of elements: 50%: 2.01, 90%: 4, 99%: 4, 99.9%: 4",
+        f"  {ENTRY}.output.0  relative error by percentile of elements: 50%: 1, 90%: 1, 99%: 1, 99.9%: 1",
+    ]
+
+
+def test_faults_of_statistics_have_no_percentiles(compared, tmp_path):
+    target, golden = ({ENTRY: api(tensor(X), output=tensor(values))} for values in (TWICE, X))
+    fault = compared(target, golden).units[0].fault
+    assert fault.entry == ENTRY
+    assert fault.worst_tensor is None
 
 
 def test_metrics_of_plugins_stand_behind_the_six(compared, tmp_path):

@@ -199,6 +199,57 @@ def test_the_percentile_of_a_large_tensor_is_that_of_a_sample():
     assert compare_tensors(target, golden).ulp_p99 == pytest.approx(990, abs=3)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-4, 1e20])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+def test_percentiles_of_errors_are_those_of_all_elements_but_for_rounding(dtype, scale):
+    rng = np.random.default_rng(3)
+    golden = rng.uniform(1, 2, 9000).astype(dtype)
+    target = golden.astype(np.complex128 if dtype is np.complex128 else np.float64)
+    target += scale * rng.lognormal(0, 3, 9000) * rng.choice([-1, 1], 9000)
+    target = target.astype(dtype)
+    target[:700] = golden[:700]
+    with cut_into(1000, 3000):
+        found = compare_tensors(target, golden)
+    wide = np.abs(target.astype(np.complex128) - golden.astype(np.complex128))
+    for kind, errors in (("abs", wide), ("rel", wide / np.abs(golden))):
+        for name, percent in tensor_pass.PERCENTILES.items():
+            expected = np.sort(errors)[round(90 * percent) - 1]
+            assert getattr(found, f"{kind}_{name}") == pytest.approx(expected, rel=1 / 256 + 1e-6), (kind, name)
+
+
+def test_percentiles_of_errors_do_not_exceed_the_largest_and_are_zero_where_most_is_equal():
+    golden = np.ones(1000, np.float32)
+    target = golden.copy()
+    target[:2] = 1.5
+    with cut_into(10, 10):
+        found = compare_tensors(target, golden)
+    assert (found.abs_p50, found.abs_p99, found.abs_p999) == (0, 0, 0.5)
+    assert (found.rel_p50, found.rel_p99, found.rel_p999) == (0, 0, 0.5)
+    same = compare_tensors(golden, golden.copy())
+    assert [getattr(same, f"{kind}_{name}") for kind in ("abs", "rel") for name in tensor_pass.PERCENTILES] == [0] * 8
+    one = compare_tensors(np.array([1.3]), np.array([1.0]))
+    assert one.largest_abs * (1 - 1 / 256) <= one.abs_p50 <= one.largest_abs
+
+
+def test_percentiles_of_errors_beyond_float32():
+    found = compare_tensors(np.array([1e308, 1.0]), np.array([-1e308, 1.0]))
+    assert (found.abs_p50, found.abs_p999) == (0, INF)
+    found = compare_tensors(np.array([2e200, 2e200]), np.array([1e200, 1e200]))
+    assert (found.abs_p50, found.rel_p50) == (1e200, 1.0)
+    assert compare_tensors(np.array([2e-200]), np.array([1e-200])).abs_p50 == 0
+
+
+def test_percentiles_of_errors_of_a_large_tensor_are_those_of_a_sample():
+    rng = np.random.default_rng(0)
+    golden = np.ones(1 << 20, np.float32)
+    errors = np.float32(2.0**-20) * rng.integers(0, 1 << 15, 1 << 20).astype(np.float32)
+    found = compare_tensors(golden + errors, golden)
+    # Three standard errors of the rank of a sample of 16,384: 3 * sqrt(p (1 - p) / 16,384).
+    for name, percent, rank in (("p50", 50, 1.2), ("p90", 90, 0.71), ("p99", 99, 0.24), ("p999", 99.9, 0.075)):
+        low, high = np.percentile(errors, [percent - rank, percent + rank])
+        assert low * (1 - 1 / 256) <= getattr(found, f"abs_{name}") <= high * (1 + 1 / 256)
+
+
 @pytest.mark.parametrize("num_equal", [0, 37])
 def test_samples_are_evenly_spaced_across_blocks_and_pieces(monkeypatch, num_equal):
     monkeypatch.setattr(tensor_metrics, "NUM_SAMPLES", 10)
