@@ -27,7 +27,7 @@ from msprobe_core import names
 from msprobe_core.compare.align import Match
 from msprobe_core.compare.limits import LimitTable, conventional, roundoff_of
 from msprobe_core.compare.verdict import Verdict
-from msprobe_core.compare.worst_tensor import WorstTensor, worst_tensor
+from msprobe_core.compare.worst_tensor import WorstTensor
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
@@ -277,7 +277,6 @@ def _describe(
         place=entry_beside(nodes.filter(pl.col("match") != Match.GOLDEN.value), node["position"])
         if only_on == "golden"
         else None,
-        worst_tensor=worst_tensor(rows, entry),
     )
 
 

@@ -154,12 +154,12 @@ def compare_sources(
     numel = math.prod(shapes[0])
     if numel == 0:
         return TensorMetrics(error=0.0)
-    pieces = _pieces(target, golden, numel, on_bytes)
+    paired = pieces(target, golden, numel, on_bytes)
     if "text" in {target.dtype, golden.dtype}:
-        is_same = target.dtype == golden.dtype and all(np.array_equal(*piece) for piece in pieces)
+        is_same = target.dtype == golden.dtype and all(np.array_equal(*piece) for piece in paired)
         return TensorMetrics(error=0.0) if is_same else TensorMetrics(problem="the texts differ")
     sums = PairSums(numel, dtypes or (target.dtype, golden.dtype), workspace or Workspace())
-    for piece in pieces:
+    for piece in paired:
         sums.add(*piece)
     return _metrics_of(sums, shapes[0])
 
@@ -168,10 +168,16 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _pieces(
-    target: TensorSource, golden: TensorSource, numel: int, on_bytes: Callable[[int], None] | None
+def pieces(
+    target: TensorSource, golden: TensorSource, numel: int, on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Array, Array]]:
     """Yield both sides in pieces of the same length, however each is cut.
+
+    Args:
+        target: Of that many elements.
+        golden: Likewise.
+        numel: Number of elements.
+        on_bytes: Told after each piece how many bytes of both sides it had.
 
     Raises:
         DumpError: one of them has more or fewer elements than its shape says.
@@ -456,16 +462,23 @@ def add_tensor_metrics(
         PluginError: a metric of a plugin has the name of another column.
     """
     post_processing = post_processing or PostProcessing()
-    sides = [
-        _stored_sides(rows, "target", target, post_processing.target),
-        _stored_sides(rows, "golden", golden, post_processing.golden),
-    ]
-    pairs = [(t, g) if t is not None and g is not None else None for t, g in zip(*sides, strict=True)]
+    pairs = stored_pairs(rows, target, golden, post_processing)
     custom = CustomMetrics(registry().metrics().values(), (*rows.columns, *TensorMetrics.__struct_fields__))
     rows = _with_metrics(rows, list(compare_pairs(pairs, progress, custom)))
     names = [str(name) for (name,) in rows.select(pl.coalesce("name_target", "name_golden")).rows()]
     notes = [*custom.notes(names), *_note_products(rows, post_processing)]
     return rows.hstack(custom.columns(rows.height)), notes
+
+
+def stored_pairs(
+    rows: pl.DataFrame, target: Dump, golden: Dump, post_processing: PostProcessing
+) -> Sequence[Pair | None]:
+    """Return where the two tensors of each row are; ``None`` for rows without a tensor on both sides."""
+    sides = [
+        _stored_sides(rows, "target", target, post_processing.target),
+        _stored_sides(rows, "golden", golden, post_processing.golden),
+    ]
+    return [(t, g) if t is not None and g is not None else None for t, g in zip(*sides, strict=True)]
 
 
 def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump, factors: Mapping[str, Factors]) -> list[StoredSide | None]:

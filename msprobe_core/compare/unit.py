@@ -39,6 +39,7 @@ from msprobe_core.compare.verdict import (
     is_uncompared,
     judge,
 )
+from msprobe_core.compare.worst_tensor import worst_tensor
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase
 from msprobe_core.protocols.storage import Dump
@@ -134,6 +135,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
     fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
+    if fault is not None:
+        fault = replace(fault, worst_tensor=worst_tensor(rows, fault.entry, target, golden, options.post_processing))
     replicas: list[ReplicaFinding] = []
     if _is_in_parts(pair):
         from msprobe_core.compare.sides import find_replicas, note_parts

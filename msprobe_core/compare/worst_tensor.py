@@ -7,43 +7,75 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from msprobe_core.compare.tensor_pass import PERCENTILES
+from msprobe_core.compare.post_processing import PostProcessing
+from msprobe_core.compare.tensor_pass import PERCENTILES, stored_pairs
+from msprobe_core.compare.tokens import WorstTokens, has_tokens, token_errors, worst_tokens
 from msprobe_core.compare.verdict import Verdict
+from msprobe_core.errors import DumpError
 from msprobe_core.model import Role
+from msprobe_core.protocols.storage import Dump
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstTensor:
-    """The tensor of a faulty call with the largest error, one that the call made before one that it was given.
+    """The tensor of a faulty call with the largest error: an output if one is over its limit, an input last.
 
     Attributes:
         row: Its name.
-        absolute: By the names of `PERCENTILES`, the absolute error that so many elements do not exceed.
+        absolute: By the names of `PERCENTILES`, the absolute error that so many elements do not exceed; empty where
+            NaN or Inf are not the same on both sides.
         relative: The same of relative errors.
+        tokens: Where along its tokens the error is; ``None`` of parameters, inputs and shapes without tokens.
     """
 
     row: str
     absolute: Mapping[str, float]
     relative: Mapping[str, float]
+    tokens: WorstTokens | None
 
 
-def worst_tensor(rows: pl.DataFrame, entry: str) -> WorstTensor | None:
+def worst_tensor(
+    rows: pl.DataFrame, entry: str, target: Dump, golden: Dump, post_processing: PostProcessing | None = None
+) -> WorstTensor | None:
     """Return the tensor that shows the fault of a call best.
 
     Args:
         rows: Judged rows.
         entry: Of the call.
+        target: The dump under test.
+        golden: The trusted one.
+        post_processing: What tensors are multiplied by before they are compared.
 
     Returns: ``None`` where no tensor of the call is over its limit whose elements were compared.
     """
-    if "abs_p50" not in rows.columns:
+    if "worst_index" not in rows.columns:
         return None
-    is_over = (pl.col("verdict") == Verdict.ERROR.value) & pl.col("abs_p50").is_not_null()
+    is_over = (pl.col("verdict") == Verdict.ERROR.value) & pl.col("worst_index").is_not_null()
     own = rows.filter((pl.col("entry") == entry) & is_over)
     if not own.height:
         return None
-    worst = own.sort(pl.col("role") == Role.INPUT.value, -pl.col("judged_error"), maintain_order=True).row(
-        0, named=True
+    role, error = pl.col("role"), pl.col("judged_error").fill_null(float("inf"))
+    is_output = role == Role.OUTPUT.value
+    worst = own.sort(~is_output, role == Role.INPUT.value, -error, nulls_last=True, maintain_order=True).head(1)
+    found = worst.row(0, named=True)
+    absolute, relative = (
+        {name: value for name in PERCENTILES if (value := found[f"{kind}_{name}"]) is not None}
+        for kind in ("abs", "rel")
     )
-    absolute, relative = ({name: worst[f"{kind}_{name}"] for name in PERCENTILES} for kind in ("abs", "rel"))
-    return WorstTensor(row=worst["name_target"], absolute=absolute, relative=relative)
+    tokens = _tokens(worst, target, golden, post_processing) if worst.select(is_output).item() else None
+    return WorstTensor(row=found["name_target"], absolute=absolute, relative=relative, tokens=tokens)
+
+
+def _tokens(
+    row: pl.DataFrame, target: Dump, golden: Dump, post_processing: PostProcessing | None
+) -> WorstTokens | None:
+    (pair,) = stored_pairs(row, target, golden, post_processing or PostProcessing())
+    if pair is None:
+        return None
+    try:
+        sources = [side.open()[0] for side in pair]
+        if sources[0].shape != sources[1].shape or not has_tokens(sources[0].shape):
+            return None
+        return worst_tokens(token_errors(*sources))
+    except DumpError:  # its metrics say what is wrong with it
+        return None

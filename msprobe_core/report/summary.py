@@ -12,6 +12,7 @@ import msgspec
 from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
+from msprobe_core.compare.tokens import WorstTokens
 from msprobe_core.compare.worst_tensor import WorstTensor
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.results import refuse_foreign_json
@@ -121,6 +122,19 @@ def _worst_tensor_summary(worst: WorstTensor) -> dict[str, Any]:
         "row": worst.row,
         "abs_error": {name: _json_number(value) for name, value in worst.absolute.items()},
         "rel_error": {name: _json_number(value) for name, value in worst.relative.items()},
+        "tokens": None if worst.tokens is None else _tokens_summary(worst.tokens),
+    }
+
+
+def _tokens_summary(tokens: WorstTokens) -> dict[str, Any]:
+    return {
+        "dimension": tokens.dimension,
+        "worst": list(tokens.positions),
+        "of": tokens.num_positions,
+        "sequences": list(tokens.sequences),
+        "of_sequences": tokens.num_sequences,
+        "share": tokens.share,
+        "largest_error": _json_number(tokens.largest),
     }
 
 

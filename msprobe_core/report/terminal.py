@@ -193,7 +193,11 @@ def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign
 
 def _tensor_lines(worst: WorstTensor) -> Iterator[Text]:
     """Yield how the error of a tensor is distributed."""
+    if worst.tokens is not None:
+        yield Text(f"  {worst.row}  {worst.tokens.sentence()}")
     for kind, errors in (("absolute", worst.absolute), ("relative", worst.relative)):
+        if not errors:
+            continue
         found = ", ".join(f"{PERCENTILES[name]:g}%: {errors[name]:.3g}" for name in PERCENTILES)
         yield Text(f"  {worst.row}  {kind} error by percentile of elements: {found}")
 

@@ -332,6 +332,9 @@ class TensorMap(msgspec.Struct, frozen=True):
         error: Root of the mean squared difference in the bin over that of golden in the whole tensor.
         target: Mean of the values.
         golden: Likewise.
+        tokens: Error of each token, [sequences, tokens], see `msprobe_core.compare.tokens.token_errors`; of more than
+            128 by 1,024 the largest in each bin. ``None`` of shapes whose tokens are not known.
+        token_sizes: How many sequences and tokens there are.
     """
 
     unit: int
@@ -344,6 +347,8 @@ class TensorMap(msgspec.Struct, frozen=True):
     error: Sequence[Sequence[Number]]
     target: Sequence[Sequence[Number]] | None = None
     golden: Sequence[Sequence[Number]] | None = None
+    tokens: Sequence[Sequence[Number]] | None = None
+    token_sizes: tuple[int, int] | None = None
 
 
 class ViewData(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.compare.tokens import has_tokens, token_errors
 from msprobe_core.errors import DumpError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.view.data import Number, TensorMap, number
 
 MAX_BINS = 128
+MAX_TOKENS = 1024
 MAX_ELEMENTS = 1 << 27
 """Of a tensor that is read for its map; 128 million elements take some seconds."""
 
@@ -102,6 +104,7 @@ def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: Tensor
         size = math.sqrt(energy / numel)
         error = np.sqrt(sums[0] / counts) / (size or 1.0)
         means = [total / counts for total in sums[1:]]
+    tokens = np.atleast_2d(token_errors(target, golden)) if has_tokens(shape) else None
     return TensorMap(
         unit=unit,
         node=node,
@@ -113,6 +116,8 @@ def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: Tensor
         error=_table(error, place.shape),
         target=_table(means[0], place.shape),
         golden=_table(means[1], place.shape),
+        tokens=None if tokens is None else _largest_of_bins(tokens),
+        token_sizes=None if tokens is None else (tokens.shape[0], tokens.shape[1]),
     )
 
 
@@ -153,6 +158,15 @@ class _Placement:
                 index = index * length + flat // self._strides[dim] % length
             places.append(index * num_bins // size)
         return places[0] * self.shape[1] + places[1]
+
+
+def _largest_of_bins(errors: _Floats) -> list[list[Number]]:
+    """Return the errors of tokens, of more than there is room for the largest in each bin: outliers stay in sight."""
+    shape = min(errors.shape[0], MAX_BINS), min(errors.shape[1], MAX_TOKENS)
+    for axis, num_bins in enumerate(shape):
+        begins = [-(-i * errors.shape[axis] // num_bins) for i in range(num_bins)]
+        errors = np.maximum.reduceat(errors, begins, axis)
+    return _table(errors.ravel(), shape)
 
 
 def _table(values: _Floats, shape: tuple[int, int]) -> list[list[Number]]:

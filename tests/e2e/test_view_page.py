@@ -425,6 +425,8 @@ class TestOverview:
         browser.find("[data-culprit='1'] .actions .button:nth-child(2)").click()
         browser.wait_for("[data-testid='tensor-error'] canvas")
         assert "largest difference at [0, 7, 11]" in browser.text(".card")
+        browser.wait_for("[data-testid='token-error'] canvas")
+        assert "Error per token" in browser.text(".card")
 
 
 class TestPage:

@@ -394,6 +394,8 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
                 "error": error,
                 "target": error,
                 "golden": [[-value for value in line] for line in error],
+                "tokens": [[max(line) for line in error]],
+                "token_sizes": [1, 256],
             },
         ]
         if fault

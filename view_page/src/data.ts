@@ -154,6 +154,8 @@ export interface TensorMap {
   error: Num[][];
   target: Num[][] | null;
   golden: Num[][] | null;
+  tokens?: Num[][] | null;
+  token_sizes?: [number, number] | null;
 }
 
 export interface ViewData {

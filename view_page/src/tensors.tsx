@@ -22,6 +22,7 @@ export function Tensors(): ReactNode {
         <h2><code>{map.node}</code> <span className="muted">{map.slot}</span></h2>
         <p className="muted">{say("tensorBins", map.shape[0], map.shape[1], map.sizes?.[0] ?? map.shape[0], map.sizes?.[1] ?? map.shape[1])}
           {map.worst.length > 0 && <> · {say("tensorWorst", map.worst.join(", "))}</>}</p>
+        {map.tokens && <Tokens title={say("tensorTokens")} map={map} tokens={map.tokens} />}
         <div className="tensor-maps">
           <Map title={say("tensorError")} map={map} values={map.error} error />
           {map.target && <Map title={say("target")} map={map} values={map.target} />}
@@ -63,10 +64,31 @@ function Map({ title, map, values, error = false }: { title: string; map: Tensor
   );
 }
 
+/** A strip with a cell for each token, and a line for each sequence. */
+function Tokens({ title, map, tokens }: { title: string; map: TensorMap; tokens: Num[][] }): ReactNode {
+  const theme = useStore((state) => state.theme);
+  const [rows, columns] = [tokens.length, tokens[0]?.length ?? 0];
+  const [sequences, places] = map.token_sizes ?? [rows, columns];
+  const top = useMemo(() => tokens.flat().map(toNumber).filter(Number.isFinite).reduce((a, b) => Math.max(a, b), 0) || 1, [tokens]);
+  return (
+    <figure>
+      <figcaption><b>{title}</b> <span className="muted">sequence ↓ × token → · max {show(Number(top.toPrecision(4)))}</span></figcaption>
+      <HeatMap rows={rows} columns={columns} label={`${title} ${map.node}`} gutter={0} maxHeight={200} testid="token-error"
+        cell={{ width: [2, 26], height: rows === 1 ? [34, 34] : [6, 26] }}
+        colour={(row, column) => fill(Math.sqrt(Math.min(1, toNumber(tokens[row]?.[column]) / top)), theme)}
+        describe={(row, column) => `sequence ${bin(sequences, rows, row)} · token ${bin(places, columns, column)} · ${show(tokens[row]?.[column])}`}
+        rowLabel={String} columnLabel={String} />
+    </figure>
+  );
+}
+
 /** The places of a tensor's axis that a bin covers. */
-function span(map: TensorMap, axis: 0 | 1, bin: number): string {
-  const places = map.sizes?.[axis] ?? map.shape[axis];
-  const first = Math.floor((bin * places) / map.shape[axis]);
-  const last = Math.max(first, Math.ceil(((bin + 1) * places) / map.shape[axis]) - 1);
+function span(map: TensorMap, axis: 0 | 1, index: number): string {
+  return bin(map.sizes?.[axis] ?? map.shape[axis], map.shape[axis], index);
+}
+
+function bin(places: number, bins: number, index: number): string {
+  const first = Math.ceil((index * places) / bins);
+  const last = Math.max(first, Math.ceil(((index + 1) * places) / bins) - 1);
   return first === last ? String(first) : `${first}–${last}`;
 }

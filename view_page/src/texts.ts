@@ -155,6 +155,7 @@ const TEXTS = {
   showNode: ["Show node", "查看节点"],
   tensorNone: ["No tensors were stored, so it cannot be said where in a tensor an error sits. Record with task: tensor.", "没有保存张量,因此无法定位张量中的误差。请用 task: tensor 采集。"],
   tensorError: ["Error", "误差"],
+  tensorTokens: ["Error per token", "每个 token 的误差"],
   tensorWorst: ["largest difference at [{0}]", "最大差异位于 [{0}]"],
   tensorBins: ["{0} × {1} bins over {2} × {3} places", "{0} × {1} 个区块,覆盖 {2} × {3} 个位置"],
   theme: ["Light or dark", "浅色或深色"],

@@ -1,0 +1,131 @@
+"""Where along the tokens of a tensor its error is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.compare.tensor_pass import pieces
+from msprobe_core.config.ranges import format_ranges
+from msprobe_core.protocols.storage import TensorSource
+
+Floats: TypeAlias = NDArray[np.float64]
+
+_MAX_RANGES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstTokens:
+    """The tokens whose error is at least half of the largest, in a tensor [batch, tokens, hidden] or [tokens, hidden].
+
+    Attributes:
+        dimension: Which one of the tensor was taken for the tokens.
+        positions: Ranges of their positions, ``12-15``; over all sequences.
+        sequences: Ranges of the sequences that have one.
+        num_worst: How many positions they are.
+        num_positions: Positions in a sequence.
+        num_sequences: 1 of [tokens, hidden].
+        share: What part of the tensor's squared error they have, 0 to 1; 1 where one is NaN or infinite.
+        largest: The largest error of a token, see `token_errors`.
+    """
+
+    dimension: int
+    positions: Sequence[str]
+    sequences: Sequence[str]
+    num_worst: int
+    num_positions: int
+    num_sequences: int
+    share: float
+    largest: float
+
+    def sentence(self) -> str:
+        """Return it for people."""
+        if self.num_worst * 2 > self.num_positions:
+            return (
+                f"the error is spread along the tokens (dimension {self.dimension}): {self.num_worst} of "
+                f"{self.num_positions} have at least half of the largest"
+            )
+        where = f"{_first_of('token', self.positions)} of {self.num_positions} (dimension {self.dimension})"
+        whose = f" in {_first_of('sequence', self.sequences)} of {self.num_sequences}" if self.num_sequences > 1 else ""
+        return f"{where}{whose} {'have' if self.num_worst > 1 else 'has'} {self.share:.0%} of the squared error"
+
+
+def _first_of(what: str, ranges: Sequence[str]) -> str:
+    is_one = len(ranges) == 1 and ranges[0].isdigit()
+    return (
+        f"{what}{'' if is_one else 's'} {', '.join(ranges[:_MAX_RANGES])}{', …' if len(ranges) > _MAX_RANGES else ''}"
+    )
+
+
+def has_tokens(shape: Sequence[int]) -> bool:
+    """Whether a shape is read as [batch, tokens, hidden] or [tokens, hidden]; of others no dimension is the tokens'."""
+    return len(shape) in (2, 3) and math.prod(shape[:-1]) > 1 and shape[-1] > 1
+
+
+def token_errors(target: TensorSource, golden: TensorSource) -> Floats:
+    """Return the error of each token, [batch, tokens] or [tokens].
+
+    It is the root mean square of target - golden over hidden, over the root mean square of all of golden; infinite
+    where NaN or Inf are not the same on both sides.
+
+    Args:
+        target: Of a shape that `has_tokens`.
+        golden: Of the same shape.
+
+    Raises:
+        DumpError: one of them cannot be read.
+    """
+    shape = tuple(target.shape)
+    hidden = shape[-1]
+    squares = np.zeros(math.prod(shape[:-1]))
+    energy, done = 0.0, 0
+    for values, trusted in pieces(target, golden, math.prod(shape)):
+        wide, wide_golden = _wide(values), _wide(trusted)
+        with np.errstate(all="ignore"):
+            difference = np.abs(wide - wide_golden) ** 2
+        difference[(wide == wide_golden) | (np.isnan(wide) & np.isnan(wide_golden))] = 0.0
+        first = done // hidden
+        tokens = (np.arange(len(values)) + done % hidden) // hidden
+        found = np.bincount(tokens, difference)
+        squares[first : first + len(found)] += found
+        energy += float(np.sum(np.abs(wide_golden[np.isfinite(wide_golden)]) ** 2))
+        done += len(values)
+    squares[np.isnan(squares)] = np.inf
+    size = math.sqrt(energy / math.prod(shape))
+    return np.reshape(np.sqrt(squares / hidden) / (size or 1.0), shape[:-1])
+
+
+def worst_tokens(errors: Floats) -> WorstTokens | None:
+    """Return what there is to say of the errors of tokens; ``None`` where all are 0.
+
+    Args:
+        errors: [batch, tokens] or [tokens], as `token_errors` returns them.
+    """
+    dimension = errors.ndim - 1
+    errors = np.atleast_2d(errors)
+    largest = float(errors.max())
+    if largest == 0:
+        return None
+    is_worst = errors >= largest / 2
+    positions = np.flatnonzero(is_worst.any(axis=0)).tolist()
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = float(np.sum(errors[is_worst] ** 2) / np.sum(errors**2)) if math.isfinite(largest) else 1.0
+    return WorstTokens(
+        dimension=dimension,
+        positions=format_ranges(positions),
+        sequences=format_ranges(np.flatnonzero(is_worst.any(axis=1)).tolist()),
+        num_worst=len(positions),
+        num_positions=errors.shape[1],
+        num_sequences=errors.shape[0],
+        share=share,
+        largest=largest,
+    )
+
+
+def _wide(values: Any) -> Any:
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
