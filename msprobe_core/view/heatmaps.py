@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.compare.tokens import has_tokens, token_errors
 from msprobe_core.errors import DumpError
+from msprobe_core.model import Role
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.view.data import Number, TensorMap, number
 
@@ -104,7 +105,7 @@ def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: Tensor
         size = math.sqrt(energy / numel)
         error = np.sqrt(sums[0] / counts) / (size or 1.0)
         means = [total / counts for total in sums[1:]]
-    tokens = np.atleast_2d(token_errors(target, golden)) if has_tokens(shape) else None
+    tokens = np.atleast_2d(token_errors(target, golden)) if has_tokens(shape) and not _is_parameter(slot) else None
     return TensorMap(
         unit=unit,
         node=node,
@@ -158,6 +159,10 @@ class _Placement:
                 index = index * length + flat // self._strides[dim] % length
             places.append(index * num_bins // size)
         return places[0] * self.shape[1] + places[1]
+
+
+def _is_parameter(slot: str) -> bool:
+    return slot.startswith(Role.PARAMETERS.value)
 
 
 def _largest_of_bins(errors: _Floats) -> list[list[Number]]:

@@ -9,7 +9,7 @@ import pytest
 from dumps import api, tensor, write_dump
 from rich.console import Console
 
-from msprobe_core.compare import compare_dumps
+from msprobe_core.compare import compare_dumps, tensor_pass
 from msprobe_core.compare.tokens import has_tokens, token_errors, worst_tokens
 from msprobe_core.report import TableOptions, write_report
 from msprobe_core.report.terminal import print_summary
@@ -126,5 +126,7 @@ def test_the_page_has_the_error_of_each_token_and_outliers_stay_in_sight():
     assert found.token_sizes == (2, 3000)
     assert [len(line) for line in found.tokens] == [1024, 1024]
     assert (found.tokens[1][-1], sum(map(sum, found.tokens))) == (2.0, 2.0)
+    weight = HeldTensor(target[0]), HeldTensor(golden[0])
+    assert map_of(0, "n", "parameters.weight", *weight, axes_of((3000, 2))[0]).tokens is None
     vector = map_of(0, "n", "output.0", HeldTensor(target[0, :, 0]), HeldTensor(golden[0, :, 0]), axes_of((3000,))[0])
     assert (vector.tokens, vector.token_sizes) == (None, None)
