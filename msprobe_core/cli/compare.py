@@ -83,6 +83,9 @@ def _options_of_other_modes(command: Any) -> Any:
     "--consistent_check", is_flag=True, help="Compare training with a serving engine; --backend says what trains."
 )
 @click.option("--backend", metavar="NAME", help="With --consistent_check: fsdp or megatron, or what plugins offer.")
+@click.option(
+    "--align-tokens", "aligns_tokens", is_flag=True, help="Pair rows of tensors by the token ids that both recorded."
+)
 @click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
 @allow_incomplete_option
 def compare(**given: Any) -> int:
@@ -161,6 +164,7 @@ class _Asked(Pairing):
     noise: str
     consistent_check: bool
     backend: str | None
+    aligns_tokens: bool
     resume: bool
     overwrites: bool
     allows_incomplete: bool
@@ -212,6 +216,7 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
         post_processing=None if asked.config is None else load_post_processing(Path(asked.config)),
         layouts=asked.layout_rules,
         modules=_module_map(asked),
+        aligns_tokens=asked.aligns_tokens,
         noise=noise_given(asked.noise, Path(request.bench_path)),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -68,6 +68,7 @@ class CompareOptions:
         layouts: How tensors of the two sides lie differently; see `msprobe_core.compare.layouts.load_layouts`.
         noise: How far two healthy runs may be apart; if given, this decides where ``limits`` would.
         modules: What the backend of training calls the modules of a serving engine, where the two are compared.
+        aligns_tokens: Whether rows of tensors are paired by the ids of their tokens instead of their positions.
     """
 
     stack_path: Path | None = None
@@ -77,6 +78,7 @@ class CompareOptions:
     layouts: LayoutRules | None = None
     noise: NoiseModel | None = None
     modules: ModuleMap | None = None
+    aligns_tokens: bool = False
 
 
 def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
@@ -92,18 +94,16 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         DumpError: one of them cannot be read.
     """
     options = options or CompareOptions()
-    sides = _read_sides(pair, options.layouts)
-    ends = ends_of(*sides)
-    if options.modules is not None:
-        from msprobe_core.compare.layouts.serving import served_alike  # few need it
-
-        sides = served_alike(*sides, options.modules)
+    stored = _read_sides(pair, options.layouts)
+    ends = ends_of(*stored)
+    sides, told_tokens, lone_sequences = _made_alike(stored, options)
+    incomplete = [*ends.lines, *lone_sequences]
     target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
     alignment, left_out = _aligned(target, golden, mode, options.matching, ends)
-    rows, notes = alignment.rows, [*ends.lines, *left_out, *notes, *alignment.notes]
+    rows, notes = alignment.rows, [*incomplete, *told_tokens, *left_out, *notes, *alignment.notes]
     is_foreign = are_foreign(target.header, golden.header)
     if is_foreign:
         rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
@@ -141,7 +141,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     if _is_in_parts(pair):
         from msprobe_core.compare.sides import find_replicas, note_parts
 
-        replicas = find_replicas(*sides)
+        replicas = find_replicas(*stored)
         notes = [*notes, *note_parts(fault, rows, *sides)]
     return UnitResult(
         label=pair.label,
@@ -157,7 +157,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         lone_call=lone_call,
         first_difference=cast("str | None", rows.select(pl.col("name_target").filter(differs()).first()).item()),
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
-        incomplete=ends.lines,
+        incomplete=incomplete,
         replicas=replicas,
         is_foreign=is_foreign,
         suggestions=suggest_names(rows, alignment.wrappers) if is_foreign or options.matching.renames else [],
@@ -199,6 +199,24 @@ def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump
     from msprobe_core.compare.sides import read_sides
 
     return read_sides(pair, layouts)
+
+
+def _made_alike(
+    sides: tuple[Dump, Dump], options: CompareOptions
+) -> tuple[tuple[Dump, Dump], Sequence[str], Sequence[str]]:
+    """Return the sides with tokens in one order and modules of one name, what to note, and what only one side has."""
+    notes: Sequence[str] = ()
+    incomplete: Sequence[str] = ()
+    if options.aligns_tokens:
+        from msprobe_core.compare.layouts.token_order import align_tokens  # few need it
+
+        tokens = align_tokens(*sides)
+        sides, notes, incomplete = (tokens.target, tokens.golden), tokens.notes, tokens.incomplete
+    if options.modules is not None:
+        from msprobe_core.compare.layouts.serving import served_alike  # few need it
+
+        sides = served_alike(*sides, options.modules)
+    return sides, notes, incomplete
 
 
 def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[str]]:
