@@ -170,6 +170,42 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
     num_inf: int | None = None
 
 
+class Fp8Stats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What quantisation to 8-bit floating point would lose of one tensor, or how an 8-bit tensor uses its format.
+
+    The scale is per tensor: the largest value of the format over ``amax``. Shares are of all elements, from 0 to 1.
+
+    Attributes:
+        amax: Largest magnitude of the finite elements.
+        e4m3_scale: What the elements would be multiplied by; 1 where ``amax`` is 0. ``None``, as the next seven, for a
+            tensor that is float8 already.
+        e4m3_underflow: Share of elements that are not 0 and would be 0 after scaling and rounding.
+        e4m3_overflow: Share of finite elements beyond the largest value of the format without scaling.
+        e4m3_mse: Mean squared error, over the finite elements, of scaling, rounding and scaling back; ``None`` where no
+            element is finite.
+        e5m2_scale: As for e4m3; likewise the next three.
+        e5m2_underflow: See above.
+        e5m2_overflow: See above.
+        e5m2_mse: See above.
+        zeros: Of a float8 tensor, share of elements that are 0; ``None``, as the next two, for any other.
+        saturated: Share of elements whose magnitude is the largest value of the format, or Inf.
+        nan: Share of elements that are NaN.
+    """
+
+    amax: float | None = None
+    e4m3_scale: float | None = None
+    e4m3_underflow: float | None = None
+    e4m3_overflow: float | None = None
+    e4m3_mse: float | None = None
+    e5m2_scale: float | None = None
+    e5m2_underflow: float | None = None
+    e5m2_overflow: float | None = None
+    e5m2_mse: float | None = None
+    zeros: float | None = None
+    saturated: float | None = None
+    nan: float | None = None
+
+
 class Digest(msgspec.Struct, gc=False):
     """What is kept of the values of one tensor: filled in by a `Reducer`, at once or when it collects.
 
@@ -179,11 +215,13 @@ class Digest(msgspec.Struct, gc=False):
         stats: Summary of the values.
         checksum: Of the bytes or bits, as text; what kind the processor decides.
         sketch: 64 little-endian float32, see `msprobe_core.fingerprint.sketch`.
+        fp8: ``None`` where it was not asked for, and for tensors that are not floating point.
     """
 
     stats: Stats | None = None
     checksum: str | None = None
     sketch: bytes | None = None
+    fp8: Fp8Stats | None = None
 
 
 class TensorValue(msgspec.Struct, gc=False):

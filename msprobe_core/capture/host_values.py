@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from msprobe_core.fingerprint import fp8
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.checksums import crc32_text, word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
@@ -117,6 +118,12 @@ class HostReducer:
             digest.sketch = self._kernels.sketch(array.ctypes.data, array.size, kind, tables)
         elif array.size:
             digest.sketch = self._sketcher.sketch(values.numbers).astype("<f4").tobytes()
+
+    def fp8(self, values: HostValues, digest: Digest) -> None:
+        """Set ``digest.fp8``; only of floating-point values that have elements."""
+        numbers = values.numbers
+        if numbers.size and numbers.dtype.kind == "f":
+            digest.fp8 = fp8.losses(fp8.quantised(numbers, NumpyArrays()).tolist(), numbers.size)
 
 
 def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:

@@ -84,7 +84,20 @@ class SketchProcessor:
         reducer.sketch(tensor, digest)
 
 
+class Fp8Processor:
+    """Keep what quantisation to FP8 would lose beside the statistics."""
+
+    name = "fp8"
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Fill in ``digest.stats`` and ``digest.fp8``."""
+        reducer.statistics(tensor, digest)
+        reducer.fp8(tensor, digest)
+
+
 @hookimpl
 def msprobe_register_processors() -> Sequence[Processor]:
     """Offer the processors of this module."""
-    return [StatisticsProcessor(), ChecksumProcessor(), XorProcessor(), HashProcessor(), SketchProcessor()]
+    return [
+        StatisticsProcessor(), ChecksumProcessor(), XorProcessor(), HashProcessor(), SketchProcessor(), Fp8Processor(),
+    ]  # fmt: skip

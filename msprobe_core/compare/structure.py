@@ -16,7 +16,7 @@ from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 
-_OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "file_name")
+_OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "fp8", "file_name")
 """Columns that say something about the values of a tensor."""
 
 

@@ -13,6 +13,7 @@ from msprobe_core.compare import overrides, statistics_columns
 from msprobe_core.compare.align import Alignment, Match, align
 from msprobe_core.compare.cross_framework import excuse_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.fp8 import with_fp8_columns
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.joining import with_texts_of
 from msprobe_core.compare.limits import LimitTable, conventional, precision_of
@@ -111,7 +112,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
     if are_of_two_tools(target.header, golden.header):
         rows, excused = with_excuses_between_tools(rows, have_apis=is_foreign)
         notes = [*notes, *excused]
-    rows = add_sketch_error(statistics_columns.add_statistics(rows))
+    rows = with_fp8_columns(add_sketch_error(statistics_columns.add_statistics(rows)), ("target", "golden"))
     if mode is Mode.TENSOR:
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]

@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
+from msprobe_core.compare.fp8 import FP8_NAMES
 from msprobe_core.compare.limits import Precision
 from msprobe_core.compare.noise.model import SCORES
 from msprobe_core.compare.result import Mode, UnitResult
@@ -92,6 +93,8 @@ def _columns(of_rows: Sequence[str]) -> Iterator[tuple[str | None, Column]]:
         for name in (*STATISTICS, *_COUNTS):
             column = f"{name}_{side}"
             yield column, Column(f"{side}_{name}", pl.when(is_tensor).then(pl.col(column)))
+    for name in FP8_NAMES:
+        yield from _pairwise(name, name)
     yield from _pairwise("value", "text")
     yield from _pairwise("checksum", "checksum")
     yield from _pairwise("file", "file_name")

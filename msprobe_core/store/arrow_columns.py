@@ -221,11 +221,14 @@ class Rows:
 
     def _add(self, part: str, path: str, value: Value) -> None:
         if isinstance(value, TensorValue):
+            fp8 = value.digest.fp8
             described = value.meta, value.sliced_from, value.failure
-            leaf = self._metas.get(described)
+            leaf = self._metas.get(described) if fp8 is None else None
             if leaf is None:
-                bare = TensorValue(value.meta, _NO_DIGEST, sliced_from=value.sliced_from, failure=value.failure)
-                leaf = self._metas[described] = leaf_text(bare)
+                digest = _NO_DIGEST if fp8 is None else Digest(fp8=fp8)
+                leaf = leaf_text(TensorValue(value.meta, digest, sliced_from=value.sliced_from, failure=value.failure))
+                if fp8 is None:
+                    self._metas[described] = leaf
             self._append(part, path, leaf, value.digest, value.file_name)
         elif isinstance(value, list):
             for i, item in enumerate(value):

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from msprobe_core import names
 from msprobe_core.fingerprint.distance import SIZE_BYTES
-from msprobe_core.model import Phase, Role
+from msprobe_core.model import Fp8Stats, Phase, Role
 from msprobe_core.store import layout
 from msprobe_core.store.json_records import Call, Leaf, Part, decode_call, decode_gradients
 from msprobe_core.untrusted.files import most_unfolded
@@ -53,6 +53,7 @@ COLUMNS: dict[str, Any] = {
     "exact": pl.String,  # maximum and minimum of integers beyond what float64 holds exactly; null for others
     "checksum": pl.String,
     "sketch": pl.Binary,  # 64 little-endian float32; see msprobe_core.fingerprint.sketch
+    "fp8": pl.String,  # as JSON: the fields of msprobe_core.model.Fp8Stats
     "distribution": pl.String,  # of a part, as JSON: device_mesh, placements, …; see msprobe_core.model.Distribution
     "failure": pl.String,  # why the value could not be recorded; null where it was
     "file_name": pl.String,
@@ -355,6 +356,7 @@ def _frame_of_tensors(leaves: Sequence[Leaf]) -> pl.DataFrame:
         "exact": [_exact_text(*pair) for pair in zip(*extremes, strict=True)] if has_integers else (),
         "checksum": [leaf.checksum for leaf in leaves],
         "sketch": [leaf.sketch for leaf in leaves],
+        "fp8": [None if leaf.fp8 is None else _fp8_text(leaf.fp8) for leaf in leaves],
         "failure": [leaf.error for leaf in leaves],
         "file_name": [leaf.data_name if isinstance(leaf.data_name, str) else None for leaf in leaves],
     }
@@ -553,6 +555,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         _exact_text(get("Max"), get("Min")),
         checksum if isinstance(checksum := get("md5"), str) else None,
         None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
+        None if (fp8 := get("fp8")) is None else _fp8_text(_fp8_of(fp8)),
         _distribution_text(fields) if "placements" in fields else None,
         get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
@@ -571,6 +574,17 @@ def _sketch_bytes(text: Any) -> bytes:
     if len(sketch) != SIZE_BYTES:
         raise ValueError(f"its sketch has {len(sketch)} bytes")
     return sketch
+
+
+def _fp8_of(fields: Any) -> Fp8Stats:
+    try:
+        return msgspec.convert(fields, Fp8Stats)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"its FP8 statistics are malformed ({error})") from error
+
+
+def _fp8_text(stats: Fp8Stats) -> str:
+    return msgspec.json.encode(stats).decode()
 
 
 def _exact_text(*values: Any) -> str | None:
@@ -594,7 +608,7 @@ def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
     return (
         RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, str(value), None,
-        None, None, None, None, None,
+        None, None, None, None, None, None,
     )  # fmt: skip
 
 

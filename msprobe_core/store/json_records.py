@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from msprobe_core.fingerprint.distance import SIZE_BYTES
+from msprobe_core.model import Fp8Stats
 
 
 class Leaf(
@@ -31,6 +32,7 @@ class Leaf(
     num_inf: int | None = None
     checksum: str | None = None
     sketch: Annotated[bytes, Meta(min_length=SIZE_BYTES, max_length=SIZE_BYTES)] | None = None
+    fp8: Fp8Stats | None = None
     error: str | None = None
     data_name: str | int | None = None
     placements: Any = UNSET  # only of a part of a distributed tensor

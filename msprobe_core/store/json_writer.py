@@ -247,6 +247,8 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields["md5"] = value.digest.checksum
     if value.digest.sketch is not None:
         fields["sketch"] = base64.b64encode(value.digest.sketch).decode()
+    if value.digest.fp8 is not None:
+        fields["fp8"] = value.digest.fp8
     if value.file_name is not None:
         fields["data_name"] = value.file_name
     if value.sliced_from is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeAlias, cast
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from msprobe_core.capture import Session
 from msprobe_core.capture.session import Model
 from msprobe_core.config import load_config
 from msprobe_core.errors import MsprobeError
+from msprobe_core.fingerprint import fp8
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
@@ -60,7 +62,7 @@ LEVELS = ("L0", "L1", "mix")
 _TASK_SETTINGS = {"summary_mode", "list", "scope", "data_mode"}
 
 MODES = (
-    *(("statistics", mode) for mode in ("statistics", "md5", "xor", "hash", "sketch")),
+    *(("statistics", mode) for mode in ("statistics", "md5", "xor", "hash", "sketch", "fp8")),
     ("tensor", "statistics"),
 )
 
@@ -215,14 +217,32 @@ class FrameworkContract:
         reducer.collect()
         assert_sketch(digest.sketch, VALUES[case])
 
+    @pytest.mark.parametrize("case", VALUES)
+    def test_losses_of_fp8_are_those_of_the_core(self, rig: TrainingRig, case: str) -> None:
+        """The squared error but for rounding; a tensor that is not floating point has none."""
+        digest, reducer, values = Digest(), rig.framework.reducer(), VALUES[case]
+        reducer.fp8(rig.make_tensor(values), digest)
+        reducer.collect()
+        if values.dtype.kind != "f":
+            assert digest.fp8 is None
+            return
+        expected = fp8.losses(fp8.quantised(values, NumpyArrays()).tolist(), values.size)
+        assert digest.fp8 is not None
+        found, wanted = (
+            {name: number for name, number in msgspec.structs.asdict(stats).items() if number is not None}
+            for stats in (digest.fp8, expected)
+        )
+        assert found == pytest.approx(wanted, rel=1e-6)
+
     def test_an_empty_tensor_has_no_sketch_and_the_hash_0(self, rig: TrainingRig) -> None:
         """And asking for them is no error."""
         digest, reducer = Digest(), rig.framework.reducer()
         tensor = rig.make_tensor(np.zeros((0, 3), np.float32))
         reducer.hash(tensor, digest)
         reducer.sketch(tensor, digest)
+        reducer.fp8(tensor, digest)
         reducer.collect()
-        assert (digest.checksum, digest.sketch) == ("0x0000000000000000", None)
+        assert (digest.checksum, digest.sketch, digest.fp8) == ("0x0000000000000000", None, None)
 
     def test_a_digest_has_the_values_of_its_moment(self, rig: TrainingRig) -> None:
         """A write after one reading changes the next one, and not that which may still wait for its result."""

@@ -14,6 +14,7 @@ import polars as pl
 
 from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.align import Match
+from msprobe_core.compare.fp8 import FP8_NAMES, with_fp8_columns
 from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.sketches import SKETCH_ERROR
@@ -103,7 +104,7 @@ def calls_of_dump(dump: Dump) -> Calls:
             reason=pl.when("makes").then(pl.concat_str("what", pl.lit(" holds NaN or Inf"))).otherwise(pl.lit("")),
         )
     )  # fmt: skip
-    values, statistics = _values(rows, calls, ("target",))
+    values, statistics = _values(with_fp8_columns(rows, ("target",)), calls, ("target",))
     return Calls(calls, values, (), statistics, dump.parents, dump.stacks, is_pair=False)
 
 
@@ -205,7 +206,8 @@ def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tu
     """Return the values in the order of their calls, and which statistics there are."""
     places = calls.select("entry").with_row_index("call")
     rows = rows.join(places, on="entry", how="left", maintain_order="left").sort("call", maintain_order=True)
-    shown = {f"{name}_{side}": _statistic(name, side) for side in sides for name in _SHOWN}
+    statistics = (*_SHOWN, *(name for name in FP8_NAMES if f"{name}_target" in rows.columns))
+    shown = {f"{name}_{side}": _statistic(name, side) for side in sides for name in statistics}
     described = {
         f"{title}_{side}": pl.col(f"{name}_{side}")
         for side in sides
@@ -219,8 +221,10 @@ def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tu
     values = rows.select("call", "role", "verdict", "reason", *metrics, **own, **described, **shown)
     floats = [name for name, kind in values.schema.items() if kind == pl.Float64]
     values = values.with_columns(pl.col(floats).round_sig_figs(_NUM_DIGITS)) if floats else values
-    has_any = {name: any(values[f"{name}_{side}"].null_count() < values.height for side in sides) for name in _SHOWN}
-    return values, [name for name in _SHOWN if has_any[name]]
+    has_any = {
+        name: any(values[f"{name}_{side}"].null_count() < values.height for side in sides) for name in statistics
+    }
+    return values, [name for name in statistics if has_any[name]]
 
 
 def _statistic(name: str, side: str) -> pl.Expr:

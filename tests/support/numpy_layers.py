@@ -17,6 +17,7 @@ import numpy as np
 
 from msprobe_core.capture.perturbation import relative_changes
 from msprobe_core.capture.repetition import RandomStates
+from msprobe_core.fingerprint import fp8
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.checksums import word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
@@ -165,6 +166,10 @@ class ArrayReducer:
     def sketch(self, tensor: Array, digest: Digest) -> None:
         if tensor.values.size:
             digest.sketch = self._sketcher.sketch(tensor.values).astype("<f4").tobytes()
+
+    def fp8(self, tensor: Array, digest: Digest) -> None:
+        if tensor.values.size and tensor.values.dtype.kind == "f":
+            digest.fp8 = fp8.losses(fp8.quantised(tensor.values, NumpyArrays()).tolist(), tensor.values.size)
 
     @property
     def is_complete(self) -> bool:

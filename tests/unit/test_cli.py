@@ -325,7 +325,7 @@ def test_plugins(run):
         listed = name if is_there else rf"{name} \({package} is not installed\)"
         assert re.search(rf"^frameworks: (.*, )?{listed}(,|$)", out, re.MULTILINE)
     for line in (
-        "processors: hash, md5, sketch, statistics, xor",
+        "processors: fp8, hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
         "commands: calibrate, compare, confirm, control, convert, estimate, export, graph, graph_visualize, ",

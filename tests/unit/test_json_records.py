@@ -45,6 +45,7 @@ ODD = [
     tensor(shape=[2**70]), tensor(shape=[2**40, 2**40]), tensor(shape=["x"]), tensor(shape=[1.5]), tensor(shape=[True]),
     tensor(Max=2**60, Min=-(2**60)), tensor(Max=3, Min=True), tensor(Max="NaN", Min="-Infinity", Mean="x", Norm=[1]),
     tensor(md5="0a1b2c3d"), tensor(md5=7), tensor(sketch="AAAA"), tensor(sketch="A" * 344), tensor(sketch="?"),
+    tensor(fp8={"amax": 1.5, "e4m3_scale": 2, "x": 1}), tensor(fp8={"amax": "x"}), tensor(fp8=[1]), tensor(fp8={}),
     tensor(sketch="AAAAAAAA" * 42 + "AAAAAA=="), tensor(data_name="Torch.f.0.forward.input.0.pt"),
     tensor(data_name="shard-0.safetensors#x"), tensor(data_name=-1), tensor(error="RuntimeError: x"), tensor(num_nan=2),
     tensor(num_nan=2**70), tensor(value=3), tensor(type="error"), tensor(dtype=3), tensor(device_mesh=[0, 1]),

@@ -186,7 +186,7 @@ def _assembled_row(made: RelaidDump, rows: Sequence[Row], assembly: Assembly) ->
     for name, column in merged.items():
         value = float(column.values[0]) if column.is_known[0] else None
         new[name] = int(value) if name.startswith("num_") and value is not None else value
-    new |= {"checksum": None, "sketch": None, "exact": None, "file_name": None}
+    new |= {"checksum": None, "sketch": None, "fp8": None, "exact": None, "file_name": None}
     if all(counts_as_whole(piece, assembly.shape) for piece in assembly.pieces):
         new["sketch"] = merge_sketches(assembly, [[rows[piece.part]["sketch"]] for piece in assembly.pieces])[0]
     files = [rows[piece.part]["file_name"] for piece in assembly.pieces]

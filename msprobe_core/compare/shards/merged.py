@@ -271,7 +271,7 @@ class _Merging:
         part = assembly.pieces[0].part
         self._columns.put(values, self.union.numbers(part, values))
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
-        for name in ("checksum", "sketch", "exact"):
+        for name in ("checksum", "sketch", "fp8", "exact"):
             cells = self.union.cells(name, part, values)
             self._columns.texts[name].update(zip(values.tolist(), cells, strict=True))
         self._take_files(values, assembly)
@@ -285,7 +285,7 @@ class _Merging:
             self._assemblies[value] = assembly
             self._columns.put(one, self.union.numbers(part, np.array([result])))
             self._columns.shapes[value] = assembly.shape
-            for name in ("checksum", "sketch", "exact"):
+            for name in ("checksum", "sketch", "fp8", "exact"):
                 self._columns.texts[name][value] = self.union.cells(name, part, np.array([result]))[0]
             self._take_files(one, one_part(part, assembly.shape), result)
 

@@ -98,6 +98,10 @@ class MindSporeReducer:
         """Set ``digest.sketch``, now or at the next ``collect``."""
         self._reduce(tensor, digest, self._host.sketch)
 
+    def fp8(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.fp8``, now or at the next ``collect``; float8 tensors have none, which NumPy cannot read."""
+        self._reduce(tensor, digest, self._host.fp8)
+
     def _reduce(self, tensor: Any, digest: Digest, reduce: Callable[[HostValues, Digest], None]) -> None:
         if not self._defers or not isinstance(tensor, Tensor):
             _reduce_now(reduce, tensor, digest)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,15 +22,32 @@ from msprobe.pytorch._statistics import (
     sparse_statistics,
 )
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
+from msprobe_core.fingerprint import fp8
+from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.checksums import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.native.reductions import SWITCH
-from msprobe_core.plugin import Digest, Stats
+from msprobe_core.plugin import Digest, Fp8Stats, Stats
 
 HELD_BYTES = 1 << 30
 """So many bytes of copies may wait on a device for their checksums: for more, the host fetches them within the step."""
+
+
+_WITHOUT_LOSSES = WITHOUT_VALUES | {getattr(torch, name) for name in ("float8_e8m0fnu",) if hasattr(torch, name)}
+"""Dtypes that are not quantised: their elements are no numbers, or are scales themselves."""
+
+
+class _WaitingFp8(NamedTuple):
+    """A digest whose numbers wait on a device, and how they are read."""
+
+    digest: Digest
+    numel: int
+    read: Callable[[Sequence[float], int], Fp8Stats]
+
+    def fill_in(self, numbers: Sequence[float]) -> None:
+        self.digest.fp8 = self.read(numbers, self.numel)
 
 
 class TorchReducer:
@@ -56,6 +73,7 @@ class TorchReducer:
         self._checksums: list[tuple[Digest, Tensor]] = []
         self._held_bytes = 0
         self._words: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
+        self._fp8: dict[torch.device, list[tuple[_WaitingFp8, Tensor]]] = {}
         self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._sketchers: dict[torch.device, Sketcher] = {}
 
@@ -133,6 +151,27 @@ class TorchReducer:
             sketch = self._sketcher(values).sketch(values, place)
             self._sketches.setdefault(values.device, []).append((digest, sketch))
 
+    def fp8(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.fp8``, now or at the next ``collect``."""
+        values = readable(tensor)
+        if values is None or not values.is_floating_point() or values.numel() == 0 or values.dtype in _WITHOUT_LOSSES:
+            return
+        largest = fp8.LARGEST.get(str(values.dtype).removeprefix("torch."))
+        is_on_host = self._is_on_host(values)
+        if largest is not None:
+            values = values.float()
+        arrays = NumpyArrays() if is_on_host else DeviceTensors(values.device)
+        elements = HostTensors().floats(values.resolve_neg()) if is_on_host else values
+        if largest is None:
+            numbers, read = fp8.quantised(elements, arrays), fp8.losses
+        else:
+            numbers, read = fp8.used(elements, largest, arrays), fp8.usage
+        waiting = _WaitingFp8(digest, values.numel(), read)
+        if is_on_host:
+            waiting.fill_in(numbers.tolist())
+        else:
+            self._fp8.setdefault(values.device, []).append((waiting, numbers))
+
     def _host_sketch_of(self, values: Tensor) -> bytes:
         sketch = sketch_by_kernels(values, self._sketcher(values))
         if sketch is not None:
@@ -149,7 +188,7 @@ class TorchReducer:
     @property
     def is_complete(self) -> bool:
         """Whether nothing waits on a device."""
-        return not (self._deferred or self._checksums or self._words or self._sketches)
+        return not (self._deferred or self._checksums or self._words or self._sketches or self._fp8)
 
     def collect(self) -> None:
         """Fetch all results, one transfer per device and kind of result."""
@@ -167,6 +206,11 @@ class TorchReducer:
             for (digest, _), sketch in zip(waiting, sketches, strict=True):
                 digest.sketch = sketch.tobytes()
         self._sketches.clear()
+        for results in self._fp8.values():
+            rows: list[list[float]] = torch.stack([numbers for _, numbers in results]).tolist()
+            for (digest_of_fp8, _), numbers in zip(results, rows, strict=True):
+                digest_of_fp8.fill_in(numbers)
+        self._fp8.clear()
 
     def _collect_checksums(self) -> None:
         for digest, copy in self._checksums:

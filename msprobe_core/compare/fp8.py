@@ -1,0 +1,47 @@
+"""What two dumps, or one, say of quantisation to 8-bit floating point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import polars as pl
+
+from msprobe_core.model import Fp8Stats
+
+FP8_NAMES = tuple(f"fp8_{field.name}" for field in msgspec.structs.fields(Fp8Stats))
+"""The columns that the statistics become, before ``_target`` or ``_golden``."""
+
+
+def with_fp8_columns(rows: pl.DataFrame, sides: Sequence[str]) -> pl.DataFrame:
+    """Return ``rows`` with ``fp8_{side}``, which is JSON, replaced by a column for each statistic that all sides have.
+
+    Args:
+        rows: Has ``fp8_{side}``.
+        sides: Of ``target`` and ``golden``.
+    """
+    texts = {side: rows[f"fp8_{side}"] for side in sides}
+    rows = rows.drop([f"fp8_{side}" for side in sides])
+    if any(text.null_count() == text.len() for text in texts.values()):
+        return rows
+    columns = {side: _numbers(text) for side, text in texts.items()}
+    shown = [name for name in FP8_NAMES if all(own[name].count() for own in columns.values())]
+    return rows.with_columns(columns[side][name].alias(f"{name}_{side}") for name in shown for side in sides)
+
+
+def _numbers(texts: pl.Series) -> pl.DataFrame:
+    """Return a column for each statistic; null where there are none, or are said in another way than by a writer."""
+    cells = [_NONE if text is None else _read(text) for text in texts]
+    by_name = zip(FP8_NAMES, zip(*(msgspec.structs.astuple(cell) for cell in cells), strict=True), strict=True)
+    return pl.DataFrame([pl.Series(name, column, pl.Float64) for name, column in by_name])
+
+
+def _read(text: str) -> Fp8Stats:
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError:
+        return _NONE
+
+
+_NONE = Fp8Stats()
+_decode = msgspec.json.Decoder(Fp8Stats).decode
