@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
+from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, written_arguments
 from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import Quiet
-from msprobe.pytorch._releases import is_of_compilers
 from msprobe.pytorch._slots import observe
-from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, Removable
-
-_PLAIN = (Tensor, nn.Parameter)
 
 
 class Noise:
@@ -104,7 +100,7 @@ class _Replace(torch.autograd.Function):
         return gradients[0], None
 
 
-class NoiseMode(TorchDispatchMode):
+class NoiseMode(BottomMode):
     """Changes what every operator of PyTorch makes on this thread, and in the backward passes that it starts."""
 
     def __init__(self, noise: Noise) -> None:
@@ -115,22 +111,6 @@ class NoiseMode(TorchDispatchMode):
         """
         super().__init__()
         self._noise = noise
-        self._is_on = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let ``torch.compile`` compile as it does without a mode."""
-        return True
-
-    def install(self) -> None:
-        """Begin: below the modes of the user, each of which takes the uppermost out when its block ends."""
-        at_thread_end(_take_off_ours)
-        _put_back([*_take_all(), self])
-
-    def detach(self) -> None:
-        """End; where it is not on the stack of this thread, it does nothing any more."""
-        self._is_on = False
-        _put_back([mode for mode in _take_all() if mode is not self])
 
     def release(self) -> None:
         """Nothing is left."""
@@ -141,7 +121,7 @@ class NoiseMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._is_on and not all(kind in _PLAIN for kind in types):
+        if self._is_on and not all(kind in PLAIN for kind in types):
             return NotImplemented  # a tensor class of its own; what it does inside comes here
         with torch._C.DisableTorchFunction():  # an operator called by its name is an API to function modes
             output = func(*args, **(kwargs or {}))
@@ -149,7 +129,7 @@ class NoiseMode(TorchDispatchMode):
             return output
         if func._schema.is_mutable:
             with Quiet():
-                for tensor in _written(func, args, kwargs or {}):
+                for tensor in written_arguments(func, args, kwargs or {}):
                     if func.__name__.startswith("_foreach_") and not tensor.is_inference():
                         increment_version(tensor)  # which these leave to a level that a mode is below
                     if self._noise.is_floating(tensor):
@@ -163,35 +143,11 @@ class NoiseMode(TorchDispatchMode):
         return self._noise.changed(value) if self._noise.is_floating(value) else value
 
 
-def _take_all() -> list[Any]:
-    """Empty this thread's stack of dispatch modes, but for those of compilers, and return them, the uppermost first."""
-    others = [mode for mode in _get_current_dispatch_mode_stack() if not is_of_compilers(mode)]
-    return [_pop_mode() for _ in others]
-
-
-def _take_off_ours() -> None:
-    """Take every mode of this plugin off the stack of this thread."""
-    _put_back([mode for mode in _take_all() if not isinstance(mode, NoiseMode)])
-
-
-def _put_back(modes: Sequence[Any]) -> None:
-    for mode in reversed(modes):
-        _push_mode(mode)
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """Return the arguments that an operator writes to."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            yield from value if isinstance(value, tuple | list) else [value]
-
-
 @cache
 def _computes(func: Any) -> bool:
     """Whether an operator rounds: not if it moves, chooses, casts or makes numbers, or communicates."""
     namespace, _, name = func._schema.name.partition("::")
-    if namespace in _COMMUNICATING:
+    if namespace in COMMUNICATING:
         return False
     name = name.removeprefix("_foreach_").strip("_") if name.startswith("_foreach_") else name.rstrip("_")
     if name in _EXACT or name.startswith(_EXACT_STARTS) or name.endswith("_copy"):
@@ -199,10 +155,6 @@ def _computes(func: Any) -> bool:
     # A view: what it is of has been changed where it was made.
     return not any(made.alias_info is not None and not made.alias_info.is_write for made in func._schema.returns)
 
-
-_COMMUNICATING = frozenset(
-    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"}
-)
 
 _EXACT = frozenset(
     {

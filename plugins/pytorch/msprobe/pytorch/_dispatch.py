@@ -1,0 +1,85 @@
+"""PyTorch's stack of dispatch modes: a mode of ours lies at its bottom, below all modes of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from msprobe.pytorch._releases import is_of_compilers
+from msprobe.pytorch._thread_ends import at_thread_end
+
+PLAIN = (Tensor, nn.Parameter)
+
+COMMUNICATING = frozenset(
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"}
+)
+"""Namespaces of operators whose results may still be on their way when they return."""
+
+
+class BottomMode(TorchDispatchMode):
+    """A dispatch mode on this thread, and in the backward passes that it starts."""
+
+    def __init__(self) -> None:
+        """Prepare; ``install`` begins."""
+        super().__init__()
+        self._is_on = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let ``torch.compile`` compile as it does without a mode."""
+        return True
+
+    def install(self) -> None:
+        """Begin: below the modes of the user, each of which takes the uppermost out when its block ends."""
+        at_thread_end(_take_off_ours)
+        self._take_place()
+
+    def detach(self) -> None:
+        """End; where it is not on the stack of this thread, it does nothing any more."""
+        self._is_on = False
+        _put_back([mode for mode in _take_all() if mode is not self])
+
+    def step_aside(self) -> Callable[[], None]:
+        """Be off the stack of this thread until what is returned is called."""
+        modes = _take_all()
+        _put_back([mode for mode in modes if mode is not self])
+        was_there = self in modes
+
+        def come_back() -> None:
+            if was_there and self._is_on:
+                self._take_place()
+
+        return come_back
+
+    def _take_place(self) -> None:
+        modes = _take_all()
+        # Above another mode of ours: what is put in place later sees what an earlier one changes.
+        place = next((i for i, mode in enumerate(modes) if isinstance(mode, BottomMode)), len(modes))
+        _put_back([*modes[:place], self, *modes[place:]])
+
+
+def _take_all() -> list[Any]:
+    """Empty this thread's stack of dispatch modes, but for those of compilers, and return them, the uppermost first."""
+    others = [mode for mode in _get_current_dispatch_mode_stack() if not is_of_compilers(mode)]
+    return [_pop_mode() for _ in others]
+
+
+def _take_off_ours() -> None:
+    """Take every mode of this plugin off the stack of this thread."""
+    _put_back([mode for mode in _take_all() if not isinstance(mode, BottomMode)])
+
+
+def _put_back(modes: Sequence[Any]) -> None:
+    for mode in reversed(modes):
+        _push_mode(mode)
+
+
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Yield the arguments that an operator writes to."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from value if isinstance(value, tuple | list) else [value]
