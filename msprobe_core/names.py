@@ -33,8 +33,8 @@ MODULE_PREFIXES = frozenset({"Module", "Cell"})
 
 API_PREFIXES = frozenset(
     {
-        "Aten", "Distributed", "Functional", "Jit", "MindSpeed", "Mint", "MintDistributed", "MintFunctional", "NPU",
-        "Primitive", "Tensor", "Torch", "Triton", "VF",
+        "Aten", "AtenBackward", "Distributed", "Functional", "Jit", "MindSpeed", "Mint", "MintDistributed",
+        "MintFunctional", "NPU", "Primitive", "Tensor", "Torch", "Triton", "VF",
     }
 )  # fmt: skip
 """Prefixes that frameworks use. Other prefixes are valid too: users register APIs of their own."""
@@ -65,6 +65,19 @@ def call_stem(site: Site) -> str:
     if site.kind is SiteKind.API:
         return f"{site.prefix}.{site.path}"
     return module_stem(site.prefix, site.path, site.type_name)
+
+
+def operator_prefix(prefix: str, *, is_in_backward: bool) -> str:
+    """Return the prefix of an operator that runs below the APIs: those of backward passes are counted apart.
+
+    So ``Aten.mm.0.forward`` is the first of the forwards, and ``AtenBackward.mm.0.forward`` the first that gradients
+    are computed with: one operator more in the forward does not change the numbers of all that follow in the backward.
+    Neither is the backward of the other; each is a call with arguments and results.
+    """
+    return f"{prefix}{_BACKWARD_OPERATOR}" if is_in_backward else prefix
+
+
+_BACKWARD_OPERATOR = "Backward"
 
 
 def stem_in_pass(stem: str, backward_pass: int) -> str:

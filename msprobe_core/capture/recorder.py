@@ -85,9 +85,9 @@ class _Call:
     """A call being recorded: implements `msprobe_core.plugin.Call`."""
 
     __slots__ = (
-        "backward", "backward_name", "covers_backward", "covers_forward", "encloses", "entry", "index", "is_recomputed",
-        "key", "last_pass", "micro_step", "name", "num_later", "parent", "stem", "step", "wants_forward",
-        "wants_gradients",
+        "backward", "backward_name", "covers_backward", "covers_forward", "encloses", "entry", "index",
+        "is_in_backward", "is_recomputed", "key", "last_pass", "micro_step", "name", "num_later", "parent", "stem", "step",
+        "wants_forward", "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:
@@ -109,6 +109,7 @@ class _Call:
         self.encloses = False  # other calls
         self.micro_step: int | None = None
         self.is_recomputed = False
+        self.is_in_backward = False  # an operator that computes gradients of ``parent``
 
 
 _PASSED_OVER = _Call("", "", 0, None, -1)
@@ -277,16 +278,44 @@ class Recorder:
             return _PASSED_OVER
         key = f"{prefix}.{name}"
         with self._lock:
-            parent = self._owner(owner)
-            index = self._counts.get(key, 0)
-            self._counts[key] = index + 1
-            call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
-            call.backward_name = f"{key}.{index}.backward"
+            call = self._numbered(key, self._owner(owner))
             self._place(call, is_recomputed)
             self._select(call)
             if self._tracks_parents:
                 self._undecided.add(call.name)
         return call
+
+    def _numbered(self, key: str, parent: _Call | None) -> _Call:
+        index = self._counts.get(key, 0)
+        self._counts[key] = index + 1
+        call = _Call(f"{key}.{index}.forward", key, index, parent, self._step)
+        call.backward_name = f"{key}.{index}.backward"
+        return call
+
+    def open_operator(self, prefix: str, name: str, around: _Call | None, *, is_in_backward: bool = False) -> _Call:
+        """Begin an operator below the APIs; it belongs to ``around``, in a backward pass to the backward of that."""
+        key = f"{names.operator_prefix(prefix, is_in_backward=is_in_backward)}.{name}"
+        if self._passes_over() or around is _PASSED_OVER or (around is not None and around.key == key):
+            return _PASSED_OVER  # an operator that is called by its name is recorded as an API
+        with self._lock:
+            if around is not None and around.step != self._step:
+                around = None
+            call = self._numbered(key, around if around is not None or is_in_backward else self._owner(None))
+            call.is_in_backward = is_in_backward
+            self._place(call, is_recomputed=False)
+            if is_in_backward:
+                call.is_recomputed = False  # what it computes is new, also where ``around`` was computed again
+                if around is None:
+                    call.micro_step = self._micro_steps().in_backward
+            self._select_operator(call)
+            if self._tracks_parents:
+                self._undecided.add(call.name)
+        return call
+
+    def open_call(self) -> _Call | None:
+        """Return the innermost module call that is open on this thread."""
+        stack = self._stack()
+        return stack[-1] if stack else None
 
     def pass_over_call(self) -> _Call:
         """Begin a call that is not recorded, not counted and nobody's parent."""
@@ -354,6 +383,8 @@ class Recorder:
             parent = call.parent
             forward = call.covers_forward = forward or (parent is not None and parent.covers_forward)
             backward = call.covers_backward = backward or (parent is not None and parent.covers_backward)
+        else:
+            call.covers_forward, call.covers_backward = forward, backward
         call.wants_forward = forward and selection.is_inside and selection.takes_phase(Phase.FORWARD)
         # Whether the window of `scope` is open is asked again when the gradient arrives.
         call.wants_gradients = backward and selection.takes_phase(Phase.BACKWARD)
@@ -370,12 +401,39 @@ class Recorder:
         if self._tracks_parents:
             self._parents[call.name] = _name_of(call.parent)
 
+    def _select_operator(self, call: _Call) -> None:
+        """Take an operator if ``list`` keeps it or the call that it is part of."""
+        selection, parent, is_in_backward = self._selection, call.parent, call.is_in_backward
+        selection.begin(call.name)
+        covers = not selection.has_patterns or selection.matches(call.name)
+        if not covers and parent is not None:
+            covers = parent.covers_backward if is_in_backward else parent.covers_forward
+        phase = Phase.BACKWARD if is_in_backward else Phase.FORWARD
+        call.wants_forward = covers and selection.is_inside and selection.takes_phase(phase)
+        parent_name = _name_of(parent)
+        if is_in_backward and parent is not None:
+            parent_name = _name_in_pass(parent, parent.num_later) if parent.num_later else parent.backward_name
+        if call.wants_forward:
+            call.entry = Entry(
+                name=call.name,
+                phase=Phase.FORWARD,
+                parent=parent_name,
+                micro_step=call.micro_step,
+                is_recomputed=call.is_recomputed,
+            )
+            if parent is not None and parent.entry is not None:
+                call.entry.stack = parent.entry.stack
+        if self._tracks_parents:
+            self._parents[call.name] = parent_name
+            if is_in_backward and parent is not None and parent_name not in self._parents and not parent.num_later:
+                self._parents[parent.backward_name] = None if parent.parent is None else parent.parent.backward_name
+
     def record_inputs(
         self, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
     ) -> None:
         """Take the arguments as they are now."""
         entry = call.entry
-        if entry is None or not self._takes_inputs:
+        if entry is None or not (self._takes_inputs if not call.is_in_backward else self._takes_backward(Role.INPUT)):
             return
         entry.inputs = self._values.positional(args, self._taker(call.name, "input", unset))
         entry.input_kwargs = self._values.named(kwargs, self._taker(call.name, "kwargs", unset)) if kwargs else {}
@@ -387,7 +445,9 @@ class Recorder:
 
     def record_outputs(self, call: _Call, output: Any, unset: Sequence[Any] = ()) -> None:
         """Take the result of the call."""
-        if call.entry is not None and self._takes_outputs:
+        if call.entry is None:
+            return
+        if self._takes_backward(Role.OUTPUT) if call.is_in_backward else self._takes_outputs:
             call.entry.outputs = self._values.positional(_as_results(output), self._taker(call.name, "output", unset))
 
     def close(self, call: _Call, *, keep: bool = True) -> None:
@@ -411,6 +471,9 @@ class Recorder:
                 call.entry = None
                 self._judge(call.name)
             self._offer_backlog()
+
+    def _takes_backward(self, side: Role) -> bool:
+        return self._takes(Phase.BACKWARD, side)
 
     def _takes(self, phase: Phase, side: Role) -> bool:
         return self._keeps_values and self._selection.takes(phase, side)
@@ -795,13 +858,17 @@ class Recorder:
         parents: dict[str, str | None] = {}
         if not self._tracks_parents:
             return parents
-        for _, _, around in finished:
+        in_backward = [backward.around for backward in backwards]
+        for _, entry, around in finished:
             call = around
+            if call is not None and entry.parent == call.backward_name:  # an operator of a backward pass
+                in_backward.append(call)
+                continue
             while call is not None and call.name not in parents:
                 parents[call.name] = _name_of(call.parent)
                 call = call.parent
-        for backward in backwards:
-            call = backward.around
+        for around in in_backward:
+            call = around
             while call is not None and call.backward_name not in parents:
                 parents[call.backward_name] = call.parent.backward_name if call.parent is not None else None
                 call = call.parent

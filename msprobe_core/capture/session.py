@@ -34,6 +34,7 @@ from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import (
     CheckingFramework,
     CompilingFramework,
+    OperatorFramework,
     PerturbingFramework,
     WatchingFramework,
 )
@@ -84,6 +85,7 @@ class Interception:
     level: Level
     risk_level: str
     custom_op_namespaces: Sequence[str]
+    aten: bool = False
 
 
 class Session:
@@ -141,6 +143,11 @@ class Session:
         self._loader = (
             InputLoader(config.load, framework, _watching("load", framework)) if config.load is not None else None
         )
+        if config.aten and not (isinstance(framework, OperatorFramework) and framework.sees_operators):
+            raise PluginError(
+                f"'aten' is not available for {framework.name}: its plugin does not see what runs below the APIs; "
+                "leave 'aten' out"
+            )
         if config.perturb is not None:
             self._perturbing()  # or say now that it cannot be
         self._num_windows = 0
@@ -173,7 +180,7 @@ class Session:
             self._processor,
             self._selection,
             stacks=StackCache(self._framework.hidden_frames) if config.extra_info else None,
-            tracks_parents=config.extra_info and config.level.has_modules,
+            tracks_parents=config.extra_info and (config.level.has_modules or config.aten),
             expands_modules=config.level is Level.MIX,
             keeps_values=config.task is not Task.STRUCTURE,
             keep_tensor=self._tensor_sink,
@@ -382,7 +389,7 @@ class Session:
         # Who names entries wants those, whatever risk they are.
         names_entries = config.options.scope or config.options.list
         risk_level = RiskLevel.ALL if names_entries else config.risk_level
-        return Interception(config.level, risk_level.value, config.custom_op_namespaces)
+        return Interception(config.level, risk_level.value, config.custom_op_namespaces, config.aten)
 
     def _watch_forwards(self, models: Sequence[Model]) -> ForwardRange | None:
         if self._window.token_range is None:
@@ -393,7 +400,7 @@ class Session:
 
     def _attach_sole(self, module: Model) -> None:
         recorder = cast("CallRecorder", SoleModule(self._recorder, module.name))
-        options = replace(self._interception(), level=Level.L0)
+        options = replace(self._interception(), level=Level.L0, aten=False)
         self._put_in_place(self._framework.attach, [module], options, recorder)
         self._has_attached_sole = True
 

@@ -346,6 +346,11 @@ def _check_scope(name: str, level: Level, where: str) -> None:
 def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
+    if config.aten and not config.level.has_apis and config.task is not Task.STRUCTURE:
+        raise ConfigError(
+            f"{where}: 'aten' records operators below the APIs, and level {config.level.value} records no APIs; take "
+            "level mix or L1, or leave 'aten' out"
+        )
     if config.task is Task.STRUCTURE and not config.extra_info:
         raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
     if config.task is Task.OVERFLOW_CHECK and {DataMode.INPUT, DataMode.OUTPUT} & set(config.options.data_mode):

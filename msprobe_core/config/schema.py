@@ -117,6 +117,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     async_dump: bool = False
     precision: Precision = Precision.LOW
     risk_level: RiskLevel = RiskLevel.FOCUS
+    aten: bool = False
     custom_op_namespaces: tuple[str, ...] = ("_C_ascend",)
     custom_apis: str | None = None
     load: LoadOptions | None = None

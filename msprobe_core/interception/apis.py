@@ -43,6 +43,11 @@ class ApiCalls(ABC):
         """Whether a call of this thread is being recorded; those inside of it are not."""
         return self._inside.value
 
+    @property
+    def around(self) -> Call | None:
+        """The call of this thread that is being recorded."""
+        return self._inside.call
+
     # --- what frameworks do differently -------------------------------------------------------------------------
 
     @abstractmethod
@@ -203,7 +208,8 @@ class ApiCalls(ABC):
 
     def _call(self, call: Call | None, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         inside = self._inside
-        was_inside, inside.value = inside.value, True
+        was_inside, around = inside.value, inside.call
+        inside.value, inside.call = True, call
         try:
             return function(*args, **kwargs)
         except BaseException:
@@ -211,7 +217,7 @@ class ApiCalls(ABC):
                 self._recorder.close(call)
             raise
         finally:
-            inside.value = was_inside
+            inside.value, inside.call = was_inside, around
 
     def has_tensor(self, value: Any) -> bool:
         """Whether ``value`` is a tensor, or a list, tuple or dict that holds one."""
@@ -236,3 +242,4 @@ class Inside(threading.local):
     """Whether each thread is inside of a call that is recorded."""
 
     value = False
+    call: Call | None = None  # that call; ``None`` where what is inside of it is not looked at either

@@ -70,6 +70,16 @@ class TrainingState(Protocol):
 
 
 @runtime_checkable
+class OperatorFramework(Protocol):
+    """What a framework may offer besides: the setting ``aten`` needs it."""
+
+    @property
+    def sees_operators(self) -> bool:
+        """Whether operators that run below its APIs can be seen."""
+        ...
+
+
+@runtime_checkable
 class PerturbingFramework(Protocol):
     """What a framework may offer besides: the setting ``perturb`` and repeated steps need it."""
 

@@ -137,6 +137,11 @@ class AttachOptions(Protocol):
         """Namespaces of custom operators that are recorded whatever the risk level."""
         ...
 
+    @property
+    def aten(self) -> bool:
+        """Whether operators below the APIs are recorded too; true only for an `OperatorFramework`."""
+        ...
+
 
 class Framework(Protocol):
     """A training framework: everything of it that the core needs."""

@@ -38,6 +38,18 @@ class CallRecorder(Protocol):
         """
         ...
 
+    def open_operator(self, prefix: str, name: str, around: Any, *, is_in_backward: bool = False) -> Call:
+        """Begin an operator that runs below the APIs: ``prefix`` as ``Aten``, ``name`` as ``addmm``.
+
+        ``around`` is the call that it is part of, ``None`` if it is part of none. ``is_in_backward``: it computes
+        gradients of ``around``, and belongs to the backward of that call.
+        """
+        ...
+
+    def open_call(self) -> Call | None:
+        """Return the innermost module call that is open on this thread."""
+        ...
+
     @property
     def is_outside_modules(self) -> bool:
         """Whether an ``owner`` is of use: the nesting is recorded, and no module call of this thread is open."""

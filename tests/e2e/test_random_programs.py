@@ -27,3 +27,7 @@ def test_many_random_programs_are_bitwise_equal(close_debugger):
 
 def test_random_programs_have_every_kind_of_part():
     assert_draws_everything(VOCABULARY)
+
+
+def test_twenty_random_programs_are_bitwise_equal_with_operators_recorded(close_debugger):
+    assert_bitwise_equal(range(20), TorchRunner(aten=True))

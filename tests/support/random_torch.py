@@ -184,6 +184,10 @@ class TorchRunner:
 
     vocabulary = VOCABULARY
 
+    def __init__(self, *, aten: bool = False) -> None:
+        """Prepare; ``aten`` records operators too, at the levels that have APIs."""
+        self._aten = aten
+
     def run(self, program: Program, directory: Path | None) -> Outcome:
         """Run a program on a thread of its own: each numbers its autograd nodes from 0, and has modes of its own."""
         from concurrent.futures import ThreadPoolExecutor
@@ -197,7 +201,7 @@ class TorchRunner:
         np.random.seed(program.seed % 2**32)
         debugger: PrecisionDebugger | None = None
         if directory is not None:
-            debugger = _debugger(program.probe, directory)
+            debugger = _debugger(program.probe, directory, aten=self._aten)
         outcome: dict[str, object] = {}
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -237,13 +241,14 @@ def _without_addresses(traces: Any) -> object:
     return [(content, hooks, call is None) for content, hooks, call in modules], parameters, num_modes, replaced
 
 
-def _debugger(probe: Probe, directory: Path) -> PrecisionDebugger:
+def _debugger(probe: Probe, directory: Path, *, aten: bool) -> PrecisionDebugger:
     import json
 
     config = directory / "config.json"
-    config.write_text(json.dumps({"risk_level": "ALL", "task": probe.task, probe.task: _task_options(probe)}))
+    fields = {"risk_level": "ALL", "task": probe.task, probe.task: _task_options(probe), "aten": aten}
+    config.write_text(json.dumps(fields | {"level": "mix" if aten and probe.level == "L0" else probe.level}))
     load_config(config)
-    return PrecisionDebugger(config, dump_path=directory / "run", level=probe.level)
+    return PrecisionDebugger(config, dump_path=directory / "run")
 
 
 def _task_options(probe: Probe) -> dict[str, str]:

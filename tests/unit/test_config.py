@@ -295,3 +295,10 @@ def test_ranges_are_as_lenient_as_users_are_used_to(text, expected):
 def test_other_elements_of_ranges_are_refused(element):
     with pytest.raises(ConfigError, match=r"^x has the "):
         parse_ranges([element], "x")
+
+
+@pytest.mark.parametrize("level", ["L0", "debug"])
+def test_operators_below_the_apis_need_a_level_that_has_apis(level):
+    with pytest.raises(ConfigError, match=f"level {level} records no APIs; take level mix or L1"):
+        load_config(level=level, aten=True)
+    assert load_config(level="L1", aten=True).aten

@@ -10,6 +10,7 @@ from recorded import Recorded, leaves
 
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
+from msprobe_core.errors import PluginError
 from msprobe_core.plugins import registry
 
 
@@ -156,3 +157,8 @@ def test_without_extra_info_only_the_records_are_written(tmp_path, open_session,
     record(session, Array(VALUES.copy()), Array(np.ones((6, 5))))
     session.close()
     assert [path.name for path in Recorded(tmp_path / "run").directory.iterdir()] == ["dump.json"]
+
+
+def test_a_framework_that_sees_no_operators_says_so(open_session):
+    with pytest.raises(PluginError, match="'aten' is not available for numpy: its plugin does not see"):
+        open_session(settings={"aten": True})

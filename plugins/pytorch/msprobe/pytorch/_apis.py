@@ -70,15 +70,24 @@ class ApiTable:
         api = self._known[function] = self._select(named)
         return api
 
-    def _select(self, api: Api | None) -> Api | None:
+    def name_of(self, operator: Function, *, keeps_all: bool) -> Api | None:
+        """Return what an operator that runs below the APIs is called; ``None`` if it is not recorded.
+
+        The risk level selects APIs. Of what is inside of them, ``keeps_all`` says whether it is to be recorded too
+        where it moves or makes values without arithmetic.
+        """
+        return self._select(_guess(operator), RiskLevel.ALL if keeps_all else RiskLevel.FOCUS)
+
+    def _select(self, api: Api | None, risk_level: RiskLevel | None = None) -> Api | None:
         if api is None or api.name in NOT_RECORDED:
             return None
         if api.prefix in self._namespaces:
             return api
+        risk_level = risk_level or self._risk_level
         name = api.name.strip("_") if api.name.startswith("__") else api.name.rstrip("_")
-        if self._risk_level is RiskLevel.FOCUS and name in LOW_RISK:
+        if risk_level is RiskLevel.FOCUS and name in LOW_RISK:
             return None
-        if self._risk_level is RiskLevel.CORE and name not in CORE and api.prefix not in CORE_PREFIXES:
+        if risk_level is RiskLevel.CORE and name not in CORE and api.prefix not in CORE_PREFIXES:
             return None
         return api
 

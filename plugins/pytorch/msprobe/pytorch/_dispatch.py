@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 from msprobe.pytorch._releases import is_of_compilers
@@ -59,6 +61,23 @@ class BottomMode(TorchDispatchMode):
         # Above another mode of ours: what is put in place later sees what an earlier one changes.
         place = next((i for i, mode in enumerate(modes) if isinstance(mode, BottomMode)), len(modes))
         _put_back([*modes[:place], self, *modes[place:]])
+
+
+def run_below(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator as it runs without a mode.
+
+    Operators on lists leave raising versions to the operators that they call, which do not do so below a mode.
+    """
+    with torch._C.DisableTorchFunction():  # an operator called by its name is an API to function modes
+        if not (func.__name__.startswith("_foreach_") and func._schema.is_mutable):
+            return func(*args, **kwargs)
+        written = [tensor for tensor in written_arguments(func, args, kwargs) if not tensor.is_inference()]
+        versions = [tensor._version for tensor in written]
+        output = func(*args, **kwargs)
+        for tensor, version in zip(written, versions, strict=True):
+            if tensor._version == version:
+                increment_version(tensor)
+        return output
 
 
 def _take_all() -> list[Any]:

@@ -23,6 +23,7 @@ from msprobe.pytorch._foreign import foreign_stand_ins
 from msprobe.pytorch._functions import CHECKS, ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks, Visits, modules_to_watch
+from msprobe.pytorch._operators import OperatorMode, OperatorTable
 from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
@@ -77,6 +78,7 @@ class PyTorchFramework:
 
     name = "pytorch"
     tensor_suffix = ".pt"
+    sees_operators = True
     hidden_frames = (str(Path(__file__).parent), str(torch.overrides.__file__))
 
     def __init__(self) -> None:
@@ -151,7 +153,9 @@ class PyTorchFramework:
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook modules, enter the function mode, or both, as the level says."""
-        return _Attachment(models, options, recorder, self._apis_for(options), self._aliases, self._say)
+        apis = self._apis_for(options)
+        operators = OperatorTable(apis, keeps_all=RiskLevel(options.risk_level) is RiskLevel.ALL)
+        return _Attachment(models, options, recorder, apis, operators, self._aliases, self._say)
 
     def _say(self, sentence: str) -> None:
         # Once a process: there may be a window in every step.
@@ -299,6 +303,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         options: AttachOptions,
         recorder: CallRecorder,
         apis: ApiTable,
+        operators: OperatorTable,
         aliases: AliasSearch,
         say: Callable[[str], None],
     ) -> None:
@@ -306,6 +311,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         self._models = models
         self._options = options
         self._apis = apis
+        self._operators = operators
         self._aliases = aliases
         self._say = say
         self._hooks: ModuleHooks | None = None
@@ -325,6 +331,10 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         swaps = swap_stand_in(self.calls, None if self._hooks is None else self._hooks.parameters)
         self.place(swaps.install, swaps.remove)
         if level.has_apis:
+            if self._options.aten:
+                operators = OperatorMode(self.recorder, self._operators, self.calls)
+                self.place(operators.install, operators.detach)
+                aside.append(operators)
             mode = ApiMode(self.recorder, self._apis, self.calls)
             self.place(mode.push, mode.remove)
             self._mode = mode

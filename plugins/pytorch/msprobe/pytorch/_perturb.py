@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
-from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, written_arguments
+from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_below, written_arguments
 from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._slots import observe
@@ -123,15 +122,12 @@ class NoiseMode(BottomMode):
     ) -> Any:
         if self._is_on and not all(kind in PLAIN for kind in types):
             return NotImplemented  # a tensor class of its own; what it does inside comes here
-        with torch._C.DisableTorchFunction():  # an operator called by its name is an API to function modes
-            output = func(*args, **(kwargs or {}))
+        output = run_below(func, args, kwargs or {})
         if not self._is_on or not _computes(func):
             return output
         if func._schema.is_mutable:
             with Quiet():
                 for tensor in written_arguments(func, args, kwargs or {}):
-                    if func.__name__.startswith("_foreach_") and not tensor.is_inference():
-                        increment_version(tensor)  # which these leave to a level that a mode is below
                     if self._noise.is_floating(tensor):
                         tensor.copy_(self._noise.changed(tensor))
             return output

@@ -1,0 +1,175 @@
+"""What runs below the APIs: each operator that PyTorch's dispatcher starts, forward and backward."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+from msprobe.pytorch._apis import Api, ApiTable
+from msprobe.pytorch._calls import ApiCalls
+from msprobe.pytorch._collectives import local
+from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_below, written_arguments
+from msprobe.pytorch._gradients import Node, is_in_backward, next_sequence_number
+from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._unset import UnsetMemory, ignores_values
+from msprobe_core.plugin import Call, CallRecorder
+
+_current_node: Callable[[], Node] = cast("Any", torch._C)._current_autograd_node
+
+_COMPILED_NODE = "CompiledFunction"
+"""How the node is called in which compiled code computes gradients."""
+
+_MAKES_UNSET = ("empty", "new_empty")
+_WITHOUT_VALUES = ("_local_scalar_dense", "is_", "set_", "resize_", "record_stream", "_assert", "sym_")
+_NOT_COMPUTING = frozenset({"prim", "prims", "profiler", "debugprims", "inductor"}) | COMMUNICATING
+_MOVING = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_to_copy"})
+"""Operators that API tables do not know, and that views, copies and casts come down to."""
+
+
+class OperatorTable:
+    """Knows which operators are recorded, and what they are called."""
+
+    def __init__(self, apis: ApiTable, *, keeps_all: bool) -> None:
+        """Build the table.
+
+        Args:
+            apis: Names functions.
+            keeps_all: Whether views, copies, casts and creation are recorded too, as with the risk level ``ALL``.
+        """
+        self._name = apis.name_of
+        self._keeps_all = keeps_all
+        self._known: dict[Any, Api | None] = {}
+
+    def find(self, operator: Any) -> Api | None:
+        """Return what an operator is called; ``None`` if it is not recorded."""
+        try:
+            return self._known[operator]
+        except KeyError:
+            found = self._known[operator] = self._find(operator)
+            return found
+
+    def _find(self, operator: Any) -> Api | None:
+        namespace, _, name = operator._schema.name.partition("::")
+        if namespace in _NOT_COMPUTING or name.startswith((*_MAKES_UNSET, *_WITHOUT_VALUES)):
+            return None
+        api = self._name(operator, keeps_all=self._keeps_all)
+        return api if self._keeps_all or not (name in _MOVING or _is_view(operator)) else None
+
+
+def _is_view(operator: Any) -> bool:
+    return any(made.alias_info is not None and not made.alias_info.is_write for made in operator._schema.returns)
+
+
+class OperatorMode(BottomMode):
+    """Reports the operators of this thread, and of the backward passes that it starts."""
+
+    def __init__(self, recorder: CallRecorder, table: OperatorTable, calls: ApiCalls) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            recorder: Is told of every operator.
+            table: Names them.
+            calls: Knows which call of an API is being recorded.
+        """
+        super().__init__()
+        self._recorder = recorder
+        self._table = table
+        self._calls = calls
+        self._unset = UnsetMemory()
+        self._makers = _NodeMakers()
+
+    def detach(self) -> None:
+        """End, and forget what nodes were made in."""
+        super().detach()
+        self._makers.clear()
+        self._unset.clear()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._is_on and not all(kind in PLAIN for kind in types):
+            return NotImplemented  # a tensor class of its own; what it does inside comes here
+        kwargs = kwargs or {}
+        call = self._open(func, args, kwargs) if self._is_on and self._recorder.is_open else None
+        try:
+            output = run_below(func, args, kwargs)
+        except BaseException:
+            if call is not None:
+                self._recorder.close(call)
+            raise
+        if self._is_on:
+            self._close(call, func, args, kwargs, output)
+        return output
+
+    def _open(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+        call: Call | None = None
+        with Quiet(self._recorder.note_failure):
+            if local.is_communicating:
+                return None
+            around, is_backward = self._place()
+            if not is_backward:
+                self._makers.note(around)
+            elif (node := _current_node()) is not None:
+                if node.name().startswith(_COMPILED_NODE):
+                    return None
+                around = self._makers.find(node)
+            api = self._table.find(func)
+            if api is None:
+                return None
+            call = self._recorder.open_operator(api.prefix, api.name, around, is_in_backward=is_backward)
+            if call.wants_forward:
+                overwritten = (args[:1] if ignores_values(func) else None, kwargs.get("out"))
+                unset = self._unset.among(overwritten) if self._unset else ()
+                self._recorder.record_inputs(call, args, kwargs, unset)
+        return call
+
+    def _place(self) -> tuple[Call | None, bool]:
+        """Return the call that an operator is part of, and whether it computes gradients instead of values."""
+        around = self._calls.around or self._recorder.open_call()
+        # What is computed again inside a backward pass is inside of a call.
+        return around, around is None and is_in_backward()
+
+    def _close(self, call: Call | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        with Quiet(self._recorder.note_failure):
+            name = func._schema.name.partition("::")[2]
+            if name.startswith(_MAKES_UNSET):
+                self._unset.note(output)
+            written = tuple(written_arguments(func, args, kwargs)) if func._schema.is_mutable else ()
+            if written and self._unset:
+                self._unset.forget(written)  # its version is raised later
+            if call is None:
+                return
+            made = output if self._calls.has_tensor(output) else written
+            is_computation = self._calls.has_tensor(made)
+            if is_computation and call.wants_forward:
+                self._recorder.record_outputs(call, made, self._unset.among(made) if self._unset else ())
+            self._recorder.close(call, keep=is_computation)
+
+
+class _NodeMakers:
+    """Which call each autograd node of this thread was made in, by the node's number."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._calls: list[Call | None] = []
+
+    def note(self, around: Call | None) -> None:
+        """Note the node that has been made last: an operator runs after its node has been made."""
+        number = next_sequence_number() - 1
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._calls.append(around)
+
+    def find(self, node: Node) -> Call | None:
+        """Return the call that a node was made in; ``None`` if it is not known."""
+        number = node._sequence_nr()
+        place = bisect_left(self._numbers, number)
+        return self._calls[place] if place < len(self._numbers) and self._numbers[place] == number else None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._numbers.clear()
+        self._calls.clear()
