@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -29,6 +29,20 @@ _MOVING = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_t
 """Operators that API tables do not know, and that views, copies and casts come down to."""
 
 
+class Operator(NamedTuple):
+    """What is known of an operator.
+
+    Attributes:
+        api: What it is called; ``None`` if it is not recorded.
+        makes_unset: Whether its result is whatever its memory held before.
+        writes: Whether it writes to arguments.
+    """
+
+    api: Api | None
+    makes_unset: bool
+    writes: bool
+
+
 class OperatorTable:
     """Knows which operators are recorded, and what they are called."""
 
@@ -41,15 +55,16 @@ class OperatorTable:
         """
         self._name = apis.name_of
         self._keeps_all = keeps_all
-        self._known: dict[Any, Api | None] = {}
+        self._known: dict[Any, Operator] = {}
 
-    def find(self, operator: Any) -> Api | None:
-        """Return what an operator is called; ``None`` if it is not recorded."""
-        try:
-            return self._known[operator]
-        except KeyError:
-            found = self._known[operator] = self._find(operator)
-            return found
+    def find(self, operator: Any) -> Operator:
+        """Return what is known of an operator."""
+        known = self._known.get(operator)
+        if known is None:
+            name = operator._schema.name.partition("::")[2]
+            makes_unset = name.startswith(_MAKES_UNSET)
+            known = self._known[operator] = Operator(self._find(operator), makes_unset, operator._schema.is_mutable)
+        return known
 
     def _find(self, operator: Any) -> Api | None:
         namespace, _, name = operator._schema.name.partition("::")
@@ -93,51 +108,66 @@ class OperatorMode(BottomMode):
         if self._is_on and not all(kind in PLAIN for kind in types):
             return NotImplemented  # a tensor class of its own; what it does inside comes here
         kwargs = kwargs or {}
-        call = self._open(func, args, kwargs) if self._is_on and self._recorder.is_open else None
+        if not self._is_on or not self._recorder.is_open or local.is_communicating:
+            return run_below(func, args, kwargs)
+        operator, call = self._table.find(func), None
+        around, is_in_backward = self._place()
+        if operator.api is not None and around is not _COMPILED:
+            call = self._open(operator.api, func, args, kwargs, around, is_in_backward=is_in_backward)
         try:
             output = run_below(func, args, kwargs)
         except BaseException:
             if call is not None:
                 self._recorder.close(call)
             raise
-        if self._is_on:
-            self._close(call, func, args, kwargs, output)
+        if call is not None or operator.makes_unset or (operator.writes and self._unset):
+            self._close(call, operator, func, args, kwargs, output)
         return output
 
-    def _open(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    def _place(self) -> tuple[Any, bool]:
+        """Return the call that an operator is part of, and whether it computes gradients instead of values."""
+        around = self._calls.around or self._recorder.open_call()
+        # What is computed again inside a backward pass is inside of a call.
+        if around is not None or not is_in_backward():
+            self._makers.note(around)
+            return around, False
+        node = _current_node()
+        if node is not None and node.name().startswith(_COMPILED_NODE):
+            return _COMPILED, True
+        return (None if node is None else self._makers.find(node)), True
+
+    def _open(
+        self,
+        api: Api,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        around: Call | None,
+        *,
+        is_in_backward: bool,
+    ) -> Call | None:
         call: Call | None = None
         with Quiet(self._recorder.note_failure):
-            if local.is_communicating:
-                return None
-            around, is_backward = self._place()
-            if not is_backward:
-                self._makers.note(around)
-            elif (node := _current_node()) is not None:
-                if node.name().startswith(_COMPILED_NODE):
-                    return None
-                around = self._makers.find(node)
-            api = self._table.find(func)
-            if api is None:
-                return None
-            call = self._recorder.open_operator(api.prefix, api.name, around, is_in_backward=is_backward)
+            call = self._recorder.open_operator(api.prefix, api.name, around, is_in_backward=is_in_backward)
             if call.wants_forward:
                 overwritten = (args[:1] if ignores_values(func) else None, kwargs.get("out"))
                 unset = self._unset.among(overwritten) if self._unset else ()
                 self._recorder.record_inputs(call, args, kwargs, unset)
         return call
 
-    def _place(self) -> tuple[Call | None, bool]:
-        """Return the call that an operator is part of, and whether it computes gradients instead of values."""
-        around = self._calls.around or self._recorder.open_call()
-        # What is computed again inside a backward pass is inside of a call.
-        return around, around is None and is_in_backward()
-
-    def _close(self, call: Call | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _close(
+        self,
+        call: Call | None,
+        operator: Operator,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
         with Quiet(self._recorder.note_failure):
-            name = func._schema.name.partition("::")[2]
-            if name.startswith(_MAKES_UNSET):
+            if operator.makes_unset:
                 self._unset.note(output)
-            written = tuple(written_arguments(func, args, kwargs)) if func._schema.is_mutable else ()
+            written = tuple(written_arguments(func, args, kwargs)) if operator.writes else ()
             if written and self._unset:
                 self._unset.forget(written)  # its version is raised later
             if call is None:
@@ -147,6 +177,10 @@ class OperatorMode(BottomMode):
             if is_computation and call.wants_forward:
                 self._recorder.record_outputs(call, made, self._unset.among(made) if self._unset else ())
             self._recorder.close(call, keep=is_computation)
+
+
+_COMPILED: Any = object()
+"""Stands for compiled code in the place of a call."""
 
 
 class _NodeMakers:
