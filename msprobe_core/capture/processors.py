@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Digest
+from msprobe_core.protocols.capabilities import Fp8Reducer
 from msprobe_core.protocols.framework import Reducer
 from msprobe_core.protocols.storage import Processor
 
@@ -85,14 +86,14 @@ class SketchProcessor:
 
 
 class Fp8Processor:
-    """Keep what quantisation to FP8 would lose beside the statistics."""
+    """Keep what quantisation to FP8 would lose beside the statistics; the session refuses it without `Fp8Reducer`."""
 
     name = "fp8"
 
     def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
         """Fill in ``digest.stats`` and ``digest.fp8``."""
         reducer.statistics(tensor, digest)
-        reducer.fp8(tensor, digest)
+        cast("Fp8Reducer", reducer).fp8(tensor, digest)
 
 
 @hookimpl

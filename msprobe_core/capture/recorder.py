@@ -86,8 +86,8 @@ class _Call:
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "encloses", "entry", "index",
-        "is_in_backward", "is_recomputed", "key", "last_pass", "micro_step", "name", "num_later", "parent", "stem", "step",
-        "wants_forward", "wants_gradients",
+        "is_in_backward", "is_recomputed", "key", "last_pass", "micro_step", "name", "num_later", "parent", "stem",
+        "step", "wants_forward", "wants_gradients",
     )  # fmt: skip
 
     def __init__(self, name: str, key: str, index: int, parent: _Call | None, step: int) -> None:

@@ -17,7 +17,7 @@ from msprobe_core.capture.manual_save import SavedRecorder
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
-from msprobe_core.capture.processors import GuardedProcessor
+from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor
 from msprobe_core.capture.recorder import Recorder, TensorSink
 from msprobe_core.capture.recorder_adapters import ForwardRange, SoleModule, Unwrapped
 from msprobe_core.capture.reference_check import BenchCheck
@@ -34,6 +34,7 @@ from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import (
     CheckingFramework,
     CompilingFramework,
+    Fp8Reducer,
     OperatorFramework,
     PerturbingFramework,
     WatchingFramework,
@@ -147,6 +148,11 @@ class Session:
             raise PluginError(
                 f"'aten' is not available for {framework.name}: its plugin does not see what runs below the APIs; "
                 "leave 'aten' out"
+            )
+        if self._processor.name == Fp8Processor.name and not isinstance(framework.reducer(), Fp8Reducer):
+            raise PluginError(
+                f"the summary mode 'fp8' is not available for {framework.name}: its plugin does not compute it; "
+                "choose another 'summary_mode'"
             )
         if config.perturb is not None:
             self._perturbing()  # or say now that it cannot be

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from msprobe_core.model import KernelOptions, Perturbation, ReplayCall, Replayed, Site, TensorContent
+from msprobe_core.model import Digest, KernelOptions, Perturbation, ReplayCall, Replayed, Site, TensorContent
 from msprobe_core.protocols.framework import AttachOptions, NamedModel, Removable
 
 
@@ -66,6 +66,18 @@ class TrainingState(Protocol):
 
     def complaint(self) -> str | None:
         """Return what the step has changed that is not part of this; asked once, behind the step. ``None``: nothing."""
+        ...
+
+
+@runtime_checkable
+class Fp8Reducer(Protocol):
+    """What a `Reducer` may offer besides: the summary mode ``fp8`` needs it."""
+
+    def fp8(self, tensor: Any, digest: Digest) -> None:
+        """Set ``digest.fp8``, now or at the next ``collect``: what `msprobe_core.fingerprint.fp8` computes.
+
+        A tensor that is not floating point, or has no elements, has none.
+        """
         ...
 
 

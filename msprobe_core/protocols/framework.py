@@ -51,13 +51,6 @@ class Reducer(Protocol):
         """
         ...
 
-    def fp8(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.fp8``, now or at the next ``collect``: what `msprobe_core.fingerprint.fp8` computes.
-
-        A tensor that is not floating point, or has no elements, has none.
-        """
-        ...
-
     @property
     def is_complete(self) -> bool:
         """Whether all digests are filled in, so that there is nothing to wait for."""

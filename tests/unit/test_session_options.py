@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from numpy_layers import API, Array, ArrayFramework, Network, train_step
+from numpy_layers import API, Array, ArrayFramework, ArrayReducer, Network, train_step
 from recorded import Recorded, leaves
 
 from msprobe_core.capture import Session
@@ -162,3 +162,9 @@ def test_without_extra_info_only_the_records_are_written(tmp_path, open_session,
 def test_a_framework_that_sees_no_operators_says_so(open_session):
     with pytest.raises(PluginError, match="'aten' is not available for numpy: its plugin does not see"):
         open_session(settings={"aten": True})
+
+
+def test_a_framework_without_statistics_of_fp8_says_so(open_session, monkeypatch):
+    monkeypatch.delattr(ArrayReducer, "fp8")
+    with pytest.raises(PluginError, match="'fp8' is not available for numpy: its plugin does not compute it"):
+        open_session(summary_mode="fp8")
