@@ -51,6 +51,7 @@ _OURS = (
     "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001", "share_within_0.005",
     "estimated_rel_error", *[f"{side}_{name}" for side in ("target", "golden") for name in _SIDES_OF_OURS],
     *[f"{name}_{what}" for name in ("max", "min", "mean", "norm") for what in ("diff", "rel_diff")],
+    *[f"{kind}_error_p{percent}" for kind in ("abs", "rel") for percent in ("50", "90", "99", "99.9")],
 )  # fmt: skip
 """Titles that our own table has, besides the names of metrics."""
 
