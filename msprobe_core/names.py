@@ -33,8 +33,8 @@ MODULE_PREFIXES = frozenset({"Module", "Cell"})
 
 API_PREFIXES = frozenset(
     {
-        "Aten", "AtenBackward", "Distributed", "Functional", "Jit", "MindSpeed", "Mint", "MintDistributed",
-        "MintFunctional", "NPU", "Primitive", "Tensor", "Torch", "Triton", "VF",
+        "Aten", "AtenBackward", "DTensor", "DTensorBackward", "Distributed", "Functional", "Jit", "MindSpeed", "Mint",
+        "MintDistributed", "MintFunctional", "NPU", "Primitive", "Tensor", "Torch", "Triton", "VF",
     }
 )  # fmt: skip
 """Prefixes that frameworks use. Other prefixes are valid too: users register APIs of their own."""

@@ -5,9 +5,11 @@ import math
 import warnings
 
 import pytest
+import redistributing
 import torch
 from architectures import ARCHITECTURES, train
 from click.testing import CliRunner
+from jobs import run_job
 from msprobe.pytorch import PrecisionDebugger
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -313,3 +315,26 @@ def test_versions_are_raised_as_without_recording(tmp_path, name):
     dump_of(tmp_path / "run", lambda: found.append(versions()))
     assert found == [expected]
     assert max(expected) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
+def test_redistributions_of_distributed_tensors_are_recorded(tmp_path):
+    for result in run_job(redistributing.work, 2, tmp_path):
+        assert result["recorded"] == result["bare"]
+    dumps = [read_dump(unit.directory) for unit in layout.find_units(tmp_path / "run" / "step0")]
+    assert len(dumps) == 2
+    for dump in dumps:
+        texts = dict(dump.frame.filter(kind="scalar").select("name", "text").iter_rows())
+        found = {
+            tuple(texts[f"{entry}.input.{which}"] for which in ("mesh", "source", "destination"))
+            for entry in entries_of(dump)
+            if entry.startswith("DTensor")
+        }
+        assert ("0=2", "S(0)", "R") in found
+        assert any(source.startswith("P") and destination == "R" for _, source, destination in found)
+        gathered = dump.frame.filter(entry="DTensor.redistribute.0.forward", kind="tensor")
+        assert gathered.select("name", "shape").rows() == [
+            ("DTensor.redistribute.0.forward.input.0", "[2, 2]"),
+            ("DTensor.redistribute.0.forward.output.0", "[4, 2]"),
+        ]

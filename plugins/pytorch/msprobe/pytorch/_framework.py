@@ -27,6 +27,7 @@ from msprobe.pytorch._operators import OperatorMode, OperatorTable
 from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._slots import observe
@@ -335,6 +336,8 @@ class _Attachment(PlacedAttachment[ApiCalls]):
                 operators = OperatorMode(self.recorder, self._operators, self.calls)
                 self.place(operators.install, operators.detach)
                 aside.append(operators)
+                moved = redistributions(self.recorder, operators, self._aliases)
+                self.place(moved.install, moved.remove)
             mode = ApiMode(self.recorder, self._apis, self.calls)
             self.place(mode.push, mode.remove)
             self._mode = mode

@@ -124,6 +124,13 @@ class OperatorMode(BottomMode):
             self._close(call, operator, func, args, kwargs, output)
         return output
 
+    def place(self) -> tuple[Any, bool] | None:
+        """Return the call that is being made, and whether gradients are computed; ``None`` if nothing is recorded."""
+        if not self._is_on or not self._recorder.is_open or local.is_communicating:
+            return None
+        around, is_in_backward = self._place()
+        return None if around is _COMPILED else (around, is_in_backward)
+
     def _place(self) -> tuple[Any, bool]:
         """Return the call that an operator is part of, and whether it computes gradients instead of values."""
         around = self._calls.around or self._recorder.open_call()
