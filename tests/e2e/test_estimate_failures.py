@@ -93,7 +93,7 @@ def test_scripts_that_cannot_be_measured(place, script, expected):
         (["--levels", "L0", "functions:restless"], r"gave another model than before"),
         (["functions:wrong", "--levels", "L0"], r"a function takes no arguments; options come before functions"),
         (["--levels", "L0,L5", "x.py"], r"the level 'L5' cannot be measured; allowed: L0, L1, mix"),
-        (["--modes", "mean", "x.py"], r"the mode .mean. cannot be measured; allowed: hash, md5, sketch, stat"),
+        (["--modes", "mean", "x.py"], r"the mode .mean. cannot be measured; allowed: fp8, hash, md5, sketch, stat"),
         (["--levels", ",", "x.py"], r"give at least one name"),
         (["--steps", "0", "x.py"], r"--steps"),
         (["--json", "gone/x.json", "x.py"], r"there is no directory .*gone"),
