@@ -9,6 +9,7 @@ mindstudio-probe in a virtual environment of its own; the ratio of medians is pr
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import resource
@@ -56,8 +57,8 @@ CASES = (
 )
 
 
-def write_side(root: Path, case: Case, num_apis: int, seed: int) -> Path:
-    """Write what one side of a comparison is given, and return its path."""
+def write_side(root: Path, case: Case, num_apis: int, seed: int) -> None:
+    """Write what one side of a comparison is given: a directory for each rank."""
     for rank in range(case.num_ranks):
         write_dump(
             root / f"rank{rank}",
@@ -68,7 +69,6 @@ def write_side(root: Path, case: Case, num_apis: int, seed: int) -> Path:
             num_equal=case.num_equal,
             shuffles=case.shuffles and seed == 1,
         )
-    return root if case.num_ranks > 1 else root / "rank0" / "dump.json"
 
 
 def write_dump(
@@ -143,14 +143,18 @@ def main() -> None:
     commands = {"ours": ours} | ({"other": arguments.against} if arguments.against else {})
     print(f"{arguments.apis} APIs, {3 * arguments.apis} rows, median of {arguments.runs} runs, {os.cpu_count()} cores")
     print(f"{'case':<28}{'command':<8}{'wall s':>8}{'min':>8}{'max':>8}{'CPU s':>8}{'peak MB':>9}")
+    spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for i, case in enumerate(CASES):
-            sides = [
-                str(write_side(root / f"case{i}" / side, case, case.num_apis or arguments.apis, seed))
-                for side, seed in (("target", 1), ("golden", 2))
-            ]
-            paths = ["-tp", sides[0], "-gp", sides[1]]
+            sides = [root / f"case{i}" / side for side in ("target", "golden")]
+            for seed, side in enumerate(sides, 1):
+                # Not in this process: the peak memory of a child begins with what its parent has.
+                writer = spawn.Process(target=write_side, args=(side, case, case.num_apis or arguments.apis, seed))
+                writer.start()
+                writer.join()
+            given = sides if case.num_ranks > 1 else [side / "rank0" / "dump.json" for side in sides]
+            paths = ["-tp", str(given[0]), "-gp", str(given[1])]
             times: dict[str, list[float]] = {name: [] for name in commands}
             cpu: dict[str, list[float]] = {name: [] for name in commands}
             peaks: dict[str, float] = {}
