@@ -171,7 +171,11 @@ def test_a_window_that_an_exception_left_open_is_closed_by_the_next(tmp_path):
 def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
     for task, block, expected in (
         ("nan_check", {}, "there is no task 'nan_check': take the task 'overflow_check', which records"),
-        ("statistics", {"summary_mode": "sum"}, "'summary_mode' is 'sum'; allowed: fp8, hash, md5, sketch, statistics, xor"),
+        (
+            "statistics",
+            {"summary_mode": "sum"},
+            "'summary_mode' is 'sum'; allowed: fp8, hash, md5, sketch, statistics, xor",
+        ),
     ):
         (tmp_path / "c.json").write_text(json.dumps({"task": task, task: block}))
         with pytest.raises(ConfigError, match=expected):
