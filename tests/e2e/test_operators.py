@@ -332,6 +332,7 @@ def test_redistributions_of_distributed_tensors_are_recorded(tmp_path):
             if entry.startswith("DTensor")
         }
         assert ("0=2", "S(0)", "R") in found
+        assert any(entry.startswith("DTensorBackward.redistribute.") for entry in entries_of(dump))
         assert any(source.startswith("P") and destination == "R" for _, source, destination in found)
         gathered = dump.frame.filter(entry="DTensor.redistribute.0.forward", kind="tensor")
         assert gathered.select("name", "shape").rows() == [

@@ -108,7 +108,7 @@ class OperatorMode(BottomMode):
         if self._is_on and not all(kind in PLAIN for kind in types):
             return NotImplemented  # a tensor class of its own; what it does inside comes here
         kwargs = kwargs or {}
-        if not self._is_on or not self._recorder.is_open or local.is_communicating:
+        if not self._is_recording:
             return run_below(func, args, kwargs)
         operator, call = self._table.find(func), None
         around, is_in_backward = self._place()
@@ -124,9 +124,13 @@ class OperatorMode(BottomMode):
             self._close(call, operator, func, args, kwargs, output)
         return output
 
+    @property
+    def _is_recording(self) -> bool:
+        return self._is_on and self._recorder.is_open and not local.is_communicating
+
     def place(self) -> tuple[Any, bool] | None:
         """Return the call that is being made, and whether gradients are computed; ``None`` if nothing is recorded."""
-        if not self._is_on or not self._recorder.is_open or local.is_communicating:
+        if not self._is_recording:
             return None
         around, is_in_backward = self._place()
         return None if around is _COMPILED else (around, is_in_backward)
