@@ -1,0 +1,168 @@
+"""Findings: what a command has found, as data.
+
+A finding is a code, a level and fields. Scripts rely on these; people read a text, which is made from a template with
+the same code. Templates are in ``wording/en.json`` and ``wording/zh.json``, one entry per code, and nowhere else; the
+page has the same files. A plugin's own codes and templates are added with `add_wording`.
+
+A template is plain text with fields in braces:
+
+``{row}``
+    Text as it is, an integer in digits, a float with three significant digits, another finding in the same language,
+    several values with commas between them; ``None`` is *unknown*.
+``{score:.2g}``
+    A number in another format of Python's: ``,`` or a precision followed by ``g``, ``f`` or ``e``.
+``{count:call|calls}``
+    A number and the word for it: *1 call*, *3 calls*.
+``{kind:word}``
+    A member of a closed set, by its entry among the file's ``words``; as it is if it has none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cache
+from importlib import resources
+from typing import NamedTuple, TypeAlias, Union
+
+import msgspec
+
+
+class Code(str, Enum):
+    """Base of the enumerations of codes; each room that finds something has its own."""
+
+    @classmethod
+    def package(cls) -> str:
+        """Return the import name of the package whose directory ``wording`` has the templates."""
+        return "msprobe_core"
+
+
+class Level(str, Enum):
+    """How bad a finding is, the worst first."""
+
+    ERROR = "error"
+    UNMATCHED = "unmatched"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+class Language(str, Enum):
+    """In which findings can be worded."""
+
+    ENGLISH = "en"
+    CHINESE = "zh"
+
+
+Field: TypeAlias = Union[str, int, float, "Finding", Sequence["Field"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        code: What was found; stable between releases.
+        level: How bad it is.
+        fields: The values that its template names.
+    """
+
+    code: Code
+    level: Level = Level.NOTE
+    fields: Mapping[str, Field] = field(default_factory=dict[str, Field])
+
+    @property
+    def text(self) -> str:
+        """The finding in English."""
+        return worded(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Place(NamedTuple):
+    """Where a field stands in a template.
+
+    Attributes:
+        field: Its name.
+        spec: What follows the colon; empty if there is none.
+    """
+
+    field: str
+    spec: str
+
+
+Template: TypeAlias = Sequence[str | Place]
+"""Texts and places, in their order."""
+
+
+class Wording(msgspec.Struct, frozen=True):
+    """The templates of one package in one language.
+
+    Attributes:
+        findings: Template by code.
+        words: Word by member of a closed set; a member without an entry is its own word.
+    """
+
+    findings: dict[str, str]
+    words: dict[str, str] = {}
+
+
+_PLACE = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_UNKNOWN = {Language.ENGLISH: "unknown", Language.CHINESE: "未知"}
+_COMMA = {Language.ENGLISH: ", ", Language.CHINESE: "、"}
+
+
+def worded(finding: Finding, language: Language = Language.ENGLISH) -> str:
+    """Return a finding as a text.
+
+    Raises:
+        KeyError: its code has no template in this language, or a field of the template is missing.
+    """
+    return "".join(
+        part if isinstance(part, str) else _filled(finding, part, language)
+        for part in template_of(finding.code, language)
+    )
+
+
+@cache
+def template_of(code: Code, language: Language = Language.ENGLISH) -> Template:
+    """Return the template of a code, taken apart.
+
+    Raises:
+        KeyError: it has none in this language.
+    """
+    template, parts, end = wording(code.package(), language).findings[code.value], list[str | Place](), 0
+    for place in _PLACE.finditer(template):
+        parts += [template[end : place.start()], Place(place[1], place[2] or "")]
+        end = place.end()
+    return [part for part in (*parts, template[end:]) if part]
+
+
+@cache
+def wording(package: str, language: Language) -> Wording:
+    """Return the templates of a package in a language."""
+    file = resources.files(package) / "wording" / f"{language.value}.json"
+    return msgspec.json.decode(file.read_bytes(), type=Wording)
+
+
+def _filled(finding: Finding, place: Place, language: Language) -> str:
+    words = wording(finding.code.package(), language).words
+    return _as_text(finding.fields[place.field], place.spec, language, words)
+
+
+def _as_text(value: Field, spec: str, language: Language, words: Mapping[str, str]) -> str:
+    if value is None:
+        return _UNKNOWN[language]
+    if isinstance(value, Finding):
+        return worded(value, language)
+    if isinstance(value, str):
+        plain = value.value if isinstance(value, Enum) else value
+        return words.get(plain, plain) if spec == "word" else plain
+    if not isinstance(value, (int, float)):
+        return _COMMA[language].join(_as_text(each, spec, language, words) for each in value)
+    if "|" in spec:
+        one, several = spec.split("|")
+        return f"{value:,} {one if value == 1 else several}"
+    return format(value, spec or (".3g" if isinstance(value, float) else "d"))

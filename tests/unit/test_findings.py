@@ -1,0 +1,103 @@
+"""Findings have a template in each language, and templates say what their fields are."""
+
+import json
+import re
+from importlib import import_module, resources
+from pathlib import Path
+
+import pytest
+
+from msprobe_core import findings
+from msprobe_core.findings import Code, Finding, Language, Level, Place, Wording, template_of, worded
+
+
+class Fruit(Code):
+    EATEN = "fruit.eaten"
+    GIVEN = "fruit.given"
+    ROTTEN = "fruit.rotten"
+
+
+WORDINGS = {
+    Language.ENGLISH: Wording(
+        {
+            "fruit.eaten": "{who} ate {count:apple|apples}, {share} of {total:,}.",
+            "fruit.given": "It was given {kinds:word}: {why}",
+            "fruit.rotten": "All are rotten.",
+        }
+    ),
+    Language.CHINESE: Wording(
+        {
+            "fruit.eaten": "{who} 吃了 {count} 个苹果,占 {total:,} 的 {share:.1g}。",
+            "fruit.given": "得到{kinds:word}:{why}",
+            "fruit.rotten": "全部腐烂。",
+        },
+        {"pear": "梨"},
+    ),
+}
+
+
+@pytest.fixture
+def fruit(monkeypatch):
+    monkeypatch.setattr(findings, "wording", lambda package, language: WORDINGS[language])
+    template_of.cache_clear()
+    yield
+    template_of.cache_clear()
+
+
+@pytest.mark.usefixtures("fruit")
+class TestWording:
+    def test_numbers_have_three_significant_digits_or_the_format_of_the_template(self):
+        eaten = Finding(Fruit.EATEN, Level.NOTE, {"who": "Ann", "count": 1, "share": 0.123456, "total": 12345})
+        assert eaten.text == "Ann ate 1 apple, 0.123 of 12,345."
+        assert worded(eaten, Language.CHINESE) == "Ann 吃了 1 个苹果,占 12,345 的 0.1。"
+
+    def test_a_number_other_than_one_takes_the_plural(self):
+        eaten = Finding(Fruit.EATEN, Level.NOTE, {"who": None, "count": 2000, "share": 1e-9, "total": 0})
+        assert eaten.text == "unknown ate 2,000 apples, 1e-09 of 0."
+
+    def test_findings_and_words_within_a_finding_are_in_its_language(self):
+        given = Finding(Fruit.GIVEN, Level.ERROR, {"kinds": ["pear", "fig"], "why": Finding(Fruit.ROTTEN)})
+        assert given.text == "It was given pear, fig: All are rotten."
+        assert worded(given, Language.CHINESE) == "得到梨、fig:全部腐烂。"
+
+    def test_a_field_that_the_template_names_must_be_there(self):
+        with pytest.raises(KeyError, match="count"):
+            worded(Finding(Fruit.EATEN, Level.NOTE, {"who": "Ann"}))
+
+    def test_braces_in_a_field_are_text(self):
+        eaten = Finding(Fruit.EATEN, Level.NOTE, {"who": "{count}", "count": 2, "share": 0.5, "total": 4})
+        assert eaten.text == "{count} ate 2 apples, 0.5 of 4."
+
+
+def places(code, language):
+    return {part.field for part in template_of(code, language) if isinstance(part, Place)}
+
+
+CORE = Path(findings.__file__).parent
+
+
+def enumerations(base=Code):
+    for path in CORE.rglob("*_codes.py"):  # a class is known once its module is imported
+        import_module(".".join(path.relative_to(CORE.parent).with_suffix("").parts))
+    for kind in base.__subclasses__():
+        if kind.__module__.startswith(("msprobe_core.", "msprobe.")):
+            yield kind
+            yield from enumerations(kind)
+
+
+ALL = [code for kind in enumerations() for code in kind]
+
+
+@pytest.mark.parametrize("code", ALL, ids=lambda code: code.value)
+def test_a_template_has_the_same_fields_in_both_languages(code):
+    assert places(code, Language.ENGLISH) == places(code, Language.CHINESE)
+    chinese = findings.wording(code.package(), Language.CHINESE).findings[code.value]
+    assert re.search(r"[\u4e00-\u9fff]", chinese) or not re.search(r"[a-zA-Z]{2}", re.sub(r"\{.*?\}", "", chinese))
+
+
+@pytest.mark.parametrize("package", sorted({"msprobe_core", *(code.package() for code in ALL)}))
+def test_each_template_is_of_a_code_that_exists(package):
+    own = {code.value for code in ALL if code.package() == package}
+    for language in Language:
+        text = (resources.files(package) / "wording" / f"{language.value}.json").read_text(encoding="utf-8")
+        assert set(json.loads(text)["findings"]) == own
