@@ -25,8 +25,8 @@ from bench.cross.families import PAIRS, Pair
 from bench.cross.faults import FAULTS, Fault
 from bench.cross.recording import Mode, record, state_of, training_of
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.noise import NoiseModel
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.judge.noise import NoiseModel
 from msprobe_core.locate import FaultKind, LocateOptions, LocateResult, LocateVerdict, locate
 
 BY_ROUNDING = LocateOptions(compare=CompareOptions(noise=NoiseModel()))

@@ -14,10 +14,10 @@ from typing import Any, cast
 import polars as pl
 
 from msprobe_core.calibrate.repeats import CalibrationTask, DumpCalibration, calibrate_dump
-from msprobe_core.compare.noise.profile import PROFILE_FILE
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, MsprobeError, StoreError
+from msprobe_core.judge.noise.profile import PROFILE_FILE
 from msprobe_core.report.run import RunOptions, RunProgress, executor_for
 from msprobe_core.store.layout import create_file, find_steps, make_directory
 from msprobe_core.store.results import refusal

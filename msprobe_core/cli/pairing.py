@@ -12,9 +12,9 @@ import click
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen
     from msprobe_core.compare.layouts.rules import LayoutRules
-    from msprobe_core.compare.limits import LimitTable
     from msprobe_core.compare.mapping import Matching
-    from msprobe_core.compare.noise import NoiseModel
+    from msprobe_core.judge.limits import LimitTable
+    from msprobe_core.judge.noise import NoiseModel
     from msprobe_core.model import ExecutorOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -120,7 +120,7 @@ class Pairing:
         Raises:
             CompareError: the file or a limit is wrong.
         """
-        from msprobe_core.compare.limits import conventional, load_limits, parse_limit
+        from msprobe_core.judge.limits import conventional, load_limits, parse_limit
 
         table = conventional() if self.limits_file is None else load_limits(self.limits_file)
         return table.with_overrides([parse_limit(pattern, limit) for pattern, limit in self.limits])
@@ -147,7 +147,7 @@ class Pairing:
 
 def noise_given(asked: str, golden: Path) -> NoiseModel | None:
     """Return what the option ``--noise`` asks for; ``None`` for the conventional limits."""
-    from msprobe_core.compare.noise import NoiseModel, load_noise, measured_noise
+    from msprobe_core.judge.noise import NoiseModel, load_noise, measured_noise
 
     if asked == "off":
         return None

@@ -1,7 +1,7 @@
 """The adviser of ``mindstudio-probe`` up to 8.x: a suspicious row, and what to look at there.
 
 There it is the first row that is suspicious by itself. Here it is a row of the call where the dumps part, see
-`msprobe_core.compare.fault`, the one that the terminal names: a suspicious one if there is any. Where no call is at
+`msprobe_core.judge.fault`, the one that the terminal names: a suspicious one if there is any. Where no call is at
 fault, it is the first that is suspicious by their rules.
 """
 
@@ -13,7 +13,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.compat import RESULT
-from msprobe_core.compare.fault import Fault
+from msprobe_core.judge.fault import Fault
 from msprobe_core.model import Phase, Role
 
 SUSPICIOUS = ("No", "Different", "Warning")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import polars as pl
 
@@ -18,8 +17,9 @@ from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
-from msprobe_core.compare.noise.operations import Operations, merged
 from msprobe_core.compare.tools import are_foreign
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.noise.operations import Operations, merged
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump
@@ -28,14 +28,6 @@ from msprobe_core.store.ending import ending_of
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _SHARED = ("role", "phase")
-
-
-class Match(str, Enum):
-    """Which sides have a row."""
-
-    BOTH = "both"
-    TARGET = "only target"
-    GOLDEN = "only golden"
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from functools import cached_property
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import limits
 from msprobe_core.compare.canonical_names import Names
-from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.lcs import Pair, align_sequences, settle
+from msprobe_core.judge import limits
+from msprobe_core.judge.formatting import formatted
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

@@ -14,11 +14,11 @@ import numpy as np
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.formatting import formatted
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.statistics_columns import STATISTICS
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 

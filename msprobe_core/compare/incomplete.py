@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from msprobe_core.compare.align import Match
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.columns import Match
 from msprobe_core.model import Ending, EndState, Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence

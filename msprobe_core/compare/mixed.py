@@ -19,11 +19,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.compare.derived import DerivedDump
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32, word_text, xor_words
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
+from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import RunHeader, Task
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import RowKind

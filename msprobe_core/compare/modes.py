@@ -8,8 +8,8 @@ from typing import NamedTuple
 import polars as pl
 
 from msprobe_core.compare.result import Mode
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

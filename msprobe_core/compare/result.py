@@ -8,11 +8,11 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from msprobe_core.compare.fault import Fault
-from msprobe_core.compare.limits import LimitTable, conventional
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.suggest import Suggestion
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.limits import LimitTable, conventional
+from msprobe_core.judge.verdict import Verdict
 
 if TYPE_CHECKING:
     import polars as pl

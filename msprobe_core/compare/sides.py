@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
 from msprobe_core.compare.layouts.rules import LayoutRules, Side
 from msprobe_core.compare.layouts.tensors import relaid
@@ -15,6 +14,7 @@ from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.merged import HeldPiece, MergedDump, merged
 from msprobe_core.errors import DumpError
+from msprobe_core.judge.fault import Fault
 from msprobe_core.protocols.storage import Dump
 
 _NUM_TOLD = 4

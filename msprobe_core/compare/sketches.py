@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.joining import joined
 from msprobe_core.fingerprint.distance import RESOLUTION, WITH_NORM, WITHOUT_NORM, decoded, relative_errors
-
-SKETCH_ERROR = "sketch_error"
-SKETCH_LOW = "sketch_low"
+from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW
+from msprobe_core.judge.joining import joined
 
 
 def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:

@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,54 +11,10 @@ from numpy.typing import NDArray
 
 from msprobe_core.compare.tensor_pass import pieces
 from msprobe_core.config.ranges import format_ranges
+from msprobe_core.judge.evidence import WorstTokens
 from msprobe_core.protocols.storage import TensorSource
 
 Floats: TypeAlias = NDArray[np.float64]
-
-_MAX_RANGES = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorstTokens:
-    """The tokens whose error is at least half of the largest, in a tensor [batch, tokens, hidden] or [tokens, hidden].
-
-    Attributes:
-        dimension: Which one of the tensor was taken for the tokens.
-        positions: Ranges of their positions, ``12-15``; over all sequences.
-        sequences: Ranges of the sequences that have one.
-        num_worst: How many positions they are.
-        num_positions: Positions in a sequence.
-        num_sequences: 1 of [tokens, hidden].
-        share: What part of the tensor's squared error they have, 0 to 1; 1 where one is NaN or infinite.
-        largest: The largest error of a token, see `token_errors`.
-    """
-
-    dimension: int
-    positions: Sequence[str]
-    sequences: Sequence[str]
-    num_worst: int
-    num_positions: int
-    num_sequences: int
-    share: float
-    largest: float
-
-    def sentence(self) -> str:
-        """Return it for people."""
-        if self.num_worst * 2 > self.num_positions:
-            return (
-                f"the error is spread along the tokens (dimension {self.dimension}): {self.num_worst} of "
-                f"{self.num_positions} have at least half of the largest"
-            )
-        where = f"{_first_of('token', self.positions)} of {self.num_positions} (dimension {self.dimension})"
-        whose = f" in {_first_of('sequence', self.sequences)} of {self.num_sequences}" if self.num_sequences > 1 else ""
-        return f"{where}{whose} {'have' if self.num_worst > 1 else 'has'} {self.share:.0%} of the squared error"
-
-
-def _first_of(what: str, ranges: Sequence[str]) -> str:
-    is_one = len(ranges) == 1 and ranges[0].isdigit()
-    return (
-        f"{what}{'' if is_one else 's'} {', '.join(ranges[:_MAX_RANGES])}{', …' if len(ranges) > _MAX_RANGES else ''}"
-    )
 
 
 def has_tokens(shape: Sequence[int]) -> bool:

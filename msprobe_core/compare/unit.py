@@ -9,28 +9,32 @@ from typing import TYPE_CHECKING, cast
 
 import polars as pl
 
-from msprobe_core.compare import overrides, statistics_columns
-from msprobe_core.compare.align import Alignment, Match, align
-from msprobe_core.compare.cross_framework import excuse_inner_calls, with_excuses, with_excuses_between_tools
-from msprobe_core.compare.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.compare.align import Alignment, align
 from msprobe_core.compare.fp8 import with_fp8_columns
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
-from msprobe_core.compare.joining import with_texts_of
-from msprobe_core.compare.limits import LimitTable, conventional, precision_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
-from msprobe_core.compare.noise.model import NoiseModel
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import PostProcessing
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
-from msprobe_core.compare.structure import judge_nesting, structure_dumps
+from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.suggest import suggest_names
 from msprobe_core.compare.tensor_pass import Progress, add_tensor_metrics
 from msprobe_core.compare.tools import are_foreign, are_of_two_tools
-from msprobe_core.compare.verdict import (
+from msprobe_core.compare.worst_tensor import worst_tensor
+from msprobe_core.errors import CompareError
+from msprobe_core.judge import overrides, statistics_columns
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.cross_framework import excuse_inner_calls, with_excuses, with_excuses_between_tools
+from msprobe_core.judge.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.judge.joining import with_texts_of
+from msprobe_core.judge.limits import LimitTable, conventional, precision_of
+from msprobe_core.judge.nesting import judge_nesting
+from msprobe_core.judge.noise.model import NoiseModel
+from msprobe_core.judge.verdict import (
     UNRECORDED,
     Verdict,
     check_recorded,
@@ -40,8 +44,6 @@ from msprobe_core.compare.verdict import (
     is_uncompared,
     judge,
 )
-from msprobe_core.compare.worst_tensor import worst_tensor
-from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.protocols.trainers import ModuleMap
@@ -53,8 +55,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from msprobe_core.compare.layouts.rules import LayoutRules
-    from msprobe_core.compare.noise.operations import Operations
     from msprobe_core.compare.shards.findings import ReplicaFinding
+    from msprobe_core.judge.noise.operations import Operations
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import polars as pl
 
 from msprobe_core.compare.post_processing import PostProcessing
 from msprobe_core.compare.tensor_pass import PERCENTILES, stored_pairs
-from msprobe_core.compare.tokens import WorstTokens, has_tokens, token_errors, worst_tokens
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.compare.tokens import has_tokens, token_errors, worst_tokens
 from msprobe_core.errors import DumpError
+from msprobe_core.judge.evidence import WorstTensor, WorstTokens
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorstTensor:
-    """The tensor of a faulty call with the largest error: an output if one is over its limit, an input last.
-
-    Attributes:
-        row: Its name.
-        absolute: By the names of `PERCENTILES`, the absolute error that so many elements do not exceed; empty where
-            NaN or Inf are not the same on both sides.
-        relative: The same of relative errors.
-        tokens: Where along its tokens the error is; ``None`` of parameters, inputs and shapes without tokens.
-    """
-
-    row: str
-    absolute: Mapping[str, float]
-    relative: Mapping[str, float]
-    tokens: WorstTokens | None
 
 
 def worst_tensor(

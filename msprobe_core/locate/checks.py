@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
 from msprobe_core.compare.result import Mode
-from msprobe_core.locate.discrete_ops import DECIDES, RANDOM, api_of
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.discrete_ops import DECIDES, RANDOM, api_of
 from msprobe_core.locate.result import Check, CheckState, Decision
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
@@ -83,7 +83,7 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
     """Return what one rank of one step tells.
 
     Args:
-        rows: With scores, see `msprobe_core.locate.nodes.with_scores`.
+        rows: With scores, see `msprobe_core.judge.nodes.with_scores`.
         nodes: Those of the rows.
     """
     forward = rows.filter((pl.col("phase") == Phase.FORWARD.value) & (pl.col("match") == Match.BOTH.value))

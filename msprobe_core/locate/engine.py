@@ -15,23 +15,23 @@ from typing import TypeAlias
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.fault import entry_beside
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError, ConfigError, MsprobeError
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.fault import entry_beside
+from msprobe_core.judge.nodes import nodes_of, with_scores
+from msprobe_core.judge.origins import Nesting, Source, find_sources, is_flagged
+from msprobe_core.judge.updates import parameters_of, with_judged_updates
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_command
 from msprobe_core.locate.confirmation import with_confirmations
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
-from msprobe_core.locate.nodes import nodes_of, with_scores
-from msprobe_core.locate.origins import Nesting, Source, find_sources, is_flagged
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
-from msprobe_core.locate.updates import parameters_of, with_judged_updates
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication

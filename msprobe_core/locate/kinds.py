@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.limits import precision_of
-from msprobe_core.compare.statistics_columns import has_inf_mismatch, has_nan_mismatch
-from msprobe_core.compare.verdict import Verdict
-from msprobe_core.locate.discrete_ops import DECIDES, RANDOM, api_of
-from msprobe_core.locate.nodes import INFINITE, is_sum
-from msprobe_core.locate.origins import Node, Source
+from msprobe_core.judge.discrete_ops import DECIDES, RANDOM, api_of
+from msprobe_core.judge.limits import precision_of
+from msprobe_core.judge.nodes import INFINITE, is_sum
+from msprobe_core.judge.origins import Node, Source
+from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate.result import FaultKind
 from msprobe_core.model import Phase, Role
 from msprobe_core.order.calls import is_communication

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from msprobe_core import names
-from msprobe_core.compare.limits import conventional
+from msprobe_core.judge.limits import conventional
 from msprobe_core.model import Phase, Role
 from msprobe_core.order import Node
 from msprobe_core.order.calls import is_communication

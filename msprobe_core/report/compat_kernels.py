@@ -12,14 +12,14 @@ from pathlib import Path
 
 import polars as pl
 
-from msprobe_core.compare.align import Match
 from msprobe_core.compare.compat import with_metrics_of_tables
 from msprobe_core.compare.mixed import statistics_of
 from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import NOT_AVAILABLE
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.errors import DumpError
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.report.table import Column, Table, Width
 from msprobe_core.store.kernel_files import STATISTIC_FILE
 from msprobe_core.store.tensors import open_tensor

@@ -12,15 +12,15 @@ from dataclasses import replace
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
-from msprobe_core.compare.align import Match
 from msprobe_core.compare.compat import crc32_of
-from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
-from msprobe_core.compare.verdict import DEVICE_TEXT
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.statistics_columns import STATISTICS
+from msprobe_core.judge.verdict import DEVICE_TEXT
 from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
 from msprobe_core.report.table import (
     BY_VERDICT,

@@ -13,12 +13,12 @@ import polars as pl
 
 from msprobe_core.compare import custom_metrics
 from msprobe_core.compare.fp8 import FP8_NAMES
-from msprobe_core.compare.limits import Precision
-from msprobe_core.compare.noise.model import SCORES
 from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.compare.sketches import SKETCH_ERROR
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.tensor_pass import PERCENTILES, TensorMetrics
+from msprobe_core.judge.columns import SKETCH_ERROR
+from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.noise.model import SCORES
+from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
 from msprobe_core.store.frame import RowKind
 

@@ -14,10 +14,10 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.align import FOREIGN
-from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import UnitResult, UnitSummary
-from msprobe_core.compare.verdict import Verdict
 from msprobe_core.errors import StoreError
+from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.compat_table import compat_table

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.formatting import formatted
 from msprobe_core.compare.result import Mode
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import CompareError, ConfigError
+from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.files import time_stamp
 from msprobe_core.report.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import polars as pl
 
-from msprobe_core.compare.formatting import formatted
+from msprobe_core.judge.formatting import formatted
 from msprobe_core.report.escape import guarded
 
 MAX_SHEET_ROWS = 1_048_576

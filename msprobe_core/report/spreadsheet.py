@@ -9,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.report.sheet import PERCENT, Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.report.table import Table
 

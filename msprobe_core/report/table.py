@@ -8,9 +8,9 @@ from enum import Enum
 
 import polars as pl
 
-from msprobe_core.compare.align import Match
 from msprobe_core.compare.result import UnitResult
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.verdict import Verdict
 
 STACK_COLUMN = "stack_info"
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.fault import Fault
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import NameKind
 from msprobe_core.compare.tensor_pass import PERCENTILES
-from msprobe_core.compare.verdict import UNRECORDED, Verdict
-from msprobe_core.compare.worst_tensor import WorstTensor
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.evidence import WorstTensor
+from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
 from msprobe_core.report.summary import table_notes

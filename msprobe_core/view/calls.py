@@ -13,17 +13,16 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
-from msprobe_core.compare.align import Match
 from msprobe_core.compare.fp8 import FP8_NAMES, with_fp8_columns
-from msprobe_core.compare.limits import LimitTable
 from msprobe_core.compare.result import UnitResult
-from msprobe_core.compare.sketches import SKETCH_ERROR
-from msprobe_core.compare.statistics_columns import STATISTICS
 from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
-from msprobe_core.compare.verdict import Verdict
-from msprobe_core.locate.nodes import nodes_of, with_scores
-from msprobe_core.locate.origins import is_flagged
+from msprobe_core.judge.columns import SKETCH_ERROR, Match
+from msprobe_core.judge.limits import LimitTable
+from msprobe_core.judge.nodes import nodes_of, with_scores
+from msprobe_core.judge.origins import is_flagged
+from msprobe_core.judge.statistics_columns import STATISTICS
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.report.default_table import PERCENTILE_HEADERS

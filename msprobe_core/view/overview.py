@@ -13,7 +13,7 @@ from typing import TypeAlias
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.statistics_columns import STATISTICS
+from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import Role
 from msprobe_core.view.calls import SIDES, Calls
 from msprobe_core.view.data import Heat, Layer, MicroHeat, NodeKind, Number, Severity, Trend, number

@@ -13,7 +13,7 @@ from torch_has import KINDS_OF_JOBS
 
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.shards.merged import check_replicas
-from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.judge.columns import SKETCH_ERROR
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),

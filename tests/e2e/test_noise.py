@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
-from msprobe_core.compare.noise import NoiseModel, load_noise
+from msprobe_core.judge.noise import NoiseModel, load_noise
 
 SIZES = {"vocab_size": 128, "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4}
 PLACE = {"llama": "model.layers.1.mlp.down_proj", "gpt2": "transformer.h.1.mlp.c_proj"}

@@ -267,7 +267,7 @@ TARGETS = {
     ),
     "control": Target(["config/edit"], _control, _use_control, "live.*"),
     "apis": Target(["config/apis"], written("apis.yaml", "my.module: [f, g]\ntorch: [relu]\n"), one("apis.yaml")),
-    "limits": Target(["compare/limits"], written("limits.yaml", example("relative:")), one("limits.yaml")),
+    "limits": Target(["judge/limits"], written("limits.yaml", example("relative:")), one("limits.yaml")),
     "mappings": Target(["compare/mapping_files"], _mappings, _use_mappings),
     "api maps": Target(["compare/map_files"], _api_maps, _use_api_maps),
     "layouts": Target(
@@ -277,7 +277,7 @@ TARGETS = {
     ),
     "post processing": Target(["compare/post_processing"], _post_processing, _use_post_processing, "*.yaml"),
     "noise": Target(
-        ["compare/noise/profile"],
+        ["judge/noise/profile"],
         _noise,
         _use_noise,
         "golden/noise_profile.parquet",

@@ -59,7 +59,7 @@ def _apis(path):
 
 
 def _limits(path):
-    from msprobe_core.compare.limits import load_limits
+    from msprobe_core.judge.limits import load_limits
 
     load_limits(path)
 
@@ -77,7 +77,7 @@ def _layouts(path):
 
 
 def _profile(path):
-    from msprobe_core.compare.noise.profile import NoiseProfile
+    from msprobe_core.judge.noise.profile import NoiseProfile
 
     (path.parent / "step0" / "rank0").mkdir(parents=True, exist_ok=True)
     NoiseProfile(path).unit(path.parent / "step0" / "rank0")

@@ -6,7 +6,7 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.activation_flips import FACTOR
+from msprobe_core.judge.activation_flips import FACTOR
 
 RANDOM = np.random.default_rng(0)
 ACTIVATION = RANDOM.normal(size=(64, 64))

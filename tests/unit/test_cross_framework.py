@@ -15,9 +15,9 @@ from msprobe_core import names
 from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.mapping_files import read_matching
-from msprobe_core.compare.noise import NoiseModel
 from msprobe_core.compare.result import Mode
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.judge.noise import NoiseModel
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate
 from msprobe_core.plugins import registry
 from msprobe_core.report.files import TableOptions

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from msprobe_core.compare.formatting import formatted
+from msprobe_core.judge.formatting import formatted
 
 REPOSITORY = Path(__file__).parents[2]
 CHUNKED = pl.concat(

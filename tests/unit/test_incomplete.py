@@ -8,7 +8,7 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.overflow import search
 

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from msprobe_core.compare.joining import joined, numbered, with_texts_of
+from msprobe_core.judge.joining import joined, numbered, with_texts_of
 
 
 def test_joined_rows_keep_their_order_and_number():

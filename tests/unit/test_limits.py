@@ -10,15 +10,16 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 
-from msprobe_core.compare import CompareOptions, compare_dumps, statistics_columns
+from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.compare.align import align
-from msprobe_core.compare.fault import judge_nodes
-from msprobe_core.compare.limits import conventional, load_limits, parse_limit
 from msprobe_core.compare.sketches import add_sketch_error
-from msprobe_core.compare.verdict import judge
 from msprobe_core.errors import ConfigError
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
+from msprobe_core.judge import statistics_columns
+from msprobe_core.judge.fault import judge_nodes
+from msprobe_core.judge.limits import conventional, load_limits, parse_limit
+from msprobe_core.judge.verdict import judge
 from msprobe_core.store.json_reader import read_json_dump
 
 ENTRY = "Functional.linear.0.forward"

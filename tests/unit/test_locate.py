@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from dumps import tensor, write_dump
 
 from msprobe_core.cli.locate import locate as command
+from msprobe_core.judge.origins import Source
 from msprobe_core.locate import FaultKind, LocateVerdict, locate
 from msprobe_core.locate.kinds import reason_of
-from msprobe_core.locate.origins import Source
 from msprobe_core.locate.result import CheckState, Strength
 
 RNG = np.random.default_rng(3)

@@ -7,7 +7,7 @@ from dumps import api, tensor, write_dump
 from msprobe_core import names
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions
-from msprobe_core.compare.noise import load_noise
+from msprobe_core.judge.noise import load_noise
 from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 from msprobe_core.locate.result import Strength
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from msprobe_core.judge.origins import Source
 from msprobe_core.locate import FaultKind, locate
 from msprobe_core.locate.kinds import reason_of
-from msprobe_core.locate.origins import Source
 
 SAVED = Path(__file__).parents[1] / "data" / "mindstudio_probe" / "26.2.0_debug" / "step0" / "proc1" / "debug.json"
 NODE = {

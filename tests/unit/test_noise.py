@@ -10,10 +10,10 @@ import pytest
 from msprobe_core.calibrate import calibrate, find_repeats
 from msprobe_core.cli.main import main
 from msprobe_core.compare import CompareOptions, compare_dumps
-from msprobe_core.compare.noise import PROFILE_FILE, NoiseModel, load_noise, student
-from msprobe_core.compare.noise.estimate import DISTANCE, estimate
-from msprobe_core.compare.noise.measures import MEASURES, Measure
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.noise import PROFILE_FILE, NoiseModel, load_noise, student
+from msprobe_core.judge.noise.estimate import DISTANCE, estimate
+from msprobe_core.judge.noise.measures import MEASURES, Measure
 from tests.support.dumps import api, tensor, write_dump
 
 U = 2.0**-8

@@ -8,9 +8,9 @@ from dumps import api, tensor, write_dump
 from msprobe_core import names
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
-from msprobe_core.compare.noise import load_noise
-from msprobe_core.compare.noise.carried import AMPLIFICATION, carried_distance
-from msprobe_core.compare.noise.measures import MEASURES
+from msprobe_core.judge.noise import load_noise
+from msprobe_core.judge.noise.carried import AMPLIFICATION, carried_distance
+from msprobe_core.judge.noise.measures import MEASURES
 from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 from msprobe_core.model import Role
 

@@ -23,7 +23,7 @@ CPU_SECONDS = 1.0
 
 TESTED_ELSEWHERE = {
     "msprobe_core/config/edit.py: pattern": "test_edits_take_linear_time",
-    "msprobe_core/compare/limits.py: pattern": "alternatives of plain words",
+    "msprobe_core/judge/limits.py: pattern": "alternatives of plain words",
     "msprobe_core/capture/kernel_dump.py: found[1]": "compiled for its message only; the framework applies it",
 }
 """Patterns that are made while the program runs."""

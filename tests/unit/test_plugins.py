@@ -211,6 +211,7 @@ LAYERS = [
     {"config", "plugins", "extras", "interception"},
     {"store", "execute", "monitoring"},
     {"order"},
+    {"judge"},
     {"capture", "compare"},
     {"confirm", "overflow"},
     {"locate"},

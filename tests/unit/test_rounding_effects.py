@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from msprobe_core.compare.noise.effects import (
+from msprobe_core.judge.noise.effects import (
     Backward,
     Error,
     Forward,
@@ -13,7 +13,7 @@ from msprobe_core.compare.noise.effects import (
     of_forward,
     together,
 )
-from msprobe_core.compare.noise.operations import Kind, Operations, is_layer, kind_of, known_as, merged
+from msprobe_core.judge.noise.operations import Kind, Operations, is_layer, kind_of, known_as, merged
 
 EXACT = Operations()
 UNIT = 2.0**-24

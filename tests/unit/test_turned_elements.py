@@ -7,8 +7,8 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
-from msprobe_core.compare.noise import load_noise
-from msprobe_core.compare.noise.rounding import with_sizes
+from msprobe_core.judge.noise import load_noise
+from msprobe_core.judge.noise.rounding import with_sizes
 
 SIZE, NUM_LAYERS = (16, 32), 4
 LAST_DIGIT = 1e-7

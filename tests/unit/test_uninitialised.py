@@ -4,8 +4,8 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.noise import NoiseModel
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.judge.noise import NoiseModel
 from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 
 X = [[1.0, -2.0], [3.0, 4.0]]

@@ -4,8 +4,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from msprobe_core.compare.align import Match
-from msprobe_core.locate.updates import parameters_of, with_judged_updates, with_updated_parameters
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.updates import parameters_of, with_judged_updates, with_updated_parameters
 from msprobe_core.model import Role
 
 NUM_LAYERS = 8

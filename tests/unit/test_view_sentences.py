@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_core.compare.noise import measures, model
+from msprobe_core.judge.noise import measures, model
 from msprobe_core.locate import FaultKind
 from msprobe_core.locate.result import Strength
 from msprobe_core.overflow.result import Kind
@@ -22,7 +22,7 @@ WRITERS = [
     *(f"locate/{path.name}" for path in sorted((CORE / "locate").glob("*.py"))),
     "overflow/describe.py",
     "overflow/result.py",
-    "compare/verdict.py",
+    "judge/verdict.py",
 ]
 """Modules that write what pages show. New ones in `locate` are of them by themselves."""
 

@@ -9,8 +9,8 @@ from bench.cross.families import PAIRS  # noqa: E402
 from bench.cross.faults import FAULTS  # noqa: E402
 from bench.cross.recording import Mode, record, state_of, training_of  # noqa: E402
 from msprobe_core.compare import compare_dumps  # noqa: E402
-from msprobe_core.compare.noise import NoiseModel  # noqa: E402
 from msprobe_core.compare.unit import CompareOptions  # noqa: E402
+from msprobe_core.judge.noise import NoiseModel  # noqa: E402
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate  # noqa: E402
 
 BY_ROUNDING = LocateOptions(compare=CompareOptions(noise=NoiseModel()))

@@ -14,8 +14,8 @@ from msprobe.verl._compare.hypotheses import Cause, Diagnosis, Evidence, examine
 from msprobe.verl._compare.log_probs import Tokens, by_group, frame_of, measure, tokens_of
 from rl_tokens import Policy, kept, make_policy
 
-from msprobe_core.compare.limits import Precision
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.limits import Precision
 
 NOISES = {Precision.FLOAT32: 4e-7, Precision.BFLOAT16: 0.02}
 

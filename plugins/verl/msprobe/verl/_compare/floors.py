@@ -1,7 +1,7 @@
 """How far two healthy engines may be apart: by the closed form of the core's noise model, or as a baseline measured.
 
 The unit round-off of the coarser dtype, times a growth with the number of calls before the value, times the size of the
-value: see `msprobe_core.compare.noise.closed_form`. Limits of scores are the core's too (`LEAST_LIMITS`).
+value: see `msprobe_core.judge.noise.closed_form`. Limits of scores are the core's too (`LEAST_LIMITS`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
-from msprobe_core.compare.noise.closed_form import CLOSED_NULLS, ROUNDINGS
-from msprobe_core.compare.noise.measures import Measure
-from msprobe_core.compare.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
+from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, ROUNDINGS
+from msprobe_core.judge.noise.measures import Measure
+from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
 
 ALPHA = 0.01
-"""Of a hundred healthy comparisons, how many may have a value over its limit; as `msprobe_core.compare.noise.ALPHA`."""
+"""Of a hundred healthy comparisons, how many may have a value over its limit; as `msprobe_core.judge.noise.ALPHA`."""
 
 DEFAULT_DEPTH = 400
 """Calls of modules before the log-probs of a model of 28 layers, where nobody counted them.

@@ -18,8 +18,8 @@ from msprobe.verl._compare.recorded import Array, RecordedRun, chosen_steps, pol
 from msprobe.verl._compare.weights import Transfer, coarser_of
 from msprobe.verl._compare.weights_outcome import Sync, syncs
 from msprobe.verl._files import BatchFile, Sampling, Stage
-from msprobe_core.compare.limits import Precision, precision_of
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.limits import Precision, precision_of
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
 MASK = "response_mask"

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from msprobe.verl._compare.floors import Floor, Score, module_floor, module_score, precision_named
 from msprobe.verl._compare.outcome import VERDICT
 from msprobe.verl._compare.stage_tensors import ModuleValue, StageTensors, common_samples, matched
-from msprobe_core.compare.limits import Precision
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError, Role
 
 Array: TypeAlias = NDArray[Any]

@@ -27,7 +27,7 @@ from msprobe.verl._compare.stage_statistics import StatisticsDifference, compare
 from msprobe.verl._compare.stage_statistics import table_of as statistics_table
 from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError, common_samples
 from msprobe.verl._files import Stage
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
 _EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_router_topk", "num_experts_per_token")

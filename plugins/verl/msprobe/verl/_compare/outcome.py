@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.files import TableForm, time_stamp
 from msprobe_core.report.sheet import MAX_SHEET_ROWS

@@ -19,11 +19,11 @@ from msprobe.verl._compare.stage_tensors import StageTensors
 from msprobe.verl._compare.weights import coarser_of
 from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
 from msprobe_core.compare.engine import compare_dumps
-from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, conventional
 from msprobe_core.compare.reading import is_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import CompareOptions
-from msprobe_core.compare.verdict import Verdict, differs
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional
+from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.plugin import CompareError, DumpError
 
 Progress = Callable[[int, int, str], None]

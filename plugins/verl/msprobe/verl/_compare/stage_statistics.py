@@ -13,8 +13,8 @@ from msprobe.verl._compare.floors import Score, module_floor, module_score, prec
 from msprobe.verl._compare.outcome import VERDICT
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._compare.stage_tensors import module_of
-from msprobe_core.compare.limits import Precision
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError, Phase, Role
 from msprobe_core.store.frame import RowKind
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from msprobe.verl._files import Weight, WeightsFile
-from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, precision_of
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, precision_of
 
 
 class Transfer(str, Enum):

@@ -14,8 +14,8 @@ from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._compare.weights import Transfer, Transferred, coarser_of, transfers
 from msprobe.verl._files import Stage, WeightsFile
-from msprobe_core.compare.limits import Precision
-from msprobe_core.compare.verdict import Verdict
+from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
 _MAX_NAMES = 5

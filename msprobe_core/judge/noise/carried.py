@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.compare.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.model import Role
 
 AMPLIFICATION = 8.0

@@ -33,10 +33,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe_core.compare.noise import student
-from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS, MOST_LIMIT, Null, Nulls
-from msprobe_core.compare.noise.rounding import least
+from msprobe_core.judge.noise import student
+from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS, MOST_LIMIT, Null, Nulls
+from msprobe_core.judge.noise.rounding import least
 
 Array: TypeAlias = NDArray[Any]
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.compare.limits import roundoff_of
-from msprobe_core.compare.noise.measures import Measure
+from msprobe_core.judge.limits import roundoff_of
+from msprobe_core.judge.noise.measures import Measure
 
 RESOLUTION = 2.0**-23
 """Relative error of statistics that were summed up in float32, of tensors in float32 or coarser formats."""

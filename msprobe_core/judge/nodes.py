@@ -1,7 +1,7 @@
 """One row per call: how far what it was given, and what it made, is from what rounding explains.
 
 ``score`` is an error in units of what rounding is expected to do, ``excess`` the same in units of what is still
-allowed: above 1 it is no rounding. Where there is no measure of rounding, the limits of `msprobe_core.compare.limits`
+allowed: above 1 it is no rounding. Where there is no measure of rounding, the limits of `msprobe_core.judge.limits`
 stand in for both.
 """
 
@@ -13,15 +13,15 @@ from collections.abc import Mapping
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.fault import given_parameters
-from msprobe_core.compare.limits import LimitTable
-from msprobe_core.compare.noise.carried import SUMMED
-from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS
-from msprobe_core.compare.verdict import Verdict, differs
-from msprobe_core.locate.discrete_ops import DECIDES, api_of
-from msprobe_core.locate.op_bound import local_excess
-from msprobe_core.locate.updates import ALL_NOISE, value_of_row, with_updated_parameters
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.discrete_ops import DECIDES, api_of
+from msprobe_core.judge.fault import given_parameters
+from msprobe_core.judge.limits import LimitTable
+from msprobe_core.judge.noise.carried import SUMMED
+from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
+from msprobe_core.judge.op_bound import local_excess
+from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
+from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -146,7 +146,7 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     ``has_other_number``: was given another number, such as an epsilon, and this changed what it made; ``turns``: what
     it made differs in integers and booleans alone, as a decision does; ``is_open``: what it made cannot be judged by
     what it was given, see `_is_open`, and is no excess;
-    ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.locate.op_bound`, which
+    ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.judge.op_bound`, which
     counts as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_added_up``: gradients of
     parameters that one side alone adds to what was there before; ``is_lost``: a backward that one side lacks of a
     forward that both have.

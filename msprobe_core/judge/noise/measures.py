@@ -25,7 +25,7 @@ from enum import Enum
 
 import polars as pl
 
-from msprobe_core.compare.sketches import SKETCH_ERROR
+from msprobe_core.judge.columns import SKETCH_ERROR
 
 
 class Measure(str, Enum):
@@ -71,7 +71,7 @@ def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
     target's is not.
 
     Args:
-        rows: With the differences of `msprobe_core.compare.statistics_columns`, and ``euclidean`` or
+        rows: With the differences of `msprobe_core.judge.statistics_columns`, and ``euclidean`` or
             ``sketch_error`` where tensors or sketches were compared.
     """
     norm = pl.col("norm_golden")

@@ -24,10 +24,10 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.limits import LimitTable, conventional, roundoff_of
-from msprobe_core.compare.verdict import Verdict
-from msprobe_core.compare.worst_tensor import WorstTensor
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.evidence import WorstTensor
+from msprobe_core.judge.limits import LimitTable, conventional, roundoff_of
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

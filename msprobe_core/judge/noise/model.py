@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from msprobe_core.compare.noise import student, turned
-from msprobe_core.compare.noise.carried import carried_distance, is_parameter
-from msprobe_core.compare.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
-from msprobe_core.compare.noise.measures import MEASURES, WORDS, Measure, with_measures
-from msprobe_core.compare.noise.null_distribution import EXTREME_LIMIT
-from msprobe_core.compare.noise.operations import Operations
-from msprobe_core.compare.noise.profile import NoiseProfile, UnitNoise, find_profile
-from msprobe_core.compare.noise.rounding import least, with_sizes
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.noise import student, turned
+from msprobe_core.judge.noise.carried import carried_distance, is_parameter
+from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
+from msprobe_core.judge.noise.measures import MEASURES, WORDS, Measure, with_measures
+from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT
+from msprobe_core.judge.noise.operations import Operations
+from msprobe_core.judge.noise.profile import NoiseProfile, UnitNoise, find_profile
+from msprobe_core.judge.noise.rounding import least, with_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from msprobe_core.compare.noise.null_distribution import Null
+    from msprobe_core.judge.noise.null_distribution import Null
 
 ALPHA = 0.01
 """How many of a hundred comparisons of healthy runs may have a row over its limit, if scores are distributed as the

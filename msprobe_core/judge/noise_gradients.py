@@ -23,7 +23,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.limits import LimitTable, Precision
+from msprobe_core.judge.limits import LimitTable, Precision
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 

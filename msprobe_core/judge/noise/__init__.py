@@ -1,8 +1,8 @@
 """Fault or rounding: how far two healthy runs may be apart, row by row, and whether a row is farther."""
 
-from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.model import ALPHA, NoiseModel, NoiseSource, load_noise, measured_noise
-from msprobe_core.compare.noise.profile import PROFILE_FILE, NoiseProfile
+from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.model import ALPHA, NoiseModel, NoiseSource, load_noise, measured_noise
+from msprobe_core.judge.noise.profile import PROFILE_FILE, NoiseProfile
 
 __all__ = [
     "ALPHA",

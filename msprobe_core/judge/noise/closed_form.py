@@ -3,7 +3,7 @@
 Each call rounds its result, and passes on what was rounded before it. Bounds of what comes of that multiply what every
 call may amplify; in a network whose blocks neither amplify nor damp, such as one of normalised residual blocks, what is
 left is a sum of independent roundings, one of every call, whose size grows like the square root of their number (Higham
-and Mary, see `msprobe_core.compare.noise.rounding`).
+and Mary, see `msprobe_core.judge.noise.rounding`).
 
 The depth of a row is the number of calls that began before it in the step, as the dump has them; backward goes on
 where forward ended. A dump of modules alone shows fewer calls than were made: it counts what it has.
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.null_distribution import Null, Nulls
-from msprobe_core.compare.noise.operations import Operations
-from msprobe_core.compare.noise.rounding import least
+from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.null_distribution import Null, Nulls
+from msprobe_core.judge.noise.operations import Operations
+from msprobe_core.judge.noise.rounding import least
 
 ROUNDINGS = 0.35
 """Roundings of each call, in unit round-offs, that reach the end."""
@@ -42,7 +42,7 @@ def with_closed_form(rows: pl.DataFrame, operations: Operations | None = None) -
     distance = pl.col("roundoff") * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
     shift = pl.lit(0.0)
     if operations is not None:
-        from msprobe_core.compare.noise.flow import SHIFT, SPREAD, with_flow  # within one framework nobody needs it
+        from msprobe_core.judge.noise.flow import SHIFT, SPREAD, with_flow  # within one framework nobody needs it
 
         rows = with_flow(rows, operations)
         distance, shift = pl.max_horizontal(distance, SPREAD), pl.col(SHIFT).fill_null(0.0)

@@ -2,7 +2,7 @@
 
 A value is known again by its statistics: what a call was given is what another one has made. So the error of a result
 is what its call rounds, and what it was given times what the call makes of that (see
-`msprobe_core.compare.noise.effects`). A gradient is the sum of what all who were given the value pass on. Of what no
+`msprobe_core.judge.noise.effects`). A gradient is the sum of what all who were given the value pass on. Of what no
 recorded call has made, as between modules at level L0, nothing is known but that it may hold what all calls before
 have rounded, of which a part adds up as independent errors do.
 
@@ -20,8 +20,8 @@ from typing import NamedTuple
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.noise.effects import (
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.noise.effects import (
     Backward,
     Error,
     Forward,
@@ -31,15 +31,15 @@ from msprobe_core.compare.noise.effects import (
     of_forward,
     together,
 )
-from msprobe_core.compare.noise.measures import Measure
-from msprobe_core.compare.noise.operations import Kind, Operations, is_layer, kind_of
+from msprobe_core.judge.noise.measures import Measure
+from msprobe_core.judge.noise.operations import Kind, Operations, is_layer, kind_of
 from msprobe_core.model import Phase, Role
 
 SPREAD, SHIFT = "flow_spread", "flow_shift"
 """Columns of what `with_flow` adds, in units of a tensor's norm; null where nothing is known."""
 
 REACHES = 0.35
-"""Share of what a call rounds that reaches a value further on; see `msprobe_core.compare.noise.closed_form`."""
+"""Share of what a call rounds that reaches a value further on; see `msprobe_core.judge.noise.closed_form`."""
 
 SEEN = 4.0
 """How many times what was seen of a value's error its elements may be off: that four samples of a normal distribution

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.formatting import formatted
-from msprobe_core.compare.verdict import FROM_END, Verdict
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.verdict import FROM_END, Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

@@ -29,9 +29,9 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.noise.measures import MEASURES, Measure
-from msprobe_core.compare.noise.null_distribution import Null, Nulls
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.null_distribution import Null, Nulls
 from msprobe_core.store import layout
 from msprobe_core.untrusted.files import most_unfolded, open_plain
 from msprobe_core.untrusted.parquet import check_parquet

@@ -39,7 +39,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from msprobe_core.compare.noise.operations import Kind, Operations, kind_of, known_as
+from msprobe_core.judge.noise.operations import Kind, Operations, kind_of, known_as
 
 ACCUMULATED = 2.0**-24
 """Unit round-off of sums: coarser formats are summed up in float32."""

@@ -1,7 +1,7 @@
 """What one call's own rounding explains, where everything it was given is equal to the bit.
 
 Nothing is passed on to such a call, so what noise has gathered on the way to it in other runs does not count. It rounds
-its result, and what it adds up in between: see `msprobe_core.compare.noise.rounding` for the least that this does to
+its result, and what it adds up in between: see `msprobe_core.judge.noise.rounding` for the least that this does to
 each measure.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.compare.noise.measures import MEASURES, with_measures
-from msprobe_core.compare.noise.rounding import least, with_sizes
+from msprobe_core.judge.noise.measures import MEASURES, with_measures
+from msprobe_core.judge.noise.rounding import least, with_sizes
 from msprobe_core.model import Role
 
 ALLOWED = 30.0

@@ -11,8 +11,8 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.limits import UNIT_ROUNDOFF, Precision, roundoff_of
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, roundoff_of
 from msprobe_core.model import Role
 
 ALL_NOISE = 0.3
@@ -32,7 +32,7 @@ Measured of SGD between two frameworks: up to 1.1 in healthy runs, 40 to 16,000 
 """
 
 _SEEN = 4.0
-"""How many times what gradients are seen to be apart an update may be; see `msprobe_core.compare.noise.flow`."""
+"""How many times what gradients are seen to be apart an update may be; see `msprobe_core.judge.noise.flow`."""
 
 _FACTOR, _STEADINESS = 1e-3, 10.0
 """What all updates must be multiplied by to be another, less one, and in units of how far factors are apart."""
@@ -55,7 +55,7 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
     where errors are held against limits alone.
 
     Args:
-        rows: As `msprobe_core.locate.nodes.with_scores` makes them.
+        rows: As `msprobe_core.judge.nodes.with_scores` makes them.
     """
     if "noise_floor" not in rows.columns:
         return rows
@@ -109,7 +109,7 @@ def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the parameters of a step with what the next one is held against, and how far their gradients are apart.
 
     Args:
-        rows: As `msprobe_core.locate.nodes.with_scores` makes them.
+        rows: As `msprobe_core.judge.nodes.with_scores` makes them.
     """
     place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
     is_gradient = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (pl.col("match") == Match.BOTH.value)
@@ -138,7 +138,7 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     ``update_factor`` is what all updates are multiplied by; null where they have no factor in common.
 
     Args:
-        rows: As `msprobe_core.locate.nodes.with_scores` makes them.
+        rows: As `msprobe_core.judge.nodes.with_scores` makes them.
         before: What `parameters_of` returned of the last step that was looked at.
     """
     own = _own_parameters(rows).with_columns(roundoff=roundoff_of(pl.col("precision")), value=value_of_row())

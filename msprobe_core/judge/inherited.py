@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.limits import LOWEST_FINITE
+from msprobe_core.judge.limits import LOWEST_FINITE
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 

@@ -98,7 +98,7 @@ _Size = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RelativeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Largest relative error that passes, by precision, measured as in `msprobe_core.compare.statistics_columns`."""
+    """Largest relative error that passes, by precision, measured as in `msprobe_core.judge.statistics_columns`."""
 
     float64: _Size
     float32: _Size

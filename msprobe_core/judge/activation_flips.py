@@ -20,8 +20,8 @@ from typing import cast
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.limits import LimitTable
-from msprobe_core.compare.sketches import SKETCH_LOW
+from msprobe_core.judge.columns import SKETCH_LOW
+from msprobe_core.judge.limits import LimitTable
 from msprobe_core.model import Phase, Role
 
 FACTOR = 2.0

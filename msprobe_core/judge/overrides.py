@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.compare.joining import joined
-from msprobe_core.compare.limits import LimitOverride, LimitTable
+from msprobe_core.judge.joining import joined
+from msprobe_core.judge.limits import LimitOverride, LimitTable
 from msprobe_core.store.frame import RowKind
 
 TERMS = ("rel", "abs", "cos", "ulp")

@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.noise.operations import is_layer
-from msprobe_core.compare.statistics_columns import has_inf_mismatch, has_nan_mismatch
-from msprobe_core.locate.nodes import INFINITE, is_module
+from msprobe_core.judge.nodes import INFINITE, is_module
+from msprobe_core.judge.noise.operations import is_layer
+from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.model import Phase, Role
 
 Node: TypeAlias = dict[str, Any]
-"""One row of what `msprobe_core.locate.nodes.nodes_of` returns."""
+"""One row of what `msprobe_core.judge.nodes.nodes_of` returns."""
 
 MAX_SOURCES = 40
 """Of one rank of one step; those that come later are hardly the first."""
@@ -94,7 +94,7 @@ def find_sources(
     """Return the sources of one rank of one step, in execution order, `MAX_SOURCES` at the most.
 
     Args:
-        rows: With scores, see `msprobe_core.locate.nodes.with_scores`.
+        rows: With scores, see `msprobe_core.judge.nodes.with_scores`.
         nodes: Those of the rows.
         nesting: Of both sides.
         is_foreign: Whether the two are of different frameworks, which compute the same by other calls.

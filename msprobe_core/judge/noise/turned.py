@@ -1,7 +1,7 @@
 """Single elements that a rectifier lets through in one run and not in another.
 
 A rectifier decides by a sign, and of an element near zero rounding decides it: see
-`msprobe_core.compare.activation_flips`. Where few elements are that near, as in float32, the repetitions of a run may
+`msprobe_core.judge.activation_flips`. Where few elements are that near, as in float32, the repetitions of a run may
 have turned none, and floors know nothing of it. The next healthy run turns one, and a whole element of its gradient is
 there or is not: thousands of times what rounding does elsewhere.
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.noise.measures import Measure
-from msprobe_core.compare.noise.null_distribution import LEAST_LIMITS
+from msprobe_core.judge.noise.measures import Measure
+from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.model import Phase, Role
 
 MOST_TURNED = 3

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import msgspec
 
-from msprobe_core.compare.noise import student
-from msprobe_core.compare.noise.measures import Measure
+from msprobe_core.judge.noise import student
+from msprobe_core.judge.noise.measures import Measure
 
 EXTREME_LIMIT = 15.0
 """The least limit of single elements, such as extremes, and of vectors, which have no rows that average out."""

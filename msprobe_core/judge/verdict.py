@@ -6,17 +6,17 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in 
 * NaN or Inf that are not the same on both sides are an error, and so are different shapes, a tensor against
   nothing, and different scalar arguments.
 * Otherwise the row's ``error`` is held against the limit of the coarsest precision that the value has come through on
-  either side, see `msprobe_core.compare.inherited`: what a bfloat16 operation has made is no better than bfloat16,
+  either side, see `msprobe_core.judge.inherited`: what a bfloat16 operation has made is no better than bfloat16,
   whatever is computed from it. A different dtype alone is therefore no error. Integers and booleans must be equal.
 * Where both sides have sketches, what the relative error is at least by these takes part.
 * Where checksums are compared, different ones are an error whatever the statistics say.
-* Exempt are: memory that was not written, see `msprobe_core.compare.uninitialised`; the gradient of a bias that
+* Exempt are: memory that was not written, see `msprobe_core.judge.uninitialised`; the gradient of a bias that
   vanishes, on both sides, beside the gradient it is
   the sum of (zero in exact arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the
   target has a few unit round-offs of what it was computed from.
 * A limit that is given for a row by name takes the place of the conventional one, of checksums and of equality; it does
   not excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
-* Between two frameworks, what `msprobe_core.compare.cross_framework` excuses passes, and so do ``requires_grad``,
+* Between two frameworks, what `msprobe_core.judge.cross_framework` excuses passes, and so do ``requires_grad``,
   numbers of another type, and sizes and dimensions that one side counts from the end.
 * A value that a side could not record is a warning that says why; whatever else is known of it is judged.
 * Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
@@ -33,17 +33,16 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare import activation_flips, overrides, statistics_columns
-from msprobe_core.compare.align import Match
-from msprobe_core.compare.formatting import formatted
-from msprobe_core.compare.inherited import inherited_precision
-from msprobe_core.compare.joining import joined, numbered
-from msprobe_core.compare.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
-from msprobe_core.compare.noise import model as noise_model
-from msprobe_core.compare.noise_gradients import is_vanishing_vector, noise_rows
-from msprobe_core.compare.sketches import SKETCH_ERROR, SKETCH_LOW
-from msprobe_core.compare.uninitialised import uninitialised_rows
 from msprobe_core.errors import CompareError
+from msprobe_core.judge import activation_flips, overrides, statistics_columns
+from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW, Match
+from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.inherited import inherited_precision
+from msprobe_core.judge.joining import joined, numbered
+from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
+from msprobe_core.judge.noise import model as noise_model
+from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
+from msprobe_core.judge.uninitialised import uninitialised_rows
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     Scorer = Callable[[pl.DataFrame], pl.DataFrame]
-    """Adds the columns of `msprobe_core.compare.noise.model.SCORES` and its helpers to judged rows."""
+    """Adds the columns of `msprobe_core.judge.noise.model.SCORES` and its helpers to judged rows."""
 
 
 class Verdict(str, Enum):
