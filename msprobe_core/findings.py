@@ -11,6 +11,8 @@ A template is plain text with fields in braces:
     several values with commas between them; ``None`` is *unknown*.
 ``{score:.2g}``
     A number in another format of Python's: ``,`` or a precision followed by ``g``, ``f`` or ``e``.
+``{score:times}``
+    How many times something else a number is: two digits below ten, none behind the point above.
 ``{count:call|calls}``
     A number and the word for it: *1 call*, *3 calls*.
 ``{kind:word}``
@@ -19,6 +21,7 @@ A template is plain text with fields in braces:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,4 +168,26 @@ def _as_text(value: Field, spec: str, language: Language, words: Mapping[str, st
     if "|" in spec:
         one, several = spec.split("|")
         return f"{value:,} {one if value == 1 else several}"
-    return format(value, spec or (".3g" if isinstance(value, float) else "d"))
+    return format(value, _times(value) if spec == "times" else spec or (".3g" if isinstance(value, float) else "d"))
+
+
+def _times(value: float) -> str:
+    return ".1e" if value >= 1e6 else ".2g" if value < 10 else ",.0f"
+
+
+def content_of(finding: Finding) -> dict[str, object]:
+    """Return a finding in JSON's own types: ``code``, ``level`` and ``fields``; numbers that JSON has not are text."""
+    fields = {name: _as_json(value) for name, value in finding.fields.items()}
+    return {"code": finding.code.value, "level": finding.level.value, "fields": fields}
+
+
+def _as_json(value: Field) -> object:
+    if isinstance(value, Finding):
+        return content_of(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return [_as_json(each) for each in value]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from wording import Snapshot
 
 # What needs more than the core: the files, relative to this directory, and the modules that must be there.
 NEEDS = {
@@ -28,6 +29,16 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 collect_ignore = [str(path) for files in LEFT_OUT for path in Path(__file__).parent.glob(files)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew-wording", action="store_true", help="write tests/data/wording as commands say it now")
+
+
+@pytest.fixture
+def wording_snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    """What commands say, against ``tests/data/wording``."""
+    return Snapshot(renews=request.config.getoption("--renew-wording"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,13 +8,24 @@ from pathlib import Path
 import pytest
 
 from msprobe_core import findings
-from msprobe_core.findings import Code, Finding, Language, Level, Place, Wording, template_of, worded
+from msprobe_core.findings import (
+    Code,
+    Finding,
+    Language,
+    Level,
+    Place,
+    Wording,
+    content_of,
+    template_of,
+    worded,
+)
 
 
 class Fruit(Code):
     EATEN = "fruit.eaten"
     GIVEN = "fruit.given"
     ROTTEN = "fruit.rotten"
+    SWEETER = "fruit.sweeter"
 
 
 WORDINGS = {
@@ -23,6 +34,7 @@ WORDINGS = {
             "fruit.eaten": "{who} ate {count:apple|apples}, {share} of {total:,}.",
             "fruit.given": "It was given {kinds:word}: {why}",
             "fruit.rotten": "All are rotten.",
+            "fruit.sweeter": "It is {score:times}x as sweet.",
         }
     ),
     Language.CHINESE: Wording(
@@ -30,6 +42,7 @@ WORDINGS = {
             "fruit.eaten": "{who} 吃了 {count} 个苹果,占 {total:,} 的 {share:.1g}。",
             "fruit.given": "得到{kinds:word}:{why}",
             "fruit.rotten": "全部腐烂。",
+            "fruit.sweeter": "甜度为 {score:times} 倍。",
         },
         {"pear": "梨"},
     ),
@@ -60,6 +73,10 @@ class TestWording:
         assert given.text == "It was given pear, fig: All are rotten."
         assert worded(given, Language.CHINESE) == "得到梨、fig:全部腐烂。"
 
+    @pytest.mark.parametrize(("score", "shown"), [(0.123, "0.12"), (9.96, "10"), (1234.5, "1,234"), (2.5e7, "2.5e+07")])
+    def test_a_multiple_has_two_digits_or_is_whole(self, score, shown):
+        assert Finding(Fruit.SWEETER, Level.NOTE, {"score": score}).text == f"It is {shown}x as sweet."
+
     def test_a_field_that_the_template_names_must_be_there(self):
         with pytest.raises(KeyError, match="count"):
             worded(Finding(Fruit.EATEN, Level.NOTE, {"who": "Ann"}))
@@ -67,6 +84,24 @@ class TestWording:
     def test_braces_in_a_field_are_text(self):
         eaten = Finding(Fruit.EATEN, Level.NOTE, {"who": "{count}", "count": 2, "share": 0.5, "total": 4})
         assert eaten.text == "{count} ate 2 apples, 0.5 of 4."
+
+
+def test_the_content_of_a_finding_is_json():
+    given = Finding(
+        Fruit.GIVEN,
+        Level.ERROR,
+        {"kinds": [Level.NOTE, 1, None, True], "why": Finding(Fruit.EATEN, Level.NOTE, {"share": float("-inf")})},
+    )
+    content = content_of(given)
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    assert content == {
+        "code": "fruit.given",
+        "level": "error",
+        "fields": {
+            "kinds": ["note", 1, None, True],
+            "why": {"code": "fruit.eaten", "level": "note", "fields": {"share": "-inf"}},
+        },
+    }
 
 
 def places(code, language):
