@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_core.config import ListedApi
 from msprobe_core.errors import ConfigError, SessionError
-from msprobe_core.interception.patching import Function, FunctionStandIn, StandIns
+from msprobe_core.interception.patching import Function, FunctionPatch, StandIns
 from msprobe_core.protocols.framework import Attachment
 
 _logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class CustomApis:
 
     def _check(self, registration: _Registration, where: str) -> None:
         """Try whether the place can be taken."""
-        stand_in = FunctionStandIn(registration.owner, registration.attribute, _call)
+        stand_in = FunctionPatch(registration.owner, registration.attribute, _call)
         try:
             stand_in.install()
         except (AttributeError, TypeError) as error:
@@ -186,7 +186,7 @@ class CustomApis:
             attachment = self._attachment
             return attachment is not None and attachment.is_compiling()
 
-        return StandIns([FunctionStandIn(registration.owner, name, handle, steps_aside)])
+        return StandIns([FunctionPatch(registration.owner, name, handle, steps_aside)])
 
     def _forget(self, owner: Any, attribute: str) -> bool:
         found = next((each for each in self._registered if each.is_for(owner, attribute)), None)

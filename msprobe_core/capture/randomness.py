@@ -23,7 +23,7 @@ import numpy as np
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
-from msprobe_core.interception.patching import Function, FunctionStandIn, Outermost, StandIns, never
+from msprobe_core.interception.patching import Function, FunctionPatch, Outermost, StandIns, never
 from msprobe_core.store.layout import create_file, make_directory
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class RandomWatch:
         self._seed = seed
         self._steps_aside = steps_aside
         stand_ins = [self._stand_in(function) for function in (*common_functions(), *functions)]
-        stand_ins.append(FunctionStandIn(np.random, "default_rng", self._make_generator, steps_aside))
+        stand_ins.append(FunctionPatch(np.random, "default_rng", self._make_generator, steps_aside))
         self._stand_ins = StandIns(stand_ins)
 
     def install(self) -> None:
@@ -217,13 +217,13 @@ class RandomWatch:
             draws = self._draws
             return draws(call) if draws is not None and is_outermost else call.run()
 
-    def _stand_in(self, function: RandomFunction) -> FunctionStandIn:
+    def _stand_in(self, function: RandomFunction) -> FunctionPatch:
         name, state = function.name, self._states[function.family]
 
         def handle(original: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             return self.call(RandomCall(name, state, original, args, kwargs))
 
-        return FunctionStandIn(function.owner, function.attribute, handle, self._steps_aside)
+        return FunctionPatch(function.owner, function.attribute, handle, self._steps_aside)
 
     def _make_generator(self, original: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given = [*args, *kwargs.values()]

@@ -1,4 +1,4 @@
-"""Stand-ins: they take the place of a function while something watches it, and give the place back as it was."""
+"""Patches: they take the place of a function while something watches it, and give the place back as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def never() -> bool:
     return False
 
 
-class StandIn:
+class Patch:
     """Takes the place of an attribute between ``install`` and ``remove``."""
 
     _lock: ClassVar[threading.RLock] = threading.RLock()  # one for all: places may be stacked upon each other
@@ -62,7 +62,7 @@ class StandIn:
             if not self._is_in_place():
                 return
             own = self._own
-            while isinstance(own, StandIn) and not own.is_on:
+            while isinstance(own, Patch) and not own.is_on:
                 own = own._own  # one below, that has been removed before this
             if own is not _ABSENT:
                 setattr(self._owner, self._attribute, own)
@@ -80,7 +80,7 @@ class StandIn:
         return self
 
 
-class FunctionStandIn(StandIn):
+class FunctionPatch(Patch):
     """Stands for a function: called, it hands the original and the arguments to a handler.
 
     Everything else that is asked of it, such as its name, its signature or an overload, the original answers. It is
@@ -146,10 +146,10 @@ class FunctionStandIn(StandIn):
             return pkgutil.resolve_name, (f"{owner}:{self._attribute}",)
         return pkgutil.resolve_name, (f"{module}:{path}",)
 
-    def __copy__(self) -> FunctionStandIn:
+    def __copy__(self) -> FunctionPatch:
         return self
 
-    def __deepcopy__(self, memo: object) -> FunctionStandIn:
+    def __deepcopy__(self, memo: object) -> FunctionPatch:
         return self
 
 
@@ -158,7 +158,7 @@ class StandIns:
 
     def __init__(
         self,
-        stand_ins: Iterable[FunctionStandIn] = (),
+        stand_ins: Iterable[FunctionPatch] = (),
         *,
         are_imported: bool = True,
         search: AliasSearch | None = None,
@@ -198,10 +198,10 @@ class StandIns:
             if namespace.get(name) is stand_in:
                 namespace[name] = _below(stand_in.original)
         self._clear_new_modules()
-        # Whoever else has taken hold of a stand-in keeps it; it calls the original from now on.
+        # Whoever else has taken hold of a patch keeps it; it calls the original from now on.
 
     def _clear_new_modules(self) -> None:
-        """Put the originals into modules that were imported meanwhile, and found stand-ins to import by name."""
+        """Put the originals into modules that were imported meanwhile, and found patches to import by name."""
         if not self._modules:
             return
         new, self._modules = sys.modules.keys() - self._modules, frozenset()
@@ -209,14 +209,14 @@ class StandIns:
         for module_name in new:
             namespace: dict[str, Any] = getattr(sys.modules.get(module_name), "__dict__", {})
             for name, value in tuple(namespace.items()):
-                if type(value) is FunctionStandIn and id(value) in ours:
+                if type(value) is FunctionPatch and id(value) in ours:
                     namespace[name] = _below(value.original)
 
 
 Names: TypeAlias = dict[str, Any]
 """Of a module, with what they name."""
 
-_Alias = tuple[Names, str, FunctionStandIn]
+_Alias = tuple[Names, str, FunctionPatch]
 """The names of a module, one that a function has there, and what stands for the function."""
 
 
@@ -232,7 +232,7 @@ class AliasSearch:
         self._found: list[tuple[str, Names, str, Function]] = []
         self._sizes: dict[str, tuple[int, int]] = {}
 
-    def run(self, stand_ins: list[FunctionStandIn]) -> list[_Alias]:
+    def run(self, stand_ins: list[FunctionPatch]) -> list[_Alias]:
         """Return where the originals of some functions are now, whoever stands for them this time."""
         if not stand_ins:
             return []
@@ -288,15 +288,15 @@ def _namespace_of(owner: Any) -> Mapping[str, Any]:
 
 
 def _below(value: Any) -> Any:
-    """Return what a place held before stand-ins that have been removed in another order than they came."""
-    while isinstance(value, FunctionStandIn) and not value.is_on:
+    """Return what a place held before patches that have been removed in another order than they came."""
+    while isinstance(value, FunctionPatch) and not value.is_on:
         value = value.original
     return value
 
 
 def original_of(value: Any) -> Any:
     """Return the function that ``value`` stands for; anything else as it is."""
-    while isinstance(value, FunctionStandIn):
+    while isinstance(value, FunctionPatch):
         value = value.original
     return value
 

@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from msprobe_core.interception.patching import AliasSearch, FunctionStandIn, Outermost, StandIn, StandIns, original_of
+from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Outermost, Patch, StandIns, original_of
 
 
 def double(x, *, times=2):
@@ -58,7 +58,7 @@ def here():
 
 
 def test_a_function_of_a_module(here):
-    stand_in = FunctionStandIn(here, "double", note)
+    stand_in = FunctionPatch(here, "double", note)
     stand_in.install()
     assert double(3, times=4) == 12
     assert calls == [(HELD[0], (3,), {"times": 4})]
@@ -70,7 +70,7 @@ def test_a_function_of_a_module(here):
 
 
 def test_it_answers_like_the_original(here):
-    stand_in = FunctionStandIn(here, "double", note)
+    stand_in = FunctionPatch(here, "double", note)
     stand_in.install()
     try:
         assert (double.__name__, double.__doc__, double.__module__, double.mark) == (
@@ -92,7 +92,7 @@ def test_it_answers_like_the_original(here):
 
 
 def test_what_has_no_name_of_its_own_is_pickled_by_its_place():
-    stand_in = FunctionStandIn(random, "random", note)
+    stand_in = FunctionPatch(random, "random", note)
     stand_in.install()
     try:
         text = pickle.dumps(random.random)
@@ -108,7 +108,7 @@ def test_functions_of_classes_are_bound_as_before(owner, name):
     before = dict(vars(owner))
     instance = owner()
     expected = getattr(instance, name)(3)
-    stand_in = FunctionStandIn(owner, name, note)
+    stand_in = FunctionPatch(owner, name, note)
     stand_in.install()
     found = getattr(instance, name)(3)
     stand_in.remove()
@@ -119,7 +119,7 @@ def test_functions_of_classes_are_bound_as_before(owner, name):
 
 def test_an_attribute_of_an_object():
     instance = Owner()
-    stand_in = FunctionStandIn(instance, "method", note)
+    stand_in = FunctionPatch(instance, "method", note)
     stand_in.install()
     assert instance.method(1) == (instance, 1)
     stand_in.remove()
@@ -135,7 +135,7 @@ def test_an_attribute_made_on_demand():
             raise AttributeError(name)
 
     module = Lazy("lazy")
-    stand_in = FunctionStandIn(module, "made", note)
+    stand_in = FunctionPatch(module, "made", note)
     stand_in.install()
     assert module.made(1) == 2
     stand_in.remove()
@@ -144,13 +144,13 @@ def test_an_attribute_made_on_demand():
 
 def test_what_cannot_be_replaced_says_so():
     with pytest.raises(TypeError):
-        StandIn(int, "bit_length").install()
+        Patch(int, "bit_length").install()
     with pytest.raises(AttributeError):
-        StandIn(Owner, "nothing").install()
+        Patch(Owner, "nothing").install()
 
 
 def test_a_place_that_somebody_else_has_taken_is_left_alone(here):
-    stand_in = FunctionStandIn(here, "double", note)
+    stand_in = FunctionPatch(here, "double", note)
     stand_in.install()
     theirs = here.double = lambda x: -x
     stand_in.remove()
@@ -163,7 +163,7 @@ def test_stand_ins_upon_each_other_go_in_any_order(here, order):
     alias = types.ModuleType("standin_alias")
     sys.modules["standin_alias"] = alias
     alias.by_name = double
-    groups = [StandIns([FunctionStandIn(here, "double", note)]) for _ in range(2)]
+    groups = [StandIns([FunctionPatch(here, "double", note)]) for _ in range(2)]
     try:
         for group in groups:
             group.install()
@@ -182,7 +182,7 @@ def test_names_in_other_modules_are_replaced_too(here):
     alias = types.ModuleType("standin_alias")
     sys.modules["standin_alias"] = alias
     alias.by_name = double
-    group = StandIns([FunctionStandIn(here, "double", note)])
+    group = StandIns([FunctionPatch(here, "double", note)])
     try:
         group.install()
         assert alias.by_name is double is not HELD[0]
@@ -200,7 +200,7 @@ def test_groups_that_come_after_each_other_share_what_was_found(here, monkeypatc
     monkeypatch.setitem(sys.modules, "standin_alias", alias)
     alias.by_name = double
     for _ in range(3):
-        stand_in = FunctionStandIn(here, "double", note)
+        stand_in = FunctionPatch(here, "double", note)
         group = StandIns([stand_in], search=search)
         group.install()
         try:
@@ -218,8 +218,8 @@ def test_groups_that_come_after_each_other_share_what_was_found(here, monkeypatc
 
 
 def found_by(search, here):
-    """Where a search finds the function that a stand-in has taken the place of."""
-    stand_in = FunctionStandIn(here, "double", note)
+    """Where a search finds the function that a patch has taken the place of."""
+    stand_in = FunctionPatch(here, "double", note)
     stand_in.install()
     try:
         return [(names, name) for names, name, found in search.run([stand_in]) if found is stand_in]
@@ -239,7 +239,7 @@ def test_modules_are_gone_through_once(here, monkeypatch):
 
 
 def test_modules_that_are_imported_meanwhile_hold_no_stand_in_afterwards(here):
-    group, late = StandIns([FunctionStandIn(here, "double", note)]), types.ModuleType("standin_late")
+    group, late = StandIns([FunctionPatch(here, "double", note)]), types.ModuleType("standin_late")
     group.install()
     try:
         sys.modules["standin_late"] = late
@@ -254,12 +254,12 @@ def test_modules_that_are_imported_meanwhile_hold_no_stand_in_afterwards(here):
 
 def test_a_group_is_taken_whole_or_not_at_all(here):
     with pytest.raises(AttributeError):
-        StandIns([FunctionStandIn(here, "double", note), FunctionStandIn(here, "nothing", note)]).install()
+        StandIns([FunctionPatch(here, "double", note), FunctionPatch(here, "nothing", note)]).install()
     assert double is HELD[0]
 
 
 def test_it_steps_aside_on_demand(here):
-    stand_in = FunctionStandIn(here, "double", note, lambda: True)
+    stand_in = FunctionPatch(here, "double", note, lambda: True)
     stand_in.install()
     assert double(1) == 2
     stand_in.remove()

@@ -10,7 +10,7 @@ ms = pytest.importorskip("mindspore")
 from mindspore import Tensor, mint, nn, ops  # noqa: E402
 from mindspore_programs import is_equal, record, stems  # noqa: E402
 
-from msprobe_core.interception.patching import FunctionStandIn  # noqa: E402
+from msprobe_core.interception.patching import FunctionPatch  # noqa: E402
 
 BATCH = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
 
@@ -72,13 +72,13 @@ def results_of(function, x):
 def stand_in_calls(monkeypatch):
     """Return a list that gets the name of every function whose stand-in is called."""
     calls = []
-    call = FunctionStandIn.__call__
+    call = FunctionPatch.__call__
 
     def counted(self, *args, **kwargs):
         calls.append(self._attribute)
         return call(self, *args, **kwargs)
 
-    monkeypatch.setattr(FunctionStandIn, "__call__", counted)
+    monkeypatch.setattr(FunctionPatch, "__call__", counted)
     return calls
 
 

@@ -17,7 +17,7 @@ from msprobe.mindspore._apis import Function
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.interception.communication import RECEIVES, SENDS, Describer, PendingWorks
-from msprobe_core.interception.patching import FunctionStandIn, StandIns, original_of
+from msprobe_core.interception.patching import FunctionPatch, StandIns, original_of
 from msprobe_core.plugin import Argument, Call, CallRecorder
 
 NAMESPACES = {
@@ -49,7 +49,7 @@ class CommunicationStandIns:
         self._recorder: CallRecorder | None = None
         self._works = PendingWorks()
         self._functions = StandIns(self._places())
-        self._waits = StandIns([FunctionStandIn(kind, "wait", self._wait) for kind in _handles()], are_imported=False)
+        self._waits = StandIns([FunctionPatch(kind, "wait", self._wait) for kind in _handles()], are_imported=False)
 
     def install(self, recorder: CallRecorder) -> None:
         """Begin.
@@ -70,11 +70,11 @@ class CommunicationStandIns:
             with Quiet(recorder.note_failure):
                 self._works.give_up(recorder)
 
-    def _places(self) -> Iterator[FunctionStandIn]:
+    def _places(self) -> Iterator[FunctionPatch]:
         for module_name, prefix in NAMESPACES.items():
             for module, name, function in _functions(module_name):
                 handler = partial(self._run, prefix, name, inspect.signature(function))
-                yield FunctionStandIn(module, name, handler)
+                yield FunctionPatch(module, name, handler)
 
     def _run(
         self,

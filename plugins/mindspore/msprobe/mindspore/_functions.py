@@ -11,10 +11,10 @@ from msprobe.mindspore._apis import Function, Place, find_places
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._jit import is_tracing
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionStandIn, Handler, StandIns
+from msprobe_core.interception.patching import FunctionPatch, Handler, StandIns
 
 
-class _ApiStandIn(FunctionStandIn):
+class _ApiStandIn(FunctionPatch):
     """Shows the compiler of ``jit`` the original where it asks for ``__call__``, as it does of operators in branches.
 
     It reads the source of what that is. Python itself looks ``__call__`` up in the class.

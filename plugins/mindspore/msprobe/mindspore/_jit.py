@@ -1,6 +1,6 @@
 """Functions and Cells under ``mindspore.jit``: one call of each is one record; what is inside is the compiler's.
 
-What compiles a function reads its source and that of what it calls. Our stand-ins name the original as what they wrap,
+What compiles a function reads its source and that of what it calls. Our patches name the original as what they wrap,
 so the compiler finds that, and none of ours gets into a graph.
 """
 
@@ -15,7 +15,7 @@ from mindspore import nn
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._inside import inside
-from msprobe_core.interception.patching import Function, FunctionStandIn, StandIns
+from msprobe_core.interception.patching import Function, FunctionPatch, StandIns
 from msprobe_core.names import OPTIMIZER
 
 PREFIX = "Jit"
@@ -31,22 +31,22 @@ class JitStandIns:
 
         Args:
             calls: Records them.
-            step_aside: Takes the stand-ins of functions out, where a compiler looks at functions instead of at their
+            step_aside: Takes the patches of functions out, where a compiler looks at functions instead of at their
                 source; returns what puts them in again.
         """
         self._calls = calls
         self._step_aside = step_aside
         self._come_back: Callable[[], None] | None = None
         self._depth = 0
-        places: list[FunctionStandIn] = [
-            FunctionStandIn(api._JitExecutor, "__call__", self._run),
-            FunctionStandIn(api._CellGraphExecutor, "compile", _compile),
+        places: list[FunctionPatch] = [
+            FunctionPatch(api._JitExecutor, "__call__", self._run),
+            FunctionPatch(api._CellGraphExecutor, "compile", _compile),
         ]
         context = getattr(sys.modules.get(_BYTECODE), "PIJitCaptureContext", None)
         if context is not None:
             places += [
-                FunctionStandIn(context, "__enter__", self._enter),
-                FunctionStandIn(context, "__exit__", self._exit),
+                FunctionPatch(context, "__enter__", self._enter),
+                FunctionPatch(context, "__exit__", self._exit),
             ]
         self._stand_ins = StandIns(places, are_imported=False)
 

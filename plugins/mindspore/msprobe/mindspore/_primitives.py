@@ -20,7 +20,7 @@ from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._unwritten import shown
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionStandIn, StandIns
+from msprobe_core.interception.patching import FunctionPatch, StandIns
 from msprobe_core.plugin import NamedModel
 
 PREFIX = "Primitive"
@@ -53,7 +53,7 @@ class PrimitiveStandIns:
             self._named.setdefault(id(named.primitive), named)
         self._communication = {kind: kind.__name__ for kind in _communication()}
         kinds = {type(named.primitive): None for named in self._named.values()} | dict.fromkeys(self._communication)
-        stand_ins = [FunctionStandIn(kind, "__call__", self._run, is_tracing) for kind in kinds]
+        stand_ins = [FunctionPatch(kind, "__call__", self._run, is_tracing) for kind in kinds]
         self._stand_ins = StandIns(stand_ins, are_imported=False)
 
     def install(self) -> None:

@@ -19,7 +19,7 @@ from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
 from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionStandIn, StandIns
+from msprobe_core.interception.patching import FunctionPatch, StandIns
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
@@ -100,12 +100,12 @@ def _widened_calls() -> Generator[None, None, None]:
 def _wideners() -> StandIns:
     # Kept: there are a thousand, and a call is made several times.
     places = [
-        FunctionStandIn(
+        FunctionPatch(
             place.owner, place.attribute, _cast if _casts(place.prefix, place.name) else _run_widened, is_tracing
         )
         for place in find_places(RiskLevel.ALL)
     ]
-    return StandIns([*places, FunctionStandIn(ops.Cast, "__call__", _run_widened, is_tracing)])
+    return StandIns([*places, FunctionPatch(ops.Cast, "__call__", _run_widened, is_tracing)])
 
 
 def _run_widened(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from msprobe.pytorch._collectives import is_communication
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionStandIn, original_of
+from msprobe_core.interception.patching import FunctionPatch, original_of
 
 Function = Callable[..., Any]
 
@@ -64,7 +64,7 @@ class ApiTable:
             if isinstance(function.__self__, types.GetSetDescriptorType):
                 self._known[function] = None
             return None
-        if isinstance(function, FunctionStandIn):  # PyTorch looks methods up when it dispatches them
+        if isinstance(function, FunctionPatch):  # PyTorch looks methods up when it dispatches them
             return self.find(function.original)
         named = None if is_communication(function) else _guess(function)
         api = self._known[function] = self._select(named)

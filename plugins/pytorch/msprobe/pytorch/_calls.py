@@ -19,7 +19,7 @@ from msprobe_core.plugin import Call, CallRecorder
 
 
 class ApiCalls(apis.ApiCalls):
-    """Records the outermost API calls of each thread: the same for what the mode sees and for what stand-ins get."""
+    """Records the outermost API calls of each thread: the same for what the mode sees and for what patches get."""
 
     tensor_type = torch.Tensor
 

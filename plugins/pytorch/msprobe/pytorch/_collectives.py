@@ -34,7 +34,7 @@ from msprobe_core.interception.communication import (
     Pending,
     PendingWorks,
 )
-from msprobe_core.interception.patching import FunctionStandIn, Handler, StandIn
+from msprobe_core.interception.patching import FunctionPatch, Handler, Patch
 from msprobe_core.plugin import Call, CallRecorder
 
 _PREFIX = "Distributed"
@@ -74,7 +74,7 @@ class Collectives:
         self._unsettled = unsettled
         self._note_written = note_written
         self._lock = threading.RLock()  # reading a result may itself wait for another
-        self._stand_ins: list[StandIn] = []
+        self._stand_ins: list[Patch] = []
         self._works = PendingWorks()
         # The weak references keep addresses from being given to other memory.
         self._results: dict[int, tuple[StorageWeakRef, Pending]] = {}
@@ -119,9 +119,9 @@ class Collectives:
                 pending.give_up(self._recorder)
         self._results.clear()
 
-    def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionStandIn:
+    def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionPatch:
         # What a compiler runs to see what it gives communicates nothing.
-        stand_in = FunctionStandIn(owner, attribute, handler, is_tried)
+        stand_in = FunctionPatch(owner, attribute, handler, is_tried)
         stand_in.install()
         self._stand_ins.append(stand_in)
         return stand_in
@@ -281,10 +281,10 @@ def is_communication(function: Callable[..., Any]) -> bool:
     return getattr(function, "__module__", None) == "torch.distributed.distributed_c10d"
 
 
-class _Alias(StandIn):
-    """Puts a stand-in under another name of the same function."""
+class _Alias(Patch):
+    """Puts a patch under another name of the same function."""
 
-    def __init__(self, owner: Any, attribute: str, stand_in: FunctionStandIn) -> None:
+    def __init__(self, owner: Any, attribute: str, stand_in: FunctionPatch) -> None:
         super().__init__(owner, attribute)
         self._stand_in = stand_in
 

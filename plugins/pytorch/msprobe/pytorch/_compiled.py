@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from msprobe.pytorch._slots import compiled_call_of
-from msprobe_core.interception.patching import StandIn
+from msprobe_core.interception.patching import Patch
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _SWITCHES = ("_maybe_set_eval_frame", "set_eval_frame")
@@ -44,7 +44,7 @@ class StepsAside(Protocol):
         ...
 
 
-class CompiledRegions(StandIn):
+class CompiledRegions(Patch):
     """Takes others out of the way whenever compiled code runs; stands in for the compiler's switch."""
 
     def __init__(self, others: Sequence[StepsAside], say: Callable[[str], None]) -> None:
@@ -104,7 +104,7 @@ class CompiledRegions(StandIn):
         return ()
 
 
-class _CompilerComes(StandIn):
+class _CompilerComes(Patch):
     """Stands in for ``torch.compile`` until the first call of it has imported the compiler."""
 
     def __init__(self, regions: CompiledRegions) -> None:

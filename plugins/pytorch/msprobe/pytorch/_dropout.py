@@ -21,7 +21,7 @@ from torch._C import DispatchKey
 
 from msprobe.pytorch._releases import destroy, is_compiling, run_under
 from msprobe_core.capture.randomness import RandomCall, RandomState, RandomWatch
-from msprobe_core.interception.patching import Function, FunctionStandIn, StandIns
+from msprobe_core.interception.patching import Function, FunctionPatch, StandIns
 
 _logger = logging.getLogger(__name__)
 
@@ -220,16 +220,16 @@ class DropoutKernels:
         return run_under(_UNTOUCHED, operator, args, kwargs)
 
     @classmethod
-    def _of_devices(cls) -> list[FunctionStandIn]:
-        """Return stand-ins for the functions that end in a kernel of the device instead of PyTorch's own."""
+    def _of_devices(cls) -> list[FunctionPatch]:
+        """Return patches of the functions that end in a kernel of the device instead of PyTorch's own."""
         stand_ins = [
-            FunctionStandIn(owner, name, _without(name), is_compiling)
+            FunctionPatch(owner, name, _without(name), is_compiling)
             for owner, name in _OWN_KERNELS
             if name in cls._let_be
         ]
         npu = sys.modules.get("torch_npu")
         return stand_ins + [
-            FunctionStandIn(npu, name, _keep_all, is_compiling) for name in _NPU_ATTENTION if hasattr(npu, name)
+            FunctionPatch(npu, name, _keep_all, is_compiling) for name in _NPU_ATTENTION if hasattr(npu, name)
         ]
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.patching import AliasSearch, FunctionStandIn, Handler, StandIns, original_of
+from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Handler, StandIns, original_of
 
 
 class Package(NamedTuple):
@@ -59,7 +59,7 @@ _NOT_ARGUMENTS = frozenset({"grid", "warmup"})
 
 
 def foreign_stand_ins(calls: ApiCalls, search: AliasSearch) -> StandIns:
-    """Return stand-ins for all such functions that are imported by now.
+    """Return patches of all such functions that are imported by now.
 
     Args:
         calls: Records them.
@@ -68,11 +68,11 @@ def foreign_stand_ins(calls: ApiCalls, search: AliasSearch) -> StandIns:
     return StandIns([*_of_packages(calls), *_of_triton(calls)], search=search)
 
 
-def _of_packages(calls: ApiCalls) -> Iterator[FunctionStandIn]:
+def _of_packages(calls: ApiCalls) -> Iterator[FunctionPatch]:
     for package in PACKAGES:
         for module in _modules(package):
             for name in _functions(package, module):
-                yield FunctionStandIn(module, name, _recorded(calls, package.prefix, name), is_compiling)
+                yield FunctionPatch(module, name, _recorded(calls, package.prefix, name), is_compiling)
 
 
 def _modules(package: Package) -> list[types.ModuleType]:
@@ -102,12 +102,12 @@ def _recorded(calls: ApiCalls, prefix: str, name: str) -> Handler:
     return handle
 
 
-def _of_triton(calls: ApiCalls) -> Iterator[FunctionStandIn]:
+def _of_triton(calls: ApiCalls) -> Iterator[FunctionPatch]:
     runtime = sys.modules.get(_TRITON)
     for name in _TRITON_LAUNCHERS:
         launcher = getattr(runtime, name, None)
         if isinstance(launcher, type) and "run" in vars(launcher):
-            yield FunctionStandIn(launcher, "run", _launched(calls), is_compiling)
+            yield FunctionPatch(launcher, "run", _launched(calls), is_compiling)
 
 
 def _launched(calls: ApiCalls) -> Handler:

@@ -25,7 +25,7 @@ from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import export
 from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe.pytorch._unset import concerns_unset_memory
-from msprobe_core.interception.patching import StandIn
+from msprobe_core.interception.patching import Patch
 from msprobe_core.plugin import CallRecorder
 
 _WITH_DROPOUT = frozenset({"Functional", "Torch", "VF", "Aten"})
@@ -172,7 +172,7 @@ class _Visits(threading.local):
     is_here = False
 
 
-class FastPathCheck(StandIn):
+class FastPathCheck(Patch):
     """Keeps PyTorch's fused transformer layers fused: they ask whether functions are overridden, which we do not do.
 
     ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` compute in another way, with other results, where a function
@@ -230,7 +230,7 @@ def _is_left_over(mode: TorchFunctionMode) -> bool:
     return isinstance(mode, ApiMode) and not mode._is_on
 
 
-class BackwardEngine(StandIn):
+class BackwardEngine(Patch):
     """Stands in for autograd's engine while APIs are recorded, so that recomputation inside backward is seen.
 
     ``loss.backward()`` is itself a call that the mode handles, and a mode is off while it handles a call; the

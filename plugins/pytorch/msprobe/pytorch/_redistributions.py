@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.patching import AliasSearch, Function, FunctionStandIn, StandIns
+from msprobe_core.interception.patching import AliasSearch, Function, FunctionPatch, StandIns
 from msprobe_core.plugin import Call, CallRecorder
 
 _MODULE, _FUNCTION = "torch.distributed.tensor._redistribute", "redistribute_local_tensor"
@@ -33,7 +33,7 @@ def redistributions(recorder: CallRecorder, operators: PlacedOperators, search: 
     if module is None or not hasattr(module, _FUNCTION):
         return StandIns(are_imported=False)
     handler = _Redistributions(recorder, operators)
-    return StandIns([FunctionStandIn(module, _FUNCTION, handler, is_compiling)], search=search)
+    return StandIns([FunctionPatch(module, _FUNCTION, handler, is_compiling)], search=search)
 
 
 class _Redistributions:

@@ -13,7 +13,7 @@ from msprobe.pytorch._quiet import Quiet
 from msprobe_core.capture.debugger import PrecisionDebugger
 from msprobe_core.capture.repetition import Run, Variant, listed, repeated, shadow_variant
 from msprobe_core.config import Config
-from msprobe_core.interception.patching import FunctionStandIn
+from msprobe_core.interception.patching import FunctionPatch
 from msprobe_core.plugin import ConfigError, SessionError
 
 _DTYPES = (torch.float32, torch.float64)
@@ -63,7 +63,7 @@ def shadow_step(
 def _upcast(models: Sequence[nn.Module], others: Sequence[Any], dtype: torch.dtype) -> Generator[None, None, None]:
     """Let models and optimizers be of ``dtype``, and autocast be off, until the block ends."""
     upcast = _Upcast(dtype)
-    autocast = FunctionStandIn(torch.amp.autocast_mode.autocast, "__enter__", _enter_without_effect)
+    autocast = FunctionPatch(torch.amp.autocast_mode.autocast, "__enter__", _enter_without_effect)
     try:
         upcast.convert(models, others)
         autocast.install()

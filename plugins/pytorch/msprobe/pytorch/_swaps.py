@@ -16,10 +16,10 @@ from torch import Tensor
 
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._parameters import ParameterGradients
-from msprobe_core.interception.patching import FunctionStandIn
+from msprobe_core.interception.patching import FunctionPatch
 
 
-def swap_stand_in(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionStandIn:
+def swap_stand_in(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionPatch:
     """Return what stands for the function, and takes hooks of ours out of tensors while they are swapped.
 
     Args:
@@ -35,4 +35,4 @@ def swap_stand_in(calls: ApiCalls, parameters: ParameterGradients | None) -> Fun
         with without_hooks:
             return calls.run_unrecorded(function, args, kwargs)
 
-    return FunctionStandIn(torch.utils, "swap_tensors", swap)
+    return FunctionPatch(torch.utils, "swap_tensors", swap)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe.pytorch._compiled import StepsAside
-from msprobe_core.interception.patching import FunctionStandIn, StandIns
+from msprobe_core.interception.patching import FunctionPatch, StandIns
 
 _READERS = (
     # Where the published functions call, also those that were imported by name.
@@ -74,10 +74,10 @@ class _Thread(threading.local):
     is_reading = False
 
 
-def _stand_in(place: str, name: str, handler: Callable[..., Any]) -> FunctionStandIn | None:
+def _stand_in(place: str, name: str, handler: Callable[..., Any]) -> FunctionPatch | None:
     """Return what stands for a function; ``None`` if this release has no such function."""
     module, _, class_name = place.partition(":")
     owner: Any = importlib.import_module(module)
     if class_name:
         owner = getattr(owner, class_name)
-    return FunctionStandIn(owner, name, handler) if hasattr(owner, name) else None
+    return FunctionPatch(owner, name, handler) if hasattr(owner, name) else None
