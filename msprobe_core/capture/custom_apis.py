@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_core.config import ListedApi
 from msprobe_core.errors import ConfigError, SessionError
-from msprobe_core.interception.patching import Function, FunctionPatch, StandIns
+from msprobe_core.interception.patching import Function, FunctionPatch, Patches
 from msprobe_core.protocols.framework import Attachment
 
 _logger = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class CustomApis:
         self._pending = list(listed)
         self._reasons: dict[ListedApi, str] = {}
         self._attachment: Attachment | None = None
-        self._made: dict[_Registration, StandIns] = {}
-        self._installed: dict[_Registration, StandIns] = {}
+        self._made: dict[_Registration, Patches] = {}
+        self._installed: dict[_Registration, Patches] = {}
 
     def register(self, owner: Any, attribute: str, prefix: str | None = None) -> None:
         """Record ``owner.attribute`` from now on; a second time changes the prefix.
@@ -122,8 +122,8 @@ class CustomApis:
         with self._lock:
             self._attachment = None
             while self._installed:
-                _, stand_ins = self._installed.popitem()
-                stand_ins.remove()
+                _, patches = self._installed.popitem()
+                patches.remove()
 
     def complain(self) -> None:
         """Say which APIs of the file were never found, if any was looked for."""
@@ -158,22 +158,22 @@ class CustomApis:
 
     def _check(self, registration: _Registration, where: str) -> None:
         """Try whether the place can be taken."""
-        stand_in = FunctionPatch(registration.owner, registration.attribute, _call)
+        patch = FunctionPatch(registration.owner, registration.attribute, _call)
         try:
-            stand_in.install()
+            patch.install()
         except (AttributeError, TypeError) as error:
             raise ConfigError(f"{where} cannot be replaced ({error}); register a function that calls it") from error
-        stand_in.remove()
+        patch.remove()
 
     def _install(self, registration: _Registration) -> None:
         # Kept: it knows which modules have imported the function, and there may be a window in every step.
-        stand_ins = self._made.get(registration)
-        if stand_ins is None:
-            stand_ins = self._made[registration] = self._stand_ins(registration)
-        stand_ins.install()
-        self._installed[registration] = stand_ins
+        patches = self._made.get(registration)
+        if patches is None:
+            patches = self._made[registration] = self._patches(registration)
+        patches.install()
+        self._installed[registration] = patches
 
-    def _stand_ins(self, registration: _Registration) -> StandIns:
+    def _patches(self, registration: _Registration) -> Patches:
         prefix, name = registration.prefix, registration.attribute
 
         def handle(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -186,7 +186,7 @@ class CustomApis:
             attachment = self._attachment
             return attachment is not None and attachment.is_compiling()
 
-        return StandIns([FunctionPatch(registration.owner, name, handle, steps_aside)])
+        return Patches([FunctionPatch(registration.owner, name, handle, steps_aside)])
 
     def _forget(self, owner: Any, attribute: str) -> bool:
         found = next((each for each in self._registered if each.is_for(owner, attribute)), None)
@@ -194,9 +194,9 @@ class CustomApis:
             return False
         self._registered.remove(found)
         self._made.pop(found, None)
-        stand_ins = self._installed.pop(found, None)
-        if stand_ins is not None:
-            stand_ins.remove()
+        patches = self._installed.pop(found, None)
+        if patches is not None:
+            patches.remove()
         return True
 
 

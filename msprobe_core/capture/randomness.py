@@ -23,7 +23,7 @@ import numpy as np
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
-from msprobe_core.interception.patching import Function, FunctionPatch, Outermost, StandIns, never
+from msprobe_core.interception.patching import Function, FunctionPatch, Outermost, Patches, never
 from msprobe_core.store.layout import create_file, make_directory
 
 if TYPE_CHECKING:
@@ -198,17 +198,17 @@ class RandomWatch:
         self._outermost = Outermost()
         self._seed = seed
         self._steps_aside = steps_aside
-        stand_ins = [self._stand_in(function) for function in (*common_functions(), *functions)]
-        stand_ins.append(FunctionPatch(np.random, "default_rng", self._make_generator, steps_aside))
-        self._stand_ins = StandIns(stand_ins)
+        patches = [self._patch(function) for function in (*common_functions(), *functions)]
+        patches.append(FunctionPatch(np.random, "default_rng", self._make_generator, steps_aside))
+        self._patches = Patches(patches)
 
     def install(self) -> None:
         """Begin."""
-        self._stand_ins.install()
+        self._patches.install()
 
     def remove(self) -> None:
         """End; every function is in its place again."""
-        self._stand_ins.remove()
+        self._patches.remove()
         self._draws = None
 
     def call(self, call: RandomCall) -> Any:
@@ -217,7 +217,7 @@ class RandomWatch:
             draws = self._draws
             return draws(call) if draws is not None and is_outermost else call.run()
 
-    def _stand_in(self, function: RandomFunction) -> FunctionPatch:
+    def _patch(self, function: RandomFunction) -> FunctionPatch:
         name, state = function.name, self._states[function.family]
 
         def handle(original: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

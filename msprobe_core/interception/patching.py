@@ -153,12 +153,12 @@ class FunctionPatch(Patch):
         return self
 
 
-class StandIns:
+class Patches:
     """Functions that are watched together, also under the names by which other modules have imported them."""
 
     def __init__(
         self,
-        stand_ins: Iterable[FunctionPatch] = (),
+        patches: Iterable[FunctionPatch] = (),
         *,
         are_imported: bool = True,
         search: AliasSearch | None = None,
@@ -166,11 +166,11 @@ class StandIns:
         """Prepare; ``install`` begins.
 
         Args:
-            stand_ins: One for each place. Where several stand for the same function, its other names get the first.
+            patches: One for each place. Where several stand for the same function, its other names get the first.
             are_imported: Whether modules may have imported the functions, as they never have methods.
             search: What others found who stood for the same functions; new if not given.
         """
-        self._stand_ins = list(stand_ins)
+        self._patches = list(patches)
         self._aliases: list[_Alias] = []
         self._search = (search or AliasSearch()) if are_imported else None
         self._modules: frozenset[str] = frozenset()
@@ -178,25 +178,25 @@ class StandIns:
     def install(self) -> None:
         """Take all places, or none if one of them cannot be taken."""
         try:
-            for stand_in in self._stand_ins:
-                stand_in.install()
+            for patch in self._patches:
+                patch.install()
         except BaseException:
             self.remove()
             raise
-        for namespace, name, stand_in in self._search.run(self._stand_ins) if self._search else ():
-            namespace[name] = stand_in
-            self._aliases.append((namespace, name, stand_in))
+        for namespace, name, patch in self._search.run(self._patches) if self._search else ():
+            namespace[name] = patch
+            self._aliases.append((namespace, name, patch))
         if self._search is not None:
             self._modules = frozenset(sys.modules)
 
     def remove(self) -> None:
         """Give all places back, the last first."""
-        for stand_in in reversed(self._stand_ins):
-            stand_in.remove()
+        for patch in reversed(self._patches):
+            patch.remove()
         while self._aliases:
-            namespace, name, stand_in = self._aliases.pop()
-            if namespace.get(name) is stand_in:
-                namespace[name] = _below(stand_in.original)
+            namespace, name, patch = self._aliases.pop()
+            if namespace.get(name) is patch:
+                namespace[name] = _below(patch.original)
         self._clear_new_modules()
         # Whoever else has taken hold of a patch keeps it; it calls the original from now on.
 
@@ -205,7 +205,7 @@ class StandIns:
         if not self._modules:
             return
         new, self._modules = sys.modules.keys() - self._modules, frozenset()
-        ours = {id(stand_in): stand_in for stand_in in self._stand_ins}
+        ours = {id(patch): patch for patch in self._patches}
         for module_name in new:
             namespace: dict[str, Any] = getattr(sys.modules.get(module_name), "__dict__", {})
             for name, value in tuple(namespace.items()):
@@ -232,14 +232,14 @@ class AliasSearch:
         self._found: list[tuple[str, Names, str, Function]] = []
         self._sizes: dict[str, tuple[int, int]] = {}
 
-    def run(self, stand_ins: list[FunctionPatch]) -> list[_Alias]:
+    def run(self, patches: list[FunctionPatch]) -> list[_Alias]:
         """Return where the originals of some functions are now, whoever stands for them this time."""
-        if not stand_ins:
+        if not patches:
             return []
-        originals = [stand_in.original for stand_in in stand_ins]
+        originals = [patch.original for patch in patches]
         if not self._is_about(originals):
             self._originals, self._found, self._sizes = originals, [], {}
-        by_id = {id(stand_in.original): stand_in for stand_in in reversed(stand_ins)}
+        by_id = {id(patch.original): patch for patch in reversed(patches)}
         modules = dict(sys.modules)
         # What has been unloaded is not kept.
         self._found = [found for found in self._found if getattr(modules.get(found[0]), "__dict__", None) is found[1]]

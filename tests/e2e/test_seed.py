@@ -360,7 +360,7 @@ def test_every_function_is_back_in_its_place():
     assert not torch.equal(held(3), held(3))
 
 
-def test_functions_are_known_by_their_names_also_where_stand_ins_were_met_first():
+def test_functions_are_known_by_their_names_also_where_patches_were_met_first():
     with seed_all(is_enhanced=True):
         apis = ApiTable(RiskLevel.ALL)
         assert apis.find(torch.Tensor.uniform_)[:2] == ("Tensor", "uniform_")

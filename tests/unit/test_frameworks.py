@@ -36,7 +36,7 @@ STAND_IN = ApiMap(
 
 
 @pytest.fixture(autouse=True)
-def stand_in():
+def patch():
     """A plugin as one of another framework has it; it is gone after the test."""
 
     @hookimpl

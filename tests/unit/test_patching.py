@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Outermost, Patch, StandIns, original_of
+from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Outermost, Patch, Patches, original_of
 
 
 def double(x, *, times=2):
@@ -58,20 +58,20 @@ def here():
 
 
 def test_a_function_of_a_module(here):
-    stand_in = FunctionPatch(here, "double", note)
-    stand_in.install()
+    patch = FunctionPatch(here, "double", note)
+    patch.install()
     assert double(3, times=4) == 12
     assert calls == [(HELD[0], (3,), {"times": 4})]
-    stand_in.remove()
-    stand_in.remove()
+    patch.remove()
+    patch.remove()
     assert double is HELD[0]
-    assert stand_in(3) == 6  # whoever has kept it
+    assert patch(3) == 6  # whoever has kept it
     assert len(calls) == 1
 
 
 def test_it_answers_like_the_original(here):
-    stand_in = FunctionPatch(here, "double", note)
-    stand_in.install()
+    patch = FunctionPatch(here, "double", note)
+    patch.install()
     try:
         assert (double.__name__, double.__doc__, double.__module__, double.mark) == (
             "double",
@@ -87,17 +87,17 @@ def test_it_answers_like_the_original(here):
         assert pickle.loads(text)["f"] is double
         assert copy.deepcopy([double])[0] is double
     finally:
-        stand_in.remove()
+        patch.remove()
     assert pickle.loads(text)["f"] is HELD[0]
 
 
 def test_what_has_no_name_of_its_own_is_pickled_by_its_place():
-    stand_in = FunctionPatch(random, "random", note)
-    stand_in.install()
+    patch = FunctionPatch(random, "random", note)
+    patch.install()
     try:
         text = pickle.dumps(random.random)
     finally:
-        stand_in.remove()
+        patch.remove()
     assert pickle.loads(text) is random.random
     assert b"msprobe" not in text
 
@@ -108,10 +108,10 @@ def test_functions_of_classes_are_bound_as_before(owner, name):
     before = dict(vars(owner))
     instance = owner()
     expected = getattr(instance, name)(3)
-    stand_in = FunctionPatch(owner, name, note)
-    stand_in.install()
+    patch = FunctionPatch(owner, name, note)
+    patch.install()
     found = getattr(instance, name)(3)
-    stand_in.remove()
+    patch.remove()
     assert found == expected
     assert len(calls) == 1
     assert dict(vars(owner)) == before
@@ -119,10 +119,10 @@ def test_functions_of_classes_are_bound_as_before(owner, name):
 
 def test_an_attribute_of_an_object():
     instance = Owner()
-    stand_in = FunctionPatch(instance, "method", note)
-    stand_in.install()
+    patch = FunctionPatch(instance, "method", note)
+    patch.install()
     assert instance.method(1) == (instance, 1)
-    stand_in.remove()
+    patch.remove()
     assert vars(instance) == {}
     assert len(calls) == 1
 
@@ -135,10 +135,10 @@ def test_an_attribute_made_on_demand():
             raise AttributeError(name)
 
     module = Lazy("lazy")
-    stand_in = FunctionPatch(module, "made", note)
-    stand_in.install()
+    patch = FunctionPatch(module, "made", note)
+    patch.install()
     assert module.made(1) == 2
-    stand_in.remove()
+    patch.remove()
     assert "made" not in vars(module)
 
 
@@ -150,20 +150,20 @@ def test_what_cannot_be_replaced_says_so():
 
 
 def test_a_place_that_somebody_else_has_taken_is_left_alone(here):
-    stand_in = FunctionPatch(here, "double", note)
-    stand_in.install()
+    patch = FunctionPatch(here, "double", note)
+    patch.install()
     theirs = here.double = lambda x: -x
-    stand_in.remove()
+    patch.remove()
     assert here.double is theirs
     here.double = HELD[0]
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_stand_ins_upon_each_other_go_in_any_order(here, order):
+def test_patches_upon_each_other_go_in_any_order(here, order):
     alias = types.ModuleType("standin_alias")
     sys.modules["standin_alias"] = alias
     alias.by_name = double
-    groups = [StandIns([FunctionPatch(here, "double", note)]) for _ in range(2)]
+    groups = [Patches([FunctionPatch(here, "double", note)]) for _ in range(2)]
     try:
         for group in groups:
             group.install()
@@ -182,7 +182,7 @@ def test_names_in_other_modules_are_replaced_too(here):
     alias = types.ModuleType("standin_alias")
     sys.modules["standin_alias"] = alias
     alias.by_name = double
-    group = StandIns([FunctionPatch(here, "double", note)])
+    group = Patches([FunctionPatch(here, "double", note)])
     try:
         group.install()
         assert alias.by_name is double is not HELD[0]
@@ -200,11 +200,11 @@ def test_groups_that_come_after_each_other_share_what_was_found(here, monkeypatc
     monkeypatch.setitem(sys.modules, "standin_alias", alias)
     alias.by_name = double
     for _ in range(3):
-        stand_in = FunctionPatch(here, "double", note)
-        group = StandIns([stand_in], search=search)
+        patch = FunctionPatch(here, "double", note)
+        group = Patches([patch], search=search)
         group.install()
         try:
-            assert alias.by_name is stand_in
+            assert alias.by_name is patch
         finally:
             group.remove()
         assert alias.by_name is HELD[0]
@@ -219,12 +219,12 @@ def test_groups_that_come_after_each_other_share_what_was_found(here, monkeypatc
 
 def found_by(search, here):
     """Where a search finds the function that a patch has taken the place of."""
-    stand_in = FunctionPatch(here, "double", note)
-    stand_in.install()
+    patch = FunctionPatch(here, "double", note)
+    patch.install()
     try:
-        return [(names, name) for names, name, found in search.run([stand_in]) if found is stand_in]
+        return [(names, name) for names, name, found in search.run([patch]) if found is patch]
     finally:
-        stand_in.remove()
+        patch.remove()
 
 
 def test_modules_are_gone_through_once(here, monkeypatch):
@@ -238,8 +238,8 @@ def test_modules_are_gone_through_once(here, monkeypatch):
     assert not [name for names, name in found_by(search, here) if names is vars(alias)]
 
 
-def test_modules_that_are_imported_meanwhile_hold_no_stand_in_afterwards(here):
-    group, late = StandIns([FunctionPatch(here, "double", note)]), types.ModuleType("standin_late")
+def test_modules_that_are_imported_meanwhile_hold_no_patch_afterwards(here):
+    group, late = Patches([FunctionPatch(here, "double", note)]), types.ModuleType("standin_late")
     group.install()
     try:
         sys.modules["standin_late"] = late
@@ -254,15 +254,15 @@ def test_modules_that_are_imported_meanwhile_hold_no_stand_in_afterwards(here):
 
 def test_a_group_is_taken_whole_or_not_at_all(here):
     with pytest.raises(AttributeError):
-        StandIns([FunctionPatch(here, "double", note), FunctionPatch(here, "nothing", note)]).install()
+        Patches([FunctionPatch(here, "double", note), FunctionPatch(here, "nothing", note)]).install()
     assert double is HELD[0]
 
 
 def test_it_steps_aside_on_demand(here):
-    stand_in = FunctionPatch(here, "double", note, lambda: True)
-    stand_in.install()
+    patch = FunctionPatch(here, "double", note, lambda: True)
+    patch.install()
     assert double(1) == 2
-    stand_in.remove()
+    patch.remove()
     assert calls == []
 
 

@@ -69,7 +69,7 @@ def results_of(function, x):
 
 
 @pytest.fixture
-def stand_in_calls(monkeypatch):
+def patch_calls(monkeypatch):
     """Return a list that gets the name of every function whose stand-in is called."""
     calls = []
     call = FunctionPatch.__call__
@@ -82,7 +82,7 @@ def stand_in_calls(monkeypatch):
     return calls
 
 
-def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_path, x, stand_in_calls):
+def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_path, x, patch_calls):
     bare = results_of(make_function(), x)
     function, probed = make_function(), []
     dump = record(tmp_path, lambda: probed.append(results_of(function, x)))
@@ -90,10 +90,10 @@ def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_pat
     assert [stem for stem in stems(dump) if stem.startswith("Jit")] == ["Jit.compiled"] * 2
     assert not {"Functional.relu", "Functional.softmax", "Tensor.abs", "Mint.sum"} & set(stems(dump))
     # What was compiled calls none of ours, neither here nor after the end.
-    assert not {"relu", "softmax", "abs", "silu"} & set(stand_in_calls)
-    stand_in_calls.clear()
+    assert not {"relu", "softmax", "abs", "silu"} & set(patch_calls)
+    patch_calls.clear()
     assert is_equal(results_of(function, x), bare)
-    assert stand_in_calls == []
+    assert patch_calls == []
 
 
 @pytest.mark.parametrize("body", [in_branch, in_loop])

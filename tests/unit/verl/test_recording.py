@@ -84,11 +84,11 @@ def micro_batch(*samples, packed=True, **further):
 
 def put_hooks(module, **classes):
     """Give classes to a module of verl's, and put the hooks of that module in place."""
-    stand_in = ModuleType(module)
+    patch = ModuleType(module)
     for name, cls in classes.items():
         cls.__module__ = module
-        setattr(stand_in, name, cls)
-    attach_all(Probe.current(), [point for point in HOOK_POINTS if point.module == module], stand_in)
+        setattr(patch, name, cls)
+    attach_all(Probe.current(), [point for point in HOOK_POINTS if point.module == module], patch)
 
 
 def workers(engine):

@@ -17,7 +17,7 @@ from msprobe.mindspore._apis import Function
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import Quiet
 from msprobe_core.interception.communication import RECEIVES, SENDS, Describer, PendingWorks
-from msprobe_core.interception.patching import FunctionPatch, StandIns, original_of
+from msprobe_core.interception.patching import FunctionPatch, Patches, original_of
 from msprobe_core.plugin import Argument, Call, CallRecorder
 
 NAMESPACES = {
@@ -38,7 +38,7 @@ _ABOUT_GROUPS = ("get_", "new_", "init_", "destroy_", "is_", "set_")
 _HANDLE = "CommHandle"
 
 
-class CommunicationStandIns:
+class CommunicationPatches:
     """Stands for the functions of communication, and for what they are waited for with.
 
     Made once: there may be a window in every step.
@@ -48,8 +48,8 @@ class CommunicationStandIns:
         """Look for them."""
         self._recorder: CallRecorder | None = None
         self._works = PendingWorks()
-        self._functions = StandIns(self._places())
-        self._waits = StandIns([FunctionPatch(kind, "wait", self._wait) for kind in _handles()], are_imported=False)
+        self._functions = Patches(self._places())
+        self._waits = Patches([FunctionPatch(kind, "wait", self._wait) for kind in _handles()], are_imported=False)
 
     def install(self, recorder: CallRecorder) -> None:
         """Begin.

@@ -28,7 +28,7 @@ class Compiling:
         compile_graph: Callable[..., Any] = self._compiler.compile
 
         @functools.wraps(compile_graph)
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
+        def patch(*args: Any, **kwargs: Any) -> Any:
             self._depth += 1
             if self._depth == 1:
                 self._step_aside()
@@ -40,7 +40,7 @@ class Compiling:
                     self._come_back()
 
         self._replaced = compile_graph
-        self._compiler.compile = stand_in
+        self._compiler.compile = patch
 
     def remove(self) -> None:
         """Give the place back."""

@@ -16,13 +16,13 @@ from mindspore.communication import GlobalComm, get_rank
 
 from msprobe.mindspore._calls import SPARSE, ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
-from msprobe.mindspore._communication import CommunicationStandIns
+from msprobe.mindspore._communication import CommunicationPatches
 from msprobe.mindspore._device import WITH_ARITHMETIC, is_host
-from msprobe.mindspore._functions import ApiStandIns
+from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
-from msprobe.mindspore._jit import JitStandIns, is_tracing
+from msprobe.mindspore._jit import JitPatches, is_tracing
 from msprobe.mindspore._perturb import perturb
-from msprobe.mindspore._primitives import PrimitiveStandIns
+from msprobe.mindspore._primitives import PrimitivePatches
 from msprobe.mindspore._quiet import Quiet
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState
@@ -80,7 +80,7 @@ class MindSporeFramework:
         """
         self._defers = not is_host() if defers is None else defers
         self._dtypes: dict[Any, str] = {}
-        self._apis: dict[RiskLevel, ApiStandIns] = {}
+        self._apis: dict[RiskLevel, ApiPatches] = {}
         self._said: set[str] = set()
 
     def is_tensor(self, value: object) -> bool:
@@ -147,13 +147,13 @@ class MindSporeFramework:
             graphs = GraphTaps(models, recorder, self.describe, self._say)
         return _Attachment(models, options, recorder, self._apis_for(options), graphs)
 
-    def _apis_for(self, options: AttachOptions) -> ApiStandIns | None:
+    def _apis_for(self, options: AttachOptions) -> ApiPatches | None:
         # Kept: making them takes milliseconds, and there may be a window in every step.
         if not options.level.has_apis:
             return None
         risk_level = RiskLevel(options.risk_level)
         if risk_level not in self._apis:
-            self._apis[risk_level] = ApiStandIns(risk_level)
+            self._apis[risk_level] = ApiPatches(risk_level)
         return self._apis[risk_level]
 
     def check(self, options: AttachOptions) -> None:
@@ -275,7 +275,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         models: Sequence[NamedModel],
         options: AttachOptions,
         recorder: CallRecorder,
-        apis: ApiStandIns | None,
+        apis: ApiPatches | None,
         graphs: GraphTaps | None,
     ) -> None:
         super().__init__(recorder, Quiet, ApiCalls)
@@ -295,9 +295,9 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             return
         calls, communication = self.calls, _communication()
         self.place(lambda: communication.install(self.recorder), communication.remove)
-        primitives = PrimitiveStandIns(self._models, calls, RiskLevel(self._options.risk_level))
+        primitives = PrimitivePatches(self._models, calls, RiskLevel(self._options.risk_level))
         self.place(primitives.install, primitives.remove)
-        jit = JitStandIns(calls, apis.step_aside)
+        jit = JitPatches(calls, apis.step_aside)
         self.place(jit.install, jit.remove)
         self.place(lambda: apis.install(calls), apis.remove)
 
@@ -318,8 +318,8 @@ class _Attachment(PlacedAttachment[ApiCalls]):
 
 
 @cache
-def _communication() -> CommunicationStandIns:
-    return CommunicationStandIns()
+def _communication() -> CommunicationPatches:
+    return CommunicationPatches()
 
 
 def _visit() -> None:

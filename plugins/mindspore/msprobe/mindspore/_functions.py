@@ -11,10 +11,10 @@ from msprobe.mindspore._apis import Function, Place, find_places
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._jit import is_tracing
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, Handler, StandIns
+from msprobe_core.interception.patching import FunctionPatch, Handler, Patches
 
 
-class _ApiStandIn(FunctionPatch):
+class _ApiPatch(FunctionPatch):
     """Shows the compiler of ``jit`` the original where it asks for ``__call__``, as it does of operators in branches.
 
     It reads the source of what that is. Python itself looks ``__call__`` up in the class.
@@ -25,7 +25,7 @@ class _ApiStandIn(FunctionPatch):
         vars(self)["__call__"] = self._original
 
 
-class ApiStandIns:
+class ApiPatches:
     """Stands for all functions and methods of a risk level. Made once: there may be a window in every step."""
 
     def __init__(self, risk_level: RiskLevel) -> None:
@@ -39,8 +39,8 @@ class ApiStandIns:
             # for them, and keep it.
             importlib.import_module("mindspore.ops.tensor_method")
         self._calls: ApiCalls | None = None
-        self._stand_ins = StandIns(
-            _ApiStandIn(place.owner, place.attribute, self._recorded(place), is_tracing)
+        self._patches = Patches(
+            _ApiPatch(place.owner, place.attribute, self._recorded(place), is_tracing)
             for place in find_places(risk_level)
         )
 
@@ -51,17 +51,17 @@ class ApiStandIns:
             calls: Records them.
         """
         self._calls = calls
-        self._stand_ins.install()
+        self._patches.install()
 
     def remove(self) -> None:
         """End: every function is in its place again, under all of its names."""
-        self._stand_ins.remove()
+        self._patches.remove()
         self._calls = None
 
     def step_aside(self) -> Callable[[], None]:
         """Take everything out until what is returned is called."""
-        self._stand_ins.remove()
-        return self._stand_ins.install
+        self._patches.remove()
+        return self._patches.install
 
     def _recorded(self, place: Place) -> Handler:
         _, _, prefix, name, mutates = place

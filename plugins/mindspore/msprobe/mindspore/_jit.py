@@ -15,7 +15,7 @@ from mindspore import nn
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._inside import inside
-from msprobe_core.interception.patching import Function, FunctionPatch, StandIns
+from msprobe_core.interception.patching import Function, FunctionPatch, Patches
 from msprobe_core.names import OPTIMIZER
 
 PREFIX = "Jit"
@@ -23,7 +23,7 @@ PREFIX = "Jit"
 _BYTECODE = "mindspore.graph._utils.pijit_context"
 
 
-class JitStandIns:
+class JitPatches:
     """Stands for what runs compiled functions."""
 
     def __init__(self, calls: ApiCalls, step_aside: Callable[[], Callable[[], None]]) -> None:
@@ -48,15 +48,15 @@ class JitStandIns:
                 FunctionPatch(context, "__enter__", self._enter),
                 FunctionPatch(context, "__exit__", self._exit),
             ]
-        self._stand_ins = StandIns(places, are_imported=False)
+        self._patches = Patches(places, are_imported=False)
 
     def install(self) -> None:
         """Begin."""
-        self._stand_ins.install()
+        self._patches.install()
 
     def remove(self) -> None:
         """End."""
-        self._stand_ins.remove()
+        self._patches.remove()
         self._come_back = None
 
     def _run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

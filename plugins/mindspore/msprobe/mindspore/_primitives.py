@@ -20,7 +20,7 @@ from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._unwritten import shown
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, StandIns
+from msprobe_core.interception.patching import FunctionPatch, Patches
 from msprobe_core.plugin import NamedModel
 
 PREFIX = "Primitive"
@@ -36,7 +36,7 @@ class _Named(NamedTuple):
     name: str
 
 
-class PrimitiveStandIns:
+class PrimitivePatches:
     """Stands for the ``__call__`` of classes of primitives, and reports the calls of those that have a name."""
 
     def __init__(self, models: Sequence[NamedModel], calls: ApiCalls, risk_level: RiskLevel) -> None:
@@ -53,16 +53,16 @@ class PrimitiveStandIns:
             self._named.setdefault(id(named.primitive), named)
         self._communication = {kind: kind.__name__ for kind in _communication()}
         kinds = {type(named.primitive): None for named in self._named.values()} | dict.fromkeys(self._communication)
-        stand_ins = [FunctionPatch(kind, "__call__", self._run, is_tracing) for kind in kinds]
-        self._stand_ins = StandIns(stand_ins, are_imported=False)
+        patches = [FunctionPatch(kind, "__call__", self._run, is_tracing) for kind in kinds]
+        self._patches = Patches(patches, are_imported=False)
 
     def install(self) -> None:
         """Begin."""
-        self._stand_ins.install()
+        self._patches.install()
 
     def remove(self) -> None:
         """End."""
-        self._stand_ins.remove()
+        self._patches.remove()
 
     def _run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not self._calls.is_looking:

@@ -19,7 +19,7 @@ from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
 from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
 from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, StandIns
+from msprobe_core.interception.patching import FunctionPatch, Patches
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
@@ -88,16 +88,16 @@ def _outputs(function: Function, args: list[Any], kwargs: dict[str, Any]) -> dic
 @contextmanager
 def _widened_calls() -> Generator[None, None, None]:
     """Make float64 of every floating dtype that anything inside asks for, so that nothing rounds on the way."""
-    stand_ins = _wideners()
-    stand_ins.install()
+    patches = _wideners()
+    patches.install()
     try:
         yield
     finally:
-        stand_ins.remove()
+        patches.remove()
 
 
 @cache
-def _wideners() -> StandIns:
+def _wideners() -> Patches:
     # Kept: there are a thousand, and a call is made several times.
     places = [
         FunctionPatch(
@@ -105,7 +105,7 @@ def _wideners() -> StandIns:
         )
         for place in find_places(RiskLevel.ALL)
     ]
-    return StandIns([*places, FunctionPatch(ops.Cast, "__call__", _run_widened, is_tracing)])
+    return Patches([*places, FunctionPatch(ops.Cast, "__call__", _run_widened, is_tracing)])
 
 
 def _run_widened(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

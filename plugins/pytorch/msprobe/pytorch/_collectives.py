@@ -74,7 +74,7 @@ class Collectives:
         self._unsettled = unsettled
         self._note_written = note_written
         self._lock = threading.RLock()  # reading a result may itself wait for another
-        self._stand_ins: list[Patch] = []
+        self._patches: list[Patch] = []
         self._works = PendingWorks()
         # The weak references keep addresses from being given to other memory.
         self._results: dict[int, tuple[StorageWeakRef, Pending]] = {}
@@ -95,7 +95,7 @@ class Collectives:
 
     def _begin_job(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = run(*args, **kwargs)
-        if len(self._stand_ins) == 1:
+        if len(self._patches) == 1:
             with Quiet(self._recorder.note_failure):
                 self._install_all()
         return result
@@ -111,8 +111,8 @@ class Collectives:
 
     def remove(self) -> None:
         """End, unless somebody else has taken a place since."""
-        while self._stand_ins:
-            self._stand_ins.pop().remove()
+        while self._patches:
+            self._patches.pop().remove()
         with Quiet(self._recorder.note_failure):
             self._works.give_up(self._recorder)
             for _, pending in self._results.values():
@@ -121,10 +121,10 @@ class Collectives:
 
     def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionPatch:
         # What a compiler runs to see what it gives communicates nothing.
-        stand_in = FunctionPatch(owner, attribute, handler, is_tried)
-        stand_in.install()
-        self._stand_ins.append(stand_in)
-        return stand_in
+        patch = FunctionPatch(owner, attribute, handler, is_tried)
+        patch.install()
+        self._patches.append(patch)
+        return patch
 
     def _replace_function(self, name: str) -> None:
         published = getattr(torch.distributed, name, None)
@@ -135,11 +135,11 @@ class Collectives:
         if cell is not None:
             self._replace(cell, "cell_contents", handler)
             return
-        stand_in = self._replace(torch.distributed.distributed_c10d, name, handler)
+        patch = self._replace(torch.distributed.distributed_c10d, name, handler)
         # The same object in both: P2POp asks whether it is given one of the functions.
-        alias = _Alias(torch.distributed, name, stand_in)
+        alias = _Alias(torch.distributed, name, patch)
         alias.install()
-        self._stand_ins.append(alias)
+        self._patches.append(alias)
 
     # --- torch.distributed --------------------------------------------------------------------------------------
 
@@ -284,12 +284,12 @@ def is_communication(function: Callable[..., Any]) -> bool:
 class _Alias(Patch):
     """Puts a patch under another name of the same function."""
 
-    def __init__(self, owner: Any, attribute: str, stand_in: FunctionPatch) -> None:
+    def __init__(self, owner: Any, attribute: str, patch: FunctionPatch) -> None:
         super().__init__(owner, attribute)
-        self._stand_in = stand_in
+        self._patch = patch
 
     def _dress(self, raw: Any) -> Any:  # noqa: ARG002  # whatever it is
-        return self._stand_in
+        return self._patch
 
 
 def _cell_around(published: Any) -> Any:

@@ -21,7 +21,7 @@ from torch._C import DispatchKey
 
 from msprobe.pytorch._releases import destroy, is_compiling, run_under
 from msprobe_core.capture.randomness import RandomCall, RandomState, RandomWatch
-from msprobe_core.interception.patching import Function, FunctionPatch, StandIns
+from msprobe_core.interception.patching import Function, FunctionPatch, Patches
 
 _logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class DropoutKernels:
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
     _library: ClassVar[torch.library.Library | None] = None
-    _functions: ClassVar[StandIns] = StandIns()
+    _functions: ClassVar[Patches] = Patches()
     _watches: ClassVar[list[tuple[RandomWatch, RandomState]]] = []
     _let_be: ClassVar[set[str]] = set()
     _has_said: ClassVar[bool] = False
@@ -120,7 +120,7 @@ class DropoutKernels:
             cls._open()
             if not cls.is_removed:
                 cls.is_removed, cls._has_said = True, False
-                cls._functions = StandIns(cls._of_devices())
+                cls._functions = Patches(cls._of_devices())
                 cls._functions.install()
 
     @classmethod
@@ -222,13 +222,13 @@ class DropoutKernels:
     @classmethod
     def _of_devices(cls) -> list[FunctionPatch]:
         """Return patches of the functions that end in a kernel of the device instead of PyTorch's own."""
-        stand_ins = [
+        patches = [
             FunctionPatch(owner, name, _without(name), is_compiling)
             for owner, name in _OWN_KERNELS
             if name in cls._let_be
         ]
         npu = sys.modules.get("torch_npu")
-        return stand_ins + [
+        return patches + [
             FunctionPatch(npu, name, _keep_all, is_compiling) for name in _NPU_ATTENTION if hasattr(npu, name)
         ]
 

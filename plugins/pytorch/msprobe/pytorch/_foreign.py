@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Handler, StandIns, original_of
+from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Handler, Patches, original_of
 
 
 class Package(NamedTuple):
@@ -58,14 +58,14 @@ _NOT_ARGUMENTS = frozenset({"grid", "warmup"})
 """Keywords of a launch that the kernel does not get."""
 
 
-def foreign_stand_ins(calls: ApiCalls, search: AliasSearch) -> StandIns:
+def foreign_patches(calls: ApiCalls, search: AliasSearch) -> Patches:
     """Return patches of all such functions that are imported by now.
 
     Args:
         calls: Records them.
         search: Remembers by which names modules have imported them.
     """
-    return StandIns([*_of_packages(calls), *_of_triton(calls)], search=search)
+    return Patches([*_of_packages(calls), *_of_triton(calls)], search=search)
 
 
 def _of_packages(calls: ApiCalls) -> Iterator[FunctionPatch]:

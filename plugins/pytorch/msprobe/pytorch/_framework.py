@@ -19,7 +19,7 @@ from msprobe.pytorch._apis import ApiTable
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import CompiledRegions, StepsAside
-from msprobe.pytorch._foreign import foreign_stand_ins
+from msprobe.pytorch._foreign import foreign_patches
 from msprobe.pytorch._functions import CHECKS, ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._modules import ModuleHooks, Visits, modules_to_watch
@@ -32,7 +32,7 @@ from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState
-from msprobe.pytorch._swaps import swap_stand_in
+from msprobe.pytorch._swaps import swap_patch
 from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
 from msprobe_core.config import RiskLevel
@@ -329,7 +329,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             hooks = self._hooks = ModuleHooks(self._models, self.recorder, self.unsettled, self._say, self._visit)
             self.place(hooks.install, hooks.remove)
             aside.append(hooks)
-        swaps = swap_stand_in(self.calls, None if self._hooks is None else self._hooks.parameters)
+        swaps = swap_patch(self.calls, None if self._hooks is None else self._hooks.parameters)
         self.place(swaps.install, swaps.remove)
         if level.has_apis:
             if self._options.aten:
@@ -346,8 +346,8 @@ class _Attachment(PlacedAttachment[ApiCalls]):
                 self.place(visits.install, visits.remove)
                 aside.append(visits)
             checks = [FastPathCheck(mode, name) for name in CHECKS]
-            for stand_in in (BackwardEngine(mode), *checks, foreign_stand_ins(self.calls, self._aliases)):
-                self.place(stand_in.install, stand_in.remove)
+            for patch in (BackwardEngine(mode), *checks, foreign_patches(self.calls, self._aliases)):
+                self.place(patch.install, patch.remove)
             aside.append(mode)
         for regions in (CompiledRegions(aside, self._say), TracedRegions(aside, self._say)):
             self.place(regions.install, regions.remove)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msprobe.pytorch._quiet import Quiet
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.patching import AliasSearch, Function, FunctionPatch, StandIns
+from msprobe_core.interception.patching import AliasSearch, Function, FunctionPatch, Patches
 from msprobe_core.plugin import Call, CallRecorder
 
 _MODULE, _FUNCTION = "torch.distributed.tensor._redistribute", "redistribute_local_tensor"
@@ -27,13 +27,13 @@ class PlacedOperators(Protocol):
         ...
 
 
-def redistributions(recorder: CallRecorder, operators: PlacedOperators, search: AliasSearch) -> StandIns:
+def redistributions(recorder: CallRecorder, operators: PlacedOperators, search: AliasSearch) -> Patches:
     """Return what reports redistributions while it is installed: nothing if DTensors have not been imported."""
     module = sys.modules.get(_MODULE)
     if module is None or not hasattr(module, _FUNCTION):
-        return StandIns(are_imported=False)
+        return Patches(are_imported=False)
     handler = _Redistributions(recorder, operators)
-    return StandIns([FunctionPatch(module, _FUNCTION, handler, is_compiling)], search=search)
+    return Patches([FunctionPatch(module, _FUNCTION, handler, is_compiling)], search=search)
 
 
 class _Redistributions:

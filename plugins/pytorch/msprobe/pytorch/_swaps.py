@@ -19,7 +19,7 @@ from msprobe.pytorch._parameters import ParameterGradients
 from msprobe_core.interception.patching import FunctionPatch
 
 
-def swap_stand_in(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionPatch:
+def swap_patch(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionPatch:
     """Return what stands for the function, and takes hooks of ours out of tensors while they are swapped.
 
     Args:

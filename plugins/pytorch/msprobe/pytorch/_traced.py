@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe.pytorch._compiled import StepsAside
-from msprobe_core.interception.patching import FunctionPatch, StandIns
+from msprobe_core.interception.patching import FunctionPatch, Patches
 
 _READERS = (
     # Where the published functions call, also those that were imported by name.
@@ -45,16 +45,16 @@ class TracedRegions:
         self._others = others
         self._say = say
         self._thread = _Thread()
-        stand_ins = [_stand_in(place, name, self._run) for place, name in _READERS]
-        self._stand_ins = StandIns([one for one in stand_ins if one is not None], are_imported=False)
+        patches = [_patch(place, name, self._run) for place, name in _READERS]
+        self._patches = Patches([one for one in patches if one is not None], are_imported=False)
 
     def install(self) -> None:
         """Begin."""
-        self._stand_ins.install()
+        self._patches.install()
 
     def remove(self) -> None:
         """End."""
-        self._stand_ins.remove()
+        self._patches.remove()
 
     def _run(self, read: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if self._thread.is_reading:
@@ -74,7 +74,7 @@ class _Thread(threading.local):
     is_reading = False
 
 
-def _stand_in(place: str, name: str, handler: Callable[..., Any]) -> FunctionPatch | None:
+def _patch(place: str, name: str, handler: Callable[..., Any]) -> FunctionPatch | None:
     """Return what stands for a function; ``None`` if this release has no such function."""
     module, _, class_name = place.partition(":")
     owner: Any = importlib.import_module(module)

@@ -77,7 +77,7 @@ class Compilation:
         compile_graph: Callable[..., Any] = executor.compile
 
         @functools.wraps(compile_graph)
-        def stand_in(executor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        def patch(executor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth:  # inside another
                 return compile_graph(executor, source, *args, **kwargs)
 
@@ -87,7 +87,7 @@ class Compilation:
                 self.num_failed += 1
             return result.compiled
 
-        executor.compile = stand_in
+        executor.compile = patch
 
     @contextmanager
     def in_place(self, source: Any, plan: Plan | None) -> Iterator[None]:
