@@ -11,7 +11,7 @@ from mindspore import Tensor
 
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._inside import inside
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.interception import apis
 from msprobe_core.interception.apis import tensors_in
 from msprobe_core.interception.call_scope import Owners, is_clipping
@@ -42,8 +42,8 @@ class ApiCalls(apis.ApiCalls):
         """Whether a call that begins now on this thread is recorded."""
         return not inside.value and self._recorder.is_open
 
-    def _quiet(self) -> Quiet:
-        return Quiet(self._recorder.note_failure)
+    def _quiet(self) -> RecordingGuard:
+        return RecordingGuard(self._recorder.note_failure)
 
     def _builds_graph(self) -> bool:
         return builds_graph()

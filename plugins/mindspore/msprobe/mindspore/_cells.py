@@ -9,7 +9,7 @@ from mindspore import Parameter, nn
 
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.interception.modules import FoundModule, Handle, Hook, ModuleCalls, register_after
 from msprobe_core.names import module_stem
 from msprobe_core.plugin import CallRecorder, NamedModel
@@ -39,7 +39,7 @@ class CellTraits:
     """See `msprobe_core.interception.modules.ModuleTraits`."""
 
     prefix = PREFIX
-    quiet = Quiet
+    quiet = RecordingGuard
     gradients = CallGradients
     builds_graph = staticmethod(builds_graph)
     is_in_backward = staticmethod(is_in_backward)
@@ -112,7 +112,7 @@ class CellHooks:
 
         def report(gradient: Any) -> None:
             if recorder.is_open:
-                with Quiet(recorder.note_failure):
+                with RecordingGuard(recorder.note_failure):
                     recorder.record_parameter_gradient(stem, name, gradient)
 
         return report

@@ -15,7 +15,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from msprobe.mindspore._apis import Function
 from msprobe.mindspore._inside import inside
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.interception.communication import RECEIVES, SENDS, Describer, PendingWorks
 from msprobe_core.interception.patching import FunctionPatch, Patches, original_of
 from msprobe_core.plugin import Argument, Call, CallRecorder
@@ -67,7 +67,7 @@ class CommunicationPatches:
         self._functions.remove()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            with Quiet(recorder.note_failure):
+            with RecordingGuard(recorder.note_failure):
                 self._works.give_up(recorder)
 
     def _places(self) -> Iterator[FunctionPatch]:
@@ -90,7 +90,7 @@ class CommunicationPatches:
             return function(*args, **kwargs)
         call: Call | None = None
         if not name.endswith(_PASSED_OVER):
-            with Quiet(recorder.note_failure):
+            with RecordingGuard(recorder.note_failure):
                 call = recorder.open_api(prefix, name)
                 recorder.record_inputs(call, *_describer().inputs(name, signature, args, kwargs))
         inside.value = True  # only the outermost call counts, and it may call others to do its work
@@ -103,7 +103,7 @@ class CommunicationPatches:
         finally:
             inside.value = False
         if call is not None:
-            with Quiet(recorder.note_failure):
+            with RecordingGuard(recorder.note_failure):
                 self._finish(recorder, call, name, (*args, *kwargs.values()), result)
         return result
 
@@ -128,7 +128,7 @@ class CommunicationPatches:
         result = wait(*args, **kwargs)
         recorder = self._recorder
         if recorder is not None and self._works and args:
-            with Quiet(recorder.note_failure):
+            with RecordingGuard(recorder.note_failure):
                 pending = self._works.pop(args[0])
                 if pending is not None and pending.note_wait():
                     recorder.record_outputs(pending.call, pending.output)

@@ -23,7 +23,7 @@ from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
 from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitivePatches
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState
 from msprobe.mindspore._unwritten import Unwritten
@@ -170,9 +170,9 @@ class MindSporeFramework:
             self._said.add(sentence)
             _logger.warning("%s", sentence)
 
-    def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
         """Return a block in which no graph is built, and that raises nothing of ours."""
-        return Quiet(on_failure)
+        return RecordingGuard(on_failure)
 
     def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
         """Hook the tensor if it is a leaf, and otherwise the node that made it."""
@@ -186,7 +186,7 @@ class MindSporeFramework:
             return tensor.values()
         if not isinstance(tensor, Tensor):
             return None
-        with Quiet():
+        with RecordingGuard():
             return tensor[tuple(slice(*ranges.get(dim, (None, None))) for dim in range(tensor.ndim))]
 
     def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
@@ -235,7 +235,7 @@ class MindSporeFramework:
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous copy where the tensor lies; ``None`` if it has no plain elements."""
         if self._defers and isinstance(tensor, Tensor):
-            with Quiet():
+            with RecordingGuard():
                 return tensor.copy() if tensor.dtype in WITH_ARITHMETIC else None
         values = values_of(tensor)
         return None if values is None else values.copy()
@@ -278,7 +278,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         apis: ApiPatches | None,
         graphs: GraphTaps | None,
     ) -> None:
-        super().__init__(recorder, Quiet, ApiCalls)
+        super().__init__(recorder, RecordingGuard, ApiCalls)
         self._models = models
         self._options = options
         self._apis = apis

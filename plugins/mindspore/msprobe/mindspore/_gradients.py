@@ -13,7 +13,7 @@ import mindspore as ms
 from mindspore import Tensor
 
 from msprobe.mindspore._device import FLOATING
-from msprobe.mindspore._quiet import Quiet, executor
+from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe_core.interception.gradients import GraphGradients, Node
 
 has_nodes: bool = hasattr(Tensor, "_grad_node")
@@ -102,9 +102,9 @@ class CallGradients(GraphGradients):
         return -1 if _current_engine is None else _current_engine()
 
     @staticmethod
-    def quiet(on_failure: Callable[[str, Exception], None]) -> Quiet:
+    def quiet(on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
         """Return a block in which no graph is built."""
-        return Quiet(on_failure)
+        return RecordingGuard(on_failure)
 
 
 def _edge(following: Node, number: int) -> tuple[Node | None, Hashable, Hashable] | None:
@@ -125,7 +125,7 @@ def watch_gradient(tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[
     def on_node(gradients: tuple[Any, ...]) -> None:
         gradient = gradients[number]
         if gradient is not None:
-            with Quiet():
+            with RecordingGuard():
                 on_gradient(gradient)
 
     if node is None or node.is_leaf():
@@ -146,7 +146,7 @@ class _LeafHook:
             return
         self._is_running = True
         try:
-            with Quiet():
+            with RecordingGuard():
                 self._on_gradient(gradient)
         finally:
             self._is_running = False

@@ -14,7 +14,7 @@ from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import takes_gradient
 from msprobe.mindspore._inside import inside
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.capture.perturbation import ModuleNoise, relative_changes
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
 
@@ -66,7 +66,7 @@ class Noise:
 
     def _changed(self, tensor: Any) -> Any:
         changed = tensor
-        with Quiet():
+        with RecordingGuard():
             is_bfloat16 = tensor.dtype == ms.bfloat16  # which NumPy has not, and float32 holds
             values = (tensor.astype(ms.float32) if is_bfloat16 else tensor).asnumpy()
             relative = relative_changes(self._random.random(values.shape), _ROUNDOFFS[tensor.dtype], self._coarser)

@@ -18,7 +18,7 @@ executor: Any = _pynative_executor
 """What runs the dynamic graph."""
 
 
-class Quiet:
+class RecordingGuard:
     """Context manager; make a new one for each block.
 
     No exception of ours leaves it: ``on_failure`` gets it. An `ErrorOfTraining` does, as what it carries.

@@ -11,7 +11,7 @@ from mindspore import Tensor, mint, ops
 
 from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._jit import is_tracing
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.capture.randomness import RandomFunction, RandomLog
 
 _seeds: Any = import_module("mindspore.common.seed")  # the package has a function of that name
@@ -37,13 +37,13 @@ class MindSporeState:
 
     def get(self) -> Any:
         """Return the state."""
-        with Quiet():
+        with RecordingGuard():
             return ms.get_rng_state().copy(), dict(_seeds._KERNEL_SEED)
 
     def set(self, state: Any) -> None:
         """Put a state back; an operator that has drawn for the first time since begins anew."""
         generator, counts = state
-        with Quiet():
+        with RecordingGuard():
             ms.set_rng_state(generator.copy())
         _seeds._KERNEL_SEED.clear()
         _seeds._KERNEL_SEED.update(counts)

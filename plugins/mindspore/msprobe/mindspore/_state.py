@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
 from msprobe.mindspore._dropout import is_removed
-from msprobe.mindspore._quiet import Quiet
+from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.capture.repetition import RandomStates
 
 _UNREPEATABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -29,7 +29,7 @@ class NetState:
             TypeError: one of ``others`` is no Cell, or a model draws random numbers that cannot be drawn again.
         """
         self._values: dict[int, tuple[Parameter, Tensor]] = {}
-        with Quiet():
+        with RecordingGuard():
             for model in models:
                 _refuse_unrepeatable(model)
             for cell in (*models, *others):
@@ -42,7 +42,7 @@ class NetState:
 
     def restore(self) -> None:
         """Put everything back."""
-        with Quiet():
+        with RecordingGuard():
             for parameter, value in self._values.values():
                 parameter.copy_(value)
             ms.set_rng_state(self._drawn.copy())

@@ -17,7 +17,7 @@ from msprobe.mindspore import _saving_graph
 from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gradient
 from msprobe.mindspore._inside import inside
-from msprobe.mindspore._quiet import Quiet, executor
+from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.values import reason_of
@@ -53,7 +53,7 @@ def save(save_dir: str | os.PathLike[str], name: str, data: Any) -> None:
     """
     directory = _checked(save_dir, name)
     found = False
-    with Quiet(_saver().complain):
+    with RecordingGuard(_saver().complain):
         for path, tensor in _tensors_in(data, name, MAX_DEPTH):
             found = True
             values = values_of(tensor)
@@ -94,7 +94,7 @@ def save_grad(save_dir: str | os.PathLike[str], name: str, data: Any) -> Any:
         inside.value = was_inside
 
     def on_gradient(gradient: Any) -> None:
-        with Quiet(_saver().complain):
+        with RecordingGuard(_saver().complain):
             values = values_of(gradient)
             if values is not None:
                 _saver().write(directory, f"{name}_grad", values)
@@ -108,7 +108,7 @@ def step() -> None:
     executor.sync()
     _saver().next_step()
     if not _saving_graph.arrivals().is_on_host():
-        with Quiet(_saver().complain):
+        with RecordingGuard(_saver().complain):
             _saving_graph.advance()
 
 

@@ -11,7 +11,7 @@ import torch
 from msprobe.pytorch._apis import is_foreign_operator, written_by_schema
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import owners
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
 from msprobe_core.interception import apis
 from msprobe_core.interception.apis import Function
@@ -63,8 +63,8 @@ class ApiCalls(apis.ApiCalls):
         written = tuple(written_by_schema(function, args, kwargs))
         return written or super()._written_by(function, args, kwargs)
 
-    def _quiet(self) -> Quiet:
-        return Quiet(self._recorder.note_failure)
+    def _quiet(self) -> RecordingGuard:
+        return RecordingGuard(self._recorder.note_failure)
 
     def _builds_graph(self) -> bool:
         return torch.is_grad_enabled()

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from msprobe.pytorch._gradients import CallGradients
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import held_by
 from msprobe.pytorch._releases import is_tried
 from msprobe_core.interception.communication import (
@@ -96,7 +96,7 @@ class Collectives:
     def _begin_job(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = run(*args, **kwargs)
         if len(self._patches) == 1:
-            with Quiet(self._recorder.note_failure):
+            with RecordingGuard(self._recorder.note_failure):
                 self._install_all()
         return result
 
@@ -113,7 +113,7 @@ class Collectives:
         """End, unless somebody else has taken a place since."""
         while self._patches:
             self._patches.pop().remove()
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             self._works.give_up(self._recorder)
             for _, pending in self._results.values():
                 pending.give_up(self._recorder)
@@ -154,10 +154,10 @@ class Collectives:
         if local.is_communicating or not self._recorder.is_open:
             return run(*args, **kwargs)
         call: Call | None = None
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             call = self._open(name, *_describer().inputs(name, signature, args, kwargs))
         result = self._run(call, run, args, kwargs)
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             self._note_written(list(_tensors_in((args, kwargs))))
             output = [_describer().operations(value, RECEIVES) for value in (*args, *kwargs.values())]
             if name in SENDS:
@@ -207,7 +207,7 @@ class Collectives:
     def _wait(self, wait: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = wait(*args, **kwargs)
         if self._works:
-            with Quiet(self._recorder.note_failure), self._lock:
+            with RecordingGuard(self._recorder.note_failure), self._lock:
                 self._note_wait(self._works.pop(args[0]))
         return result
 
@@ -221,12 +221,12 @@ class Collectives:
         call: Call | None = None
         gradients: CallGradients | None = None
         builds_graph = torch.is_grad_enabled()
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             call = self._open(name, [_resolved(value) for value in _with_group(name, args)], kwargs)
             if call is not None and call.wants_gradients and builds_graph:
                 gradients = CallGradients(self._recorder, call, args, kwargs, self._unsettled)
         result = self._run(call, run, args, kwargs)
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             self._note_written(list(_tensors_in((args, kwargs, result))))
             if call is not None:
                 if gradients is not None:
@@ -242,7 +242,7 @@ class Collectives:
         with _communicating():
             result = run(*args, **kwargs)
         if self._results and args and self._recorder.is_open:
-            with Quiet(self._recorder.note_failure), self._lock:
+            with RecordingGuard(self._recorder.note_failure), self._lock:
                 self._note_wait(self._results.pop(_storage_of(args[0])._cdata, (None, None))[1])
         return result
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msprobe.pytorch._framework import PyTorchFramework
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
@@ -160,18 +160,18 @@ class FlightRecorder:
 
     def step(self) -> None:
         """End a step: call it after the optimizer's."""
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             self._last = None
             self._ring.end_step()
 
     def write(self, reason: str = "asked to") -> None:
         """Write what is kept now."""
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             self._ring.write(reason, waits=True)
 
     def close(self) -> None:
         """End: look at the last steps, and leave the model as it was."""
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             self._ring.finish()
         self._detach()
 
@@ -192,7 +192,7 @@ class FlightRecorder:
         if kind is None or not issubclass(kind, Exception):
             self.close()
             return
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             self._ring.write(f"{kind.__name__} in the training", waits=True)
         self._detach()
 
@@ -202,7 +202,7 @@ class FlightRecorder:
         del module
         if is_compiling():
             return
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             step = self._ring.step
             index = step.counts.get("", 0)
             for tensor in _tensors_in((args, kwargs)):
@@ -219,7 +219,7 @@ class FlightRecorder:
         del module, args
         if is_compiling():
             return
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             step = self._ring.step
             index = step.counts.get(path, 0)
             step.counts[path] = index + 1
@@ -231,12 +231,12 @@ class FlightRecorder:
     def _on_gradient(self, step: FlightStep, path: str, type_name: str, index: int, gradient: Tensor) -> None:
         if is_compiling():
             return
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             self._see(step, path, type_name, Phase.BACKWARD, index, Role.INPUT, gradient)
 
     def _on_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        with Quiet(self._ring.note_failure):
+        with RecordingGuard(self._ring.note_failure):
             step = self._ring.step
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -26,7 +26,7 @@ from msprobe.pytorch._modules import ModuleHooks, Visits, modules_to_watch
 from msprobe.pytorch._operators import OperatorMode, OperatorTable
 from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
@@ -171,9 +171,9 @@ class PyTorchFramework:
             self._apis[key] = ApiTable(*key)
         return self._apis[key]
 
-    def quiet(self, on_failure: Callable[[str, Exception], None]) -> Quiet:
+    def quiet(self, on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
         """Return a block that PyTorch's modes do not see, and that raises nothing."""
-        return Quiet(on_failure)
+        return RecordingGuard(on_failure)
 
     def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
         """Hook the tensor if it is a leaf, and otherwise the node that made it."""
@@ -181,7 +181,7 @@ class PyTorchFramework:
 
     def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
         """Return a view of a part; ``None`` of what has no plain elements, or only a shard of them."""
-        with Quiet():
+        with RecordingGuard():
             values = readable(tensor)
             if values is None or values.shape != tensor.shape:
                 return None
@@ -234,7 +234,7 @@ class PyTorchFramework:
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"this PyTorch has no dtype {content.dtype}")
         loaded: Any = None
-        with Quiet():
+        with RecordingGuard():
             # Not frombuffer, which takes no empty ones.
             stored = torch.from_numpy(np.asarray(content.data))
             loaded = stored.view(dtype).reshape(content.shape).to(like.device)
@@ -242,7 +242,7 @@ class PyTorchFramework:
 
     def snapshot(self, tensor: Any) -> Any:
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""
-        with Quiet():
+        with RecordingGuard():
             values = readable(tensor)
             return None if values is None else values.clone(memory_format=torch.contiguous_format)
 
@@ -286,7 +286,7 @@ class PyTorchFramework:
 
 def _in_place_of(like: Tensor, loaded: Tensor) -> Tensor:
     """Return a tensor that takes a gradient where ``like`` does."""
-    with Quiet():
+    with RecordingGuard():
         loaded = loaded.detach().requires_grad_(like.requires_grad)
     if like.requires_grad and not like.is_leaf and torch.is_grad_enabled():
         # No leaf either: the module may write to it in place.
@@ -308,7 +308,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         aliases: AliasSearch,
         say: Callable[[str], None],
     ) -> None:
-        super().__init__(recorder, Quiet, ApiCalls)
+        super().__init__(recorder, RecordingGuard, ApiCalls)
         self._models = models
         self._options = options
         self._apis = apis

@@ -21,7 +21,7 @@ from msprobe.pytorch._dropout import DropoutKernels, without_dropout
 from msprobe.pytorch._forgotten import ForgottenArguments
 from msprobe.pytorch._gradients import is_in_backward
 from msprobe.pytorch._owners import is_of_compiler
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._releases import export
 from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe.pytorch._unset import concerns_unset_memory
@@ -149,7 +149,7 @@ class ApiMode(TorchFunctionMode):
         if api is None or not recorder.is_open or (is_in_backward() and is_of_compiler(sys._getframe(1))):
             result = func(*args, **kwargs)
             if recorder.is_open and concerns_unset_memory(func):
-                with Quiet(recorder.note_failure):
+                with RecordingGuard(recorder.note_failure):
                     calls.note_memory(func, args, kwargs, result)
             return result
         if DropoutKernels.is_removed and api.prefix in _WITH_DROPOUT:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe_core.interception.gradients import GraphGradients
 from msprobe_core.plugin import GradientSlot
 
@@ -158,7 +158,7 @@ class CallGradients(GraphGradients):
             whole = sent[0]
             if whole is None or (whole.shape, whole.stride()) != layout or not recorder.is_open:
                 return
-            with Quiet(recorder.note_failure):
+            with RecordingGuard(recorder.note_failure):
                 gradient = whole.as_strided(*part)
                 recorder.record_gradient(call, slot, gradient, CallGradients.backward_pass())
                 for each in before:
@@ -170,9 +170,9 @@ class CallGradients(GraphGradients):
         return hook
 
     @staticmethod
-    def quiet(on_failure: Callable[[str, Exception], None]) -> Quiet:
+    def quiet(on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
         """Return a block that PyTorch's modes do not see."""
-        return Quiet(on_failure)
+        return RecordingGuard(on_failure)
 
 
 def _own_hooks(node: Node) -> tuple[list[Any], list[Any]]:
@@ -217,13 +217,13 @@ def watch_gradient(tensor: Tensor, on_gradient: Callable[[Tensor], None]) -> Cal
 
     @unserializable_hook  # a model that is saved does not take it along, and PyTorch does not warn of it
     def on_leaf(gradient: Tensor) -> None:
-        with Quiet():
+        with RecordingGuard():
             on_gradient(gradient)
 
     def on_node(gradients: tuple[Tensor | None, ...]) -> None:
         gradient = gradients[number]
         if gradient is not None:
-            with Quiet():
+            with RecordingGuard():
                 on_gradient(gradient)
 
     handle = tensor.register_hook(on_leaf) if node is None else node.register_prehook(on_node)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from msprobe.pytorch._compiled import how_it_runs, modules_to_hook, original_of
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._parameters import ParameterGradients, own_parameters
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._slots import Observation
 from msprobe_core.interception.modules import FoundModule, ModuleCalls
 from msprobe_core.names import module_stem
@@ -174,7 +174,7 @@ class _Traits:
     """See `msprobe_core.interception.modules.ModuleTraits`."""
 
     prefix = _PREFIX
-    quiet = Quiet
+    quiet = RecordingGuard
     gradients = CallGradients
     builds_graph = staticmethod(torch.is_grad_enabled)
     is_in_backward = staticmethod(is_in_backward)

@@ -13,7 +13,7 @@ from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import local
 from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_below, written_arguments
 from msprobe.pytorch._gradients import Node, is_in_backward, next_sequence_number
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._unset import UnsetMemory, ignores_values
 from msprobe_core.plugin import Call, CallRecorder
 
@@ -158,7 +158,7 @@ class OperatorMode(BottomMode):
         is_in_backward: bool,
     ) -> Call | None:
         call: Call | None = None
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             call = self._recorder.open_operator(api.prefix, api.name, around, is_in_backward=is_in_backward)
             if call.wants_forward:
                 overwritten = (args[:1] if ignores_values(func) else None, kwargs.get("out"))
@@ -175,7 +175,7 @@ class OperatorMode(BottomMode):
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             if operator.makes_unset:
                 self._unset.note(output)
             written = tuple(written_arguments(func, args, kwargs)) if operator.writes else ()

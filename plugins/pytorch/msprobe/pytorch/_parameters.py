@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from msprobe.pytorch._gradients import run_apart
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._releases import accumulating_node
 from msprobe_core.interception.modules import Handle
 from msprobe_core.plugin import CallRecorder
@@ -136,14 +136,14 @@ class ParameterGradients:
                 del metadata[_AWAITED]
 
     def _note_added(self, key: int, contribution: Tensor) -> None:
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             self._added.pop(key, None)  # `torch.autograd.grad` asks for what it does not add
             # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
             if self._gradient(key) is not None:
                 self._added[key] = contribution
 
     def _report(self, key: int) -> None:
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             gradient, contribution = self._gradient(key), self._added.pop(key, None)
             if gradient is not None:
                 place = self._places[key]

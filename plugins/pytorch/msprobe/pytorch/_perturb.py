@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_below, written_arguments
 from msprobe.pytorch._modules import modules_to_watch
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._slots import observe
 from msprobe_core.capture.perturbation import FLIPPED, ModuleNoise
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, Removable
@@ -67,7 +67,7 @@ class Noise:
     def changed(self, tensor: Tensor) -> Tensor:
         """Return another tensor with other last digits; one of whole numbers as it is, for those are counts."""
         changed = tensor
-        with Quiet():
+        with RecordingGuard():
             own = torch.finfo(tensor.dtype).eps / 2
             random = torch.rand(tensor.shape, generator=self._generator(tensor.device), device=tensor.device)
             if self._coarser > own:
@@ -126,7 +126,7 @@ class NoiseMode(BottomMode):
         if not self._is_on or not _computes(func):
             return output
         if func._schema.is_mutable:
-            with Quiet():
+            with RecordingGuard():
                 for tensor in written_arguments(func, args, kwargs or {}):
                     if self._noise.is_floating(tensor):
                         tensor.copy_(self._noise.changed(tensor))

@@ -15,7 +15,7 @@ _active_transform: Callable[[], Any] = cast("Any", torch._C)._functorch.peek_int
 _is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-class Quiet:
+class RecordingGuard:
     """Context manager; make a new one for each block.
 
     Under it no graph is built, no ``__torch_function__`` is called, autocast, tracing and ``torch.func`` are off, and

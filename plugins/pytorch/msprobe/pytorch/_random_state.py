@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 
 
 class TorchState:
@@ -15,13 +15,13 @@ class TorchState:
 
     def get(self) -> Any:
         """Return the state; waits for no device."""
-        with Quiet():
+        with RecordingGuard():
             return torch.get_rng_state(), {name: device.get_rng_state_all() for name, device in _devices()}
 
     def set(self, state: Any) -> None:
         """Put a state back. A device that has come into use since begins from the host's seed."""
         host, others = state
-        with Quiet():
+        with RecordingGuard():
             torch.set_rng_state(host)
             for name, device in _devices():
                 if name in others:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._releases import is_compiling
 from msprobe_core.interception.patching import AliasSearch, Function, FunctionPatch, Patches
 from msprobe_core.plugin import Call, CallRecorder
@@ -52,7 +52,7 @@ class _Redistributions:
         except BaseException:
             self._recorder.close(call)
             raise
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             if call.wants_forward:
                 self._recorder.record_outputs(call, output)
             self._recorder.close(call)
@@ -60,7 +60,7 @@ class _Redistributions:
 
     def _open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
         call: Call | None = None
-        with Quiet(self._recorder.note_failure):
+        with RecordingGuard(self._recorder.note_failure):
             place = self._operators.place()
             if place is None:
                 return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe_core.capture.debugger import PrecisionDebugger
 from msprobe_core.capture.repetition import Run, Variant, listed, repeated, shadow_variant
 from msprobe_core.config import Config
@@ -92,7 +92,7 @@ class _Upcast:
         Raises:
             SessionError: the model is spread over processes by something that knows its parameters.
         """
-        with Quiet():
+        with RecordingGuard():
             for model in models:
                 for module in model.modules():
                     for place in (module._parameters, module._buffers):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from msprobe.pytorch._quiet import Quiet
+from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._random_state import TorchState
 from msprobe_core.capture.repetition import RandomStates
 
@@ -39,7 +39,7 @@ class ModuleState:
         self._values: dict[int, tuple[Tensor, Tensor]] = {}
         self._optimizers: list[torch.optim.Optimizer] = []
         self._puts: list[Callable[[], None]] = []
-        with Quiet():
+        with RecordingGuard():
             for model in models:
                 for module in model.modules():
                     self._copy_module(module)
@@ -55,7 +55,7 @@ class ModuleState:
     def restore(self) -> None:
         """Put everything back."""
         self._watch.remove()
-        with Quiet():
+        with RecordingGuard():
             for put in self._puts:
                 put()
             for tensor, value in self._values.values():
