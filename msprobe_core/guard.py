@@ -10,7 +10,7 @@ from msprobe_core.errors import MsprobeError, PluginError
 from msprobe_core.interrupts import is_of_a_signal
 
 
-class ErrorOfTraining(BaseException):
+class UserCodeError(BaseException):
     """Carries an error out of our work that is the training's own.
 
     A framework may report the error of an operator when a value is next waited for, which may be by us. Kept back, it
@@ -53,9 +53,9 @@ def plugin_call(who: str, doing: str) -> Generator[None, None, None]:
 def is_of_the_program(error: BaseException) -> bool:
     """Whether an exception that passes through our code is not ours to keep.
 
-    That is Ctrl-C, what a signal handler raises, and an `ErrorOfTraining`.
+    That is Ctrl-C, what a signal handler raises, and a `UserCodeError`.
     """
-    if isinstance(error, ErrorOfTraining):
+    if isinstance(error, UserCodeError):
         return True
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()  # others get no Ctrl-C

@@ -32,7 +32,7 @@ from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
 from msprobe_core.capture.host_values import HostValues
 from msprobe_core.config import RiskLevel
-from msprobe_core.guard import ErrorOfTraining
+from msprobe_core.guard import UserCodeError
 from msprobe_core.interception.attachment import PlacedAttachment
 from msprobe_core.interception.modules import WatchHooks
 from msprobe_core.plugin import (
@@ -261,7 +261,7 @@ def _in_place_of(like: Any, loaded: Any) -> Any:
 def _fetched(snapshot: Any) -> HostValues:
     try:
         values = values_of(snapshot)
-    except ErrorOfTraining as error:
+    except UserCodeError as error:
         raise error.error from None  # on the writer's thread, which takes it as any other
     assert values is not None  # or there would be no snapshot
     return values

@@ -12,7 +12,7 @@ except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
 
 from msprobe.mindspore._inside import inside
-from msprobe_core.guard import ErrorOfTraining, is_of_the_program, kept
+from msprobe_core.guard import UserCodeError, is_of_the_program, kept
 
 executor: Any = _pynative_executor
 """What runs the dynamic graph."""
@@ -21,7 +21,7 @@ executor: Any = _pynative_executor
 class RecordingGuard:
     """Context manager; make a new one for each block.
 
-    No exception of ours leaves it: ``on_failure`` gets it. An `ErrorOfTraining` does, as what it carries.
+    No exception of ours leaves it: ``on_failure`` gets it. An `UserCodeError` does, as what it carries.
     """
 
     __slots__ = ("_builds_graph", "_on_failure", "_was_inside")
@@ -48,7 +48,7 @@ class RecordingGuard:
         inside.value = self._was_inside
         if self._builds_graph:
             executor.set_enable_grad(True)
-        if isinstance(error, ErrorOfTraining):
+        if isinstance(error, UserCodeError):
             raise error.error from None
         if self._on_failure is None or error is None or is_of_the_program(error):
             return False

@@ -15,7 +15,7 @@ from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.capture.host_values import BFLOAT16, HostReducer, HostValues
-from msprobe_core.guard import ErrorOfTraining
+from msprobe_core.guard import UserCodeError
 from msprobe_core.plugin import Digest, Stats
 
 _NUMPY_KINDS = "biufc"
@@ -29,7 +29,7 @@ def values_of(tensor: Any) -> HostValues | None:
     ``None`` if they are no numbers to NumPy (float8, strings), or nobody holds any (sparse tensors).
 
     Raises:
-        ErrorOfTraining: an operator that the training has called has failed.
+        UserCodeError: an operator that the training has called has failed.
         PluginError: a static graph has not handed them out.
         UnwrittenError: its kernel has written none.
     """
@@ -44,7 +44,7 @@ def values_of(tensor: Any) -> HostValues | None:
     try:
         array: Any = tensor.asnumpy()
     except Exception as error:
-        raise ErrorOfTraining(error) from error
+        raise UserCodeError(error) from error
     if array.dtype.kind in _NUMPY_KINDS:
         return HostValues(array)
     if tensor.dtype == _BFLOAT16:
