@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from msprobe_core import names
 from msprobe_core.capture.earlier import read_earlier
-from msprobe_core.capture.recorder_adapters import ForwardRange
+from msprobe_core.capture.recorder_adapters import ForwardWindow
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
 from msprobe_core.model import MAX_DEPTH, Phase, Role, Site, SiteKind
@@ -55,7 +55,7 @@ class InputLoader:
         self._reported: set[str] = set()
         self._modules: dict[tuple[str, str], None] = {}
         self._has_warned = False
-        self.forwards: ForwardRange | None = None  # others are passed over, as they are when calls are recorded
+        self.forwards: ForwardWindow | None = None  # others are passed over, as they are when calls are recorded
 
     def begin(self, step: int, rank: int | None) -> bool:
         """Begin a window, and return whether anything is to be replaced in it."""

@@ -14,7 +14,7 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.capture.order import drop_empty_places, in_execution_order
-from msprobe_core.capture.recorder_adapters import ForwardRange
+from msprobe_core.capture.recorder_adapters import ForwardWindow
 from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
@@ -231,8 +231,8 @@ class Recorder:
         self._floor: int | None = None
         self.on_backlog: Callable[[], None] | None = None
         self.check: BenchCheck | None = None  # compares each call with an earlier run, and decides what is kept whole
-        self.forwards: ForwardRange | None = None  # the forwards of the models that are recorded; None: all, and more
-        self.has_sole = False  # whether one module only is recorded, which reports through `SoleModule`
+        self.forwards: ForwardWindow | None = None  # the forwards of the models that are recorded; None: all, and more
+        self.has_sole = False  # whether one module only is recorded, which reports through `SingleModuleRecorder`
         self._reset()
 
     def _reset(self) -> None:

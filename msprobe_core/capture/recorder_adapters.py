@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from msprobe_core.protocols.recording import Call
 
 
-class ForwardRange:
+class ForwardWindow:
     """Tells whether one of the selected forwards of a model is running; implements `CallWatcher`.
 
     Each model counts its forwards, from 0. One that runs inside another's forward is part of that.
@@ -64,7 +64,7 @@ class ForwardRange:
             self._depth -= 1
 
 
-class SoleModule:
+class SingleModuleRecorder:
     """The recorder as the hooks of the one module see it that `module_dump` is about; a `CallRecorder`.
 
     What they report is recorded, while the recorder passes over what everybody else reports. Hooks of a framework are
@@ -92,7 +92,7 @@ class SoleModule:
         return getattr(self._recorder, name)
 
 
-class Unwrapped:
+class UnwrappingRecorder:
     """The recorder as hooks of wrapped models see it: names are those of the model without wrappers; a `CallRecorder`.
 
     A wrapper itself keeps its class, and stands beside what it wraps.

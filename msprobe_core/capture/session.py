@@ -19,7 +19,7 @@ from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor
 from msprobe_core.capture.recorder import Recorder, TensorSink
-from msprobe_core.capture.recorder_adapters import ForwardRange, SoleModule, Unwrapped
+from msprobe_core.capture.recorder_adapters import ForwardWindow, SingleModuleRecorder, UnwrappingRecorder
 from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
@@ -111,7 +111,7 @@ class Session:
             processors: Offers for ``summary_mode``.
             writers: Offers for ``writer``.
             custom_apis: APIs that the user registers; ``None`` takes those of the configuration.
-            unwraps: Whether modules are called as they are without wrappers of FSDP and the like; see `Unwrapped`.
+            unwraps: Whether modules are called as they are without wrappers of FSDP and the like; see `UnwrappingRecorder`.
             on_failure: Is told why recording has been given up, in the place of `log_failure`; may raise.
 
         Raises:
@@ -352,7 +352,7 @@ class Session:
                 return
             self._records = True
             self._recorder.forwards = forwards
-            seen = cast("CallRecorder", Unwrapped(self._recorder)) if self._unwraps else self._recorder
+            seen = cast("CallRecorder", UnwrappingRecorder(self._recorder)) if self._unwraps else self._recorder
             attachment = self._put_in_place(self._framework.attach, models, self._interception(), seen)
             if self._config.level.has_apis:
                 self.custom_apis.attach(attachment)
@@ -397,15 +397,15 @@ class Session:
         risk_level = RiskLevel.ALL if names_entries else config.risk_level
         return Interception(config.level, risk_level.value, config.custom_op_namespaces, config.aten)
 
-    def _watch_forwards(self, models: Sequence[Model]) -> ForwardRange | None:
+    def _watch_forwards(self, models: Sequence[Model]) -> ForwardWindow | None:
         if self._window.token_range is None:
             return None
-        forwards = ForwardRange(*self._window.token_range, [model.name for model in models])
+        forwards = ForwardWindow(*self._window.token_range, [model.name for model in models])
         self._put_in_place(_watching("token_range", self._framework).watch, models, forwards)
         return forwards
 
     def _attach_sole(self, module: Model) -> None:
-        recorder = cast("CallRecorder", SoleModule(self._recorder, module.name))
+        recorder = cast("CallRecorder", SingleModuleRecorder(self._recorder, module.name))
         options = replace(self._interception(), level=Level.L0, aten=False)
         self._put_in_place(self._framework.attach, [module], options, recorder)
         self._has_attached_sole = True
