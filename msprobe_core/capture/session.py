@@ -111,7 +111,7 @@ class Session:
             processors: Offers for ``summary_mode``.
             writers: Offers for ``writer``.
             custom_apis: APIs that the user registers; ``None`` takes those of the configuration.
-            unwraps: Whether modules are called as they are without wrappers of FSDP and the like; see `UnwrappingRecorder`.
+            unwraps: Whether modules are called as they are without wrappers of FSDP and the like.
             on_failure: Is told why recording has been given up, in the place of `log_failure`; may raise.
 
         Raises:

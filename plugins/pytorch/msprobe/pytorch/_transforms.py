@@ -16,8 +16,8 @@ is_wrapped = _functorch.is_functorch_wrapped_tensor
 def unwrapped(tensor: Tensor) -> Tensor | None:
     """Return the tensor inside of all wrappers, with the dimensions that ``vmap`` hides in front, the outermost first.
 
-    Only inside of `RecordingGuard`, or the transforms that are active take what is returned for a tensor of their own. ``None``
-    under ``functionalize``, which may not have applied all writes yet.
+    Only inside of `RecordingGuard`, or the transforms that are active take what is returned for a tensor of their own.
+    ``None`` under ``functionalize``, which may not have applied all writes yet.
     """
     return None if (found := _unwrap(tensor)) is None else found[0]
 
