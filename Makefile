@@ -45,6 +45,9 @@ NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile
 test-numpy-1 test-lowest test-mindspore test-verl test-main test-slow test-nightly: export OMP_NUM_THREADS = 1
 
+# Which files are held to plain English, and which words they do without; phrases are in tests/unit/test_prose.py.
+PROSE := tests/data/prose
+
 # Another release of PyTorch, and what goes with it.
 TORCH ?= 2.6.0
 TORCH_WITH ?= "numpy<2.3" "transformers<5"
@@ -173,6 +176,7 @@ lint: $(READY) $(MS_READY)
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/pyright --pythonpath $(MS_BIN)/python plugins/mindspore
+	grep -v '^#' $(PROSE)/rooms.txt | xargs $(BIN)/codespell --dictionary - --dictionary $(PROSE)/words.txt
 
 # What of PyTorch is tested, with another release of it: an environment of several GB, so it is part of nothing else.
 # For PyTorch 2.1: make test-torch TORCH=2.1.2 TORCH_WITH='"numpy<2" "transformers<4.49"'
