@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from msprobe_core.protocols.comparison import Executor, Metric
     from msprobe_core.protocols.framework import FrameworkOffer
+    from msprobe_core.protocols.presentation import Export
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
     from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
@@ -111,6 +112,15 @@ class HookSpecs:
         Cost: start-up of every command; import what a command needs inside it.
         Returns: `click.Command` objects; each ``name`` is what the user types.
         Order: as listed by ``msprobe --help``: sorted by name. A name that two plugins offer is an error.
+        """
+
+    @hookspec
+    def msprobe_register_exports(self) -> Sequence[Export]:  # pyright: ignore[reportReturnType]
+        """Offer formats of other viewers that results can be written in.
+
+        Called: once, when ``msprobe export`` or ``msprobe graph`` starts, on the main thread.
+        Cost: start-up; import what an export needs in its ``write``.
+        Returns: `Export` objects; each ``name`` is an option of ``msprobe export``.
         """
 
     @hookspec

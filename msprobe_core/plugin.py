@@ -6,7 +6,8 @@ marked with `hookimpl`, in the entry point group ``msprobe``; ``docs/plugins.md`
 * A training framework offers a `FrameworkOffer`, which loads a `Framework`; what that can do besides is in the
   protocols of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
-* A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; a trainer has `TrainerStages`.
+* A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; its results are shown by
+  an `Export`; a trainer has `TrainerStages`.
 """
 
 from msprobe_core.errors import (
@@ -76,6 +77,7 @@ from msprobe_core.protocols.framework import (
     Reducer,
     Removable,
 )
+from msprobe_core.protocols.presentation import Export, Page, PageGraphs
 from msprobe_core.protocols.recording import Call, CallRecorder
 from msprobe_core.protocols.storage import (
     Dump,
@@ -112,6 +114,7 @@ __all__ = [
     "EntryNameError",
     "Executor",
     "ExecutorOptions",
+    "Export",
     "Fp8Reducer",
     "Fp8Stats",
     "Framework",
@@ -128,6 +131,8 @@ __all__ = [
     "MsprobeError",
     "NamedModel",
     "OperatorFramework",
+    "Page",
+    "PageGraphs",
     "PerturbMode",
     "Perturbation",
     "PerturbingFramework",

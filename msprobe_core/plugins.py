@@ -25,6 +25,7 @@ from msprobe_core._version import __version__
 from msprobe_core.errors import MsprobeError, PluginError
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import FrameworkOffer
+from msprobe_core.protocols.presentation import Export
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
@@ -45,6 +46,7 @@ _BUILT_IN = (
     "msprobe_core.execute.inline",
     "msprobe_core.execute.processes",
     "msprobe_core.execute.ray_cluster",
+    "msprobe_core.exports.offers",
     "msprobe_core.cli.commands",
 )
 
@@ -103,6 +105,10 @@ class Registry:
     def executors(self) -> dict[str, Executor]:
         """Return the executors by name."""
         return self._offers("msprobe_register_executors")
+
+    def exports(self) -> dict[str, Export]:
+        """Return the formats of other viewers by name."""
+        return self._offers("msprobe_register_exports")
 
     def metrics(self) -> dict[str, Metric]:
         """Return the metrics by name."""
@@ -212,6 +218,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_writers": WriterFactory,
     "msprobe_register_readers": Reader,
     "msprobe_register_executors": Executor,
+    "msprobe_register_exports": Export,
     "msprobe_register_metrics": Metric,
     "msprobe_register_api_maps": ApiMap,
     "msprobe_register_module_maps": ModuleMap,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,16 +13,33 @@ from msprobe_core.cli.output import output_option
 from msprobe_core.cli.pairing import pairing_options
 from msprobe_core.cli.view import Asked, built, status_of_page, subject_options
 from msprobe_core.errors import CompareError
+from msprobe_core.plugins import registry
+from msprobe_core.protocols.presentation import Page
+
+if TYPE_CHECKING:
+    from msprobe_core.protocols.presentation import Export
 
 
-@click.command()
+class _Exporting(click.Command):
+    """A command with a flag for each export that plugins offer."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        flags = [
+            click.Option([f"--{export.name}", _flag(export)], is_flag=True, help=export.summary)
+            for export in registry().exports().values()
+        ]
+        own = super().get_params(ctx)
+        return [*own[:-1], *flags, own[-1]]  # --help stays the last
+
+
+def _flag(export: Export) -> str:
+    return f"export_{export.name.replace('-', '_')}"
+
+
+@click.command(cls=_Exporting)
 @subject_options
 @output_option("Directory for the files.")
 @pairing_options
-@click.option("--model-explorer", "has_graphs", is_flag=True, help="Graphs, node data and mappings, in JSON.")
-@click.option("--perfetto", "has_trace", is_flag=True, help="A trace of the order of calls, with communication.")
-@click.option("--tensorboard", "has_events", is_flag=True, help="Statistics over steps as event files.")
-@click.option("--tb-database", "has_database", is_flag=True, help="SQLite with tb_nodes, tb_stack and tb_config.")
 @allow_incomplete_option
 def export(**given: Any) -> int:
     """Write what `msprobe view` shows of SUBJECT, or of SUBJECT against GOLDEN, as files for other viewers.
@@ -31,40 +47,27 @@ def export(**given: Any) -> int:
     Exit status: 0 if all files are written, 2 if not, or if a dump ended early, is damaged or missing.
     """
     allows_incomplete = given.pop("allows_incomplete")
-    wanted = {name: given.pop(name) for name in ("has_graphs", "has_trace", "has_events", "has_database")}
-    if not any(wanted.values()):
-        raise click.UsageError("say for what: --model-explorer, --perfetto, --tensorboard or --tb-database")
+    exports = registry().exports()
+    wanted = [export for export in exports.values() if given.pop(_flag(export))]
+    if not wanted:
+        *others, last = (f"--{name}" for name in exports)
+        raise click.UsageError(f"say for what: {', '.join(others)} or {last}")
     asked = Asked(**given, has_maps=False)
     from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.inputs import subject_of
 
     subject = subject_of(asked.subject, asked.golden)
-    place = asked.output_path
+    stem = f"{'build' if subject.golden is None else 'compare'}_{time.strftime('%Y%m%d%H%M%S')}"
     with closing(Spool()) as spool:
         data = built(subject, asked, spool)
-        if not data.units and (wanted["has_graphs"] or wanted["has_trace"] or wanted["has_database"]):
+        if not data.units and any(export.needs_graphs for export in wanted):
+            without = [f"--{export.name}" for export in exports.values() if not export.needs_graphs]
             raise CompareError(
                 f"{subject.target}: is what a monitor has written, which has no graphs; "
-                "--tensorboard writes its statistics"
+                f"{', '.join(without)} writes its statistics"
             )
-        written: list[Path] = []
-        if wanted["has_graphs"]:
-            from msprobe_core.view.exports.model_explorer import write_model_explorer
-
-            written += write_model_explorer(data, spool, place / "model_explorer")
-        if wanted["has_trace"]:
-            from msprobe_core.view.exports.perfetto import write_perfetto
-
-            written += write_perfetto(data, spool, place / "perfetto")
-        if wanted["has_events"]:
-            from msprobe_core.view.exports.tensorboard import write_tensorboard
-
-            written += write_tensorboard(data, place / "tensorboard")
-        if wanted["has_database"]:
-            from msprobe_core.view.exports.database import write_database
-
-            stem = "build" if subject.golden is None else "compare"
-            written.append(write_database(data, spool, place / f"{stem}_{time.strftime('%Y%m%d%H%M%S')}.vis.db"))
+        page = Page(data, spool, asked.output_path, stem)
+        written = [path for export in wanted for path in export.write(page)]
     for path in written:
         click.echo(path)
     return status_of_page(data, allows_incomplete=allows_incomplete)

@@ -14,6 +14,7 @@ import click
 from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.output import output_option
 from msprobe_core.cli.view import Asked, built, status_of_page, write
+from msprobe_core.protocols.presentation import Page
 
 if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
@@ -119,9 +120,11 @@ def _run(
         data = built(subject, asked, spool)
         write(data, spool, output_path / f"{stem}.html")
         if file_type == "db":
-            from msprobe_core.view.exports.database import write_database
+            from msprobe_core.exports.offers import DATABASE
+            from msprobe_core.plugins import registry
 
-            click.echo(f"Database: {write_database(data, spool, output_path / f'{stem}.vis.db')}")
+            (path,) = registry().exports()[DATABASE].write(Page(data, spool, output_path, stem))
+            click.echo(f"Database: {path}")
     return status_of_page(data, allows_incomplete=allows_incomplete)
 
 

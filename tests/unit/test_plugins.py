@@ -217,6 +217,7 @@ LAYERS = [
     {"locate"},
     {"report", "estimate"},
     {"calibrate", "view"},
+    {"exports"},
     {"cli", "testing"},
     {"__main__", "plugin"},
 ]

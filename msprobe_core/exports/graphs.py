@@ -9,9 +9,9 @@ from functools import cached_property
 
 import msgspec
 
+from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.view.calls import GOLDEN_MARK
 from msprobe_core.view.data import Graph, Unit, ViewData
-from msprobe_core.view.graph_cache import Spool
 
 
 class SideOf(str, Enum):
@@ -75,10 +75,10 @@ class UnitGraph:
                 stack += [(each, False) for each in reversed(below)]
 
 
-def unit_graphs(data: ViewData, spool: Spool) -> Iterator[UnitGraph]:
+def unit_graphs(data: ViewData, page_graphs: PageGraphs) -> Iterator[UnitGraph]:
     """Yield the units that have a graph, one at a time."""
     for number, unit in enumerate(data.units):
-        content = spool.content(number)
+        content = page_graphs.content(number)
         if content is not None:
             yield UnitGraph(number, unit, msgspec.json.decode(content, type=Graph))
 

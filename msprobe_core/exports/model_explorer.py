@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
+from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
 from msprobe_core.view.data import ViewData, encode
-from msprobe_core.view.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
-from msprobe_core.view.graph_cache import Spool
 
 GRAPHS, NODE_DATA = "graphs.json", "node_data.json"
 
@@ -32,7 +32,7 @@ _NO_SLASH = "\u2215"
 _STATISTICS = ("max", "min", "mean", "norm", "value")
 
 
-def write_model_explorer(data: ViewData, spool: Spool, directory: Path) -> list[Path]:
+def write_model_explorer(data: ViewData, page_graphs: PageGraphs, directory: Path) -> list[Path]:
     """Write graphs and node data of all units, and of two runs a mapping for each unit; return the files.
 
     Raises:
@@ -42,7 +42,7 @@ def write_model_explorer(data: ViewData, spool: Spool, directory: Path) -> list[
     graphs: list[dict[str, Any]] = []
     node_data: dict[str, Any] = {}
     paths = [directory / GRAPHS, directory / NODE_DATA]
-    for own in unit_graphs(data, spool):
+    for own in unit_graphs(data, page_graphs):
         for side in sides_of(data):
             name = _graph_id(own, side, is_pair=data.sides.golden is not None)
             graphs.append({"id": name, "nodes": _nodes(own, side), "groupNodeAttributes": _groups(own, side)})

@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msprobe_core.exports.graphs import UnitGraph, unit_graphs
+from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import ViewData, encode
-from msprobe_core.view.exports.graphs import UnitGraph, unit_graphs
-from msprobe_core.view.graph_cache import Spool
 
 TRACE = "trace.json"
 _GAP = 10
@@ -49,7 +49,7 @@ class _Timeline:
         return {self.unit.graph.name[node]: node for node in self.leaves}
 
 
-def write_perfetto(data: ViewData, spool: Spool, directory: Path) -> list[Path]:
+def write_perfetto(data: ViewData, page_graphs: PageGraphs, directory: Path) -> list[Path]:
     """Write the trace; return the file.
 
     Raises:
@@ -60,20 +60,20 @@ def write_perfetto(data: ViewData, spool: Spool, directory: Path) -> list[Path]:
     with whole_file(path) as file:
         file.write(b'{"displayTimeUnit":"ms","otherData":{"made by":"msprobe view","time":"order of calls"},')
         file.write(b'"traceEvents":[')
-        for number, event in enumerate(_events(data, spool)):
+        for number, event in enumerate(_events(data, page_graphs)):
             file.write(b",\n" * bool(number) + encode(event))
         file.write(b"]}")
     return [path]
 
 
-def _events(data: ViewData, spool: Spool) -> Iterator[dict[str, Any]]:
+def _events(data: ViewData, page_graphs: PageGraphs) -> Iterator[dict[str, Any]]:
     ranks = sorted({_process(unit.rank) for unit in data.units})
     for rank in ranks:
         yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": f"rank {rank}"}}
     offset = 0
     flow = 0
     steps = list(dict.fromkeys(unit.step for unit in data.units))
-    graphs = unit_graphs(data, spool)
+    graphs = unit_graphs(data, page_graphs)
     held = next(graphs, None)
     for step in steps:
         # Units are in the order of their steps, and those of one step are needed together.

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.errors import StoreError
+from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
+from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.view.data import Number, Peers, ViewData, encode
-from msprobe_core.view.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
-from msprobe_core.view.graph_cache import Spool
 
 ROOT = "DefaultModel"
 
@@ -71,7 +71,7 @@ _INDEXES = (
 )  # fmt: skip
 
 
-def write_database(data: ViewData, spool: Spool, path: Path) -> Path:
+def write_database(data: ViewData, page_graphs: PageGraphs, path: Path) -> Path:
     """Write the file, for its owner only; return it.
 
     Raises:
@@ -82,7 +82,7 @@ def write_database(data: ViewData, spool: Spool, path: Path) -> Path:
     create_file(part).close()  # so that the database takes over its permissions
     try:
         with closing(sqlite3.connect(part)) as connection, connection:
-            _fill(connection, data, spool)
+            _fill(connection, data, page_graphs)
         part.replace(path)
     except (sqlite3.Error, OSError) as error:
         part.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def write_database(data: ViewData, spool: Spool, path: Path) -> Path:
     return path
 
 
-def _fill(connection: sqlite3.Connection, data: ViewData, spool: Spool) -> None:
+def _fill(connection: sqlite3.Connection, data: ViewData, page_graphs: PageGraphs) -> None:
     columns = ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
     connection.execute(f"CREATE TABLE tb_nodes ({columns})")
     connection.execute("CREATE TABLE tb_stack (id INTEGER PRIMARY KEY, stack_info TEXT)")
@@ -104,7 +104,7 @@ def _fill(connection: sqlite3.Connection, data: ViewData, spool: Spool) -> None:
     places = ", ".join("?" * len(_COLUMNS))
     stacks: dict[str, int] = {}
     writer = _Writer(data, stacks)
-    for own in unit_graphs(data, spool):
+    for own in unit_graphs(data, page_graphs):
         for side in sides_of(data):
             rows = (tuple(row[name] for name in _COLUMNS) for row in writer.rows(own, side))
             connection.executemany(f"INSERT INTO tb_nodes VALUES ({places})", rows)  # noqa: S608  # question marks
