@@ -64,7 +64,44 @@ class ForwardWindow:
             self._depth -= 1
 
 
-class SingleModuleRecorder:
+class _RecorderAdapter:
+    """The part of a `CallRecorder` that an adapter hands through; each member is that of the recorder itself."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.open_api = recorder.open_api
+        self.open_operator = recorder.open_operator
+        self.open_call = recorder.open_call
+        self.record_inputs = recorder.record_inputs
+        self.record_parameters = recorder.record_parameters
+        self.record_outputs = recorder.record_outputs
+        self.close = recorder.close
+        self.input_gradients = recorder.input_gradients
+        self.output_gradients = recorder.output_gradients
+        self.expect_gradients = recorder.expect_gradients
+        self.record_gradient = recorder.record_gradient
+        self.nesting = recorder.nesting
+        self.nest_in = recorder.nest_in
+        self.set_clock = recorder.set_clock
+        self.note_failure = recorder.note_failure
+
+    @property
+    def is_open(self) -> bool:
+        """See `CallRecorder`."""
+        return self._recorder.is_open
+
+    @property
+    def is_outside_modules(self) -> bool:
+        """See `CallRecorder`."""
+        return self._recorder.is_outside_modules
+
+    @property
+    def clock(self) -> int:
+        """See `CallRecorder`."""
+        return self._recorder.clock
+
+
+class SingleModuleRecorder(_RecorderAdapter):
     """The recorder as the hooks of the one module see it that `module_dump` is about; a `CallRecorder`.
 
     What they report is recorded, while the recorder passes over what everybody else reports. Hooks of a framework are
@@ -72,34 +109,32 @@ class SingleModuleRecorder:
     """
 
     def __init__(self, recorder: Recorder, name: str) -> None:
-        self._recorder = recorder
+        super().__init__(recorder)
         self._name = name
         self._stem: str | None = None
+        self.expect_parameter_gradients = recorder.expect_parameter_gradients
 
     def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
         """Begin a call of the module."""
         if path != self._name:
             return self._recorder.pass_over_call()
         self._stem = module_stem(prefix, path, type_name)
-        return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed, is_sole=True)
+        return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed, is_single=True)
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
         """Take the gradient of one of its own parameters."""
         if stem == self._stem:
-            self._recorder.record_parameter_gradient(stem, name, gradient, contribution, is_sole=True)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._recorder, name)
+            self._recorder.record_parameter_gradient(stem, name, gradient, contribution, is_single=True)
 
 
-class UnwrappingRecorder:
+class UnwrappingRecorder(_RecorderAdapter):
     """The recorder as hooks of wrapped models see it: names are those of the model without wrappers; a `CallRecorder`.
 
     A wrapper itself keeps its class, and stands beside what it wraps.
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        super().__init__(recorder)
         self._stems: dict[str, str] = {}
 
     def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
@@ -122,6 +157,3 @@ class UnwrappingRecorder:
             prefix, *path, type_name = stem.split(".")
             self._stems[stem] = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
         return self._stems[stem]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._recorder, name)

@@ -13,20 +13,21 @@ from typing import Any, TypeVar, cast
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.identity import own_identity
 from msprobe_core.capture.input_replay import InputLoader
-from msprobe_core.capture.manual_save import SavedRecorder
+from msprobe_core.capture.manual_save import SavedValues
 from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor
-from msprobe_core.capture.recorder import Recorder, TensorSink
+from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.recorder_adapters import ForwardWindow, SingleModuleRecorder, UnwrappingRecorder
 from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
+from msprobe_core.capture.tensor_reader import TensorSink
 from msprobe_core.capture.tensors import open_tensor_store
 from msprobe_core.capture.unit import UnitRecording
-from msprobe_core.config import Config, RiskLevel
+from msprobe_core.config import Config, RiskLevel, TaskOptions
 from msprobe_core.errors import ConfigError, MsprobeError, PluginError, SessionError
 from msprobe_core.guard import described, kept, plugin_call
 from msprobe_core.model import Batch, EndState, Level, RunHeader, Task, TensorValue
@@ -40,7 +41,6 @@ from msprobe_core.protocols.capabilities import (
     WatchingFramework,
 )
 from msprobe_core.protocols.framework import Framework, Removable
-from msprobe_core.protocols.recording import CallRecorder
 from msprobe_core.protocols.storage import Processor, WriterFactory
 from msprobe_core.store import layout
 from msprobe_core.store.background import BackgroundQueue
@@ -171,8 +171,13 @@ class Session:
         self._has_given_up = False
         self._process = os.getpid()
         self._recorder = self._new_recorder()
-        self._check = self._recorder.check = self._new_check()
-        self._recorder.on_backlog = self._write_backlog
+        self._check = self._recorder.reader.check = self._new_check()
+        self._saved = (
+            SavedValues(framework, self._recorder.record, self._recorder.reader)
+            if config.level is Level.DEBUG
+            else None
+        )
+        self._recorder.record.on_backlog = self._write_backlog
         if self._may_act() and isinstance(framework, CheckingFramework):
             with self._plugin_call("checking the configuration"):
                 framework.check(self._interception())
@@ -180,7 +185,15 @@ class Session:
     def _new_recorder(self) -> Recorder:
         config = self._config
         if config.level is Level.DEBUG:
-            return SavedRecorder(self._framework, self._processor, keep_tensor=self._tensor_sink)
+            return Recorder(
+                self._framework,
+                self._processor,
+                Selection(TaskOptions()),
+                stacks=None,
+                tracks_parents=False,
+                expands_modules=False,
+                keep_tensor=self._tensor_sink,
+            )
         return Recorder(
             self._framework,
             self._processor,
@@ -352,7 +365,7 @@ class Session:
                 return
             self._records = True
             self._recorder.forwards = forwards
-            seen = cast("CallRecorder", UnwrappingRecorder(self._recorder)) if self._unwraps else self._recorder
+            seen = UnwrappingRecorder(self._recorder) if self._unwraps else self._recorder
             attachment = self._put_in_place(self._framework.attach, models, self._interception(), seen)
             if self._config.level.has_apis:
                 self.custom_apis.attach(attachment)
@@ -405,7 +418,7 @@ class Session:
         return forwards
 
     def _attach_sole(self, module: Model) -> None:
-        recorder = cast("CallRecorder", SingleModuleRecorder(self._recorder, module.name))
+        recorder = SingleModuleRecorder(self._recorder, module.name)
         options = replace(self._interception(), level=Level.L0, aten=False)
         self._put_in_place(self._framework.attach, [module], options, recorder)
         self._has_attached_sole = True
@@ -435,7 +448,7 @@ class Session:
             raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
         self.end_module_dump()
         self._sole = Model(name, sole.model)
-        self._recorder.has_sole = True
+        self._recorder.is_single = True
         if self._records:
             with self._guarded():
                 self._attach_sole(self._sole)
@@ -447,17 +460,16 @@ class Session:
             with self._guarded():
                 self._detach_last()  # it is on top of all others
         self._sole = None
-        self._recorder.has_sole = False
+        self._recorder.is_single = False
 
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
-        """Record one value at level debug, if this step and this rank are selected; see `SavedRecorder.save`."""
-        recorder = self._recorder
+        """Record one value at level debug, if this step and this rank are selected; see `SavedValues.save`."""
         with self._guarded():
-            if not isinstance(recorder, SavedRecorder) or not self._is_selected():
+            if self._saved is None or not self._is_selected():
                 return
             if self._unit is None:
                 self._open_unit()
-            recorder.save(variable, name, save_backward=save_backward)
+            self._saved.save(variable, name, save_backward=save_backward)
 
     def break_off(self, reason: str) -> None:
         """Take note that something keeps the current step from being done to its end; its dump then says so."""
@@ -521,8 +533,8 @@ class Session:
         self._release()
 
     def _count_on(self) -> None:
-        if self._recorder.num_failures:
-            number, self._recorder.num_failures = self._recorder.num_failures, 0
+        if self._recorder.reader.num_failures:
+            number, self._recorder.reader.num_failures = self._recorder.reader.num_failures, 0
             _logger.warning("step %d: %d values or calls were not recorded, or not wholly", self._step, number)
         self._recorder.next_step()
         self._step += 1
@@ -562,8 +574,8 @@ class Session:
         self._complaint = complaint
 
     def _end_saving(self) -> None:
-        if isinstance(self._recorder, SavedRecorder):
-            self._recorder.end_step()
+        if self._saved is not None:
+            self._saved.end_step()
 
     def abandon(self) -> None:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
@@ -636,7 +648,7 @@ class Session:
             self._save(snapshot, stem, value)
 
     def _save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
-        with self._recorder.lock:
+        with self._recorder.record.lock:
             if self._unit is not None:  # the step has ended meanwhile, on another thread
                 self._unit.keep(snapshot, stem, value, self._recorder.note_failure)
 
@@ -705,7 +717,7 @@ class Session:
             self._detached.pop().release()
 
     def _close_unit(self, state: EndState = EndState.COMPLETE) -> None:
-        with self._recorder.lock:  # or hooks of other threads would hand over to files that are closed
+        with self._recorder.record.lock:  # or hooks of other threads would hand over to files that are closed
             unit, self._unit = self._unit, None
         if unit is None:
             return

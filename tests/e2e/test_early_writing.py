@@ -9,7 +9,7 @@ from msprobe.pytorch import PrecisionDebugger
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_core.capture import recorder
+from msprobe_core.capture import step_record
 
 
 class _Net(nn.Module):
@@ -58,7 +58,7 @@ def _record(directory, level):
 def test_a_dump_does_not_depend_on_when_its_entries_are_written(tmp_path, monkeypatch, level):
     written = []
     for seconds in (0.0, math.inf):
-        monkeypatch.setattr(recorder, "BACKLOG_SECONDS", seconds)
+        monkeypatch.setattr(step_record, "BACKLOG_SECONDS", seconds)
         written.append(_record(tmp_path / str(seconds), level))
     early, late = written
     assert min(len(late[f"step{number}", "dump.json"]) for number in range(2)) > 100

@@ -10,7 +10,7 @@ import torch
 from msprobe.pytorch import PrecisionDebugger
 from torch import nn
 
-from msprobe_core.capture import recorder
+from msprobe_core.capture import call_tree, step_record
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -145,8 +145,8 @@ def _bytes_held(debugger, work, number):
     ],
 )
 def test_calls_of_one_window_do_not_pile_up_once_they_are_written(tmp_path, monkeypatch, work, level, options):
-    monkeypatch.setattr(recorder, "BACKLOG_ENTRIES", 32)
-    monkeypatch.setattr(recorder, "_MAX_PARENTS", 32)
+    monkeypatch.setattr(step_record, "BACKLOG_ENTRIES", 32)
+    monkeypatch.setattr(call_tree, "MAX_PARENTS", 32)
     model = _Holding()
     model.held = _Forgetting()
     config = tmp_path / "config.json"

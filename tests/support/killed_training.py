@@ -20,7 +20,7 @@ import torch
 from msprobe.pytorch import PrecisionDebugger
 from torch import nn
 
-from msprobe_core.capture import recorder
+from msprobe_core.capture import step_record
 
 WINDOWS = 2
 """In each step."""
@@ -57,7 +57,7 @@ def make_model() -> nn.Module:
 
 def train(directory: Path, settings: dict[str, Any], said: int, *, steps: Iterator[int], backlog: int) -> None:
     """Train and record; each line of ``said`` is a step with the number of windows stopped, or that it has ended."""
-    recorder.BACKLOG_ENTRIES = backlog  # or nearly everything would be written at the end of a window
+    step_record.BACKLOG_ENTRIES = backlog  # or nearly everything would be written at the end of a window
     model = make_model()
     debugger = PrecisionDebugger(dump_path=str(directory), level="mix", **settings)
     for step in steps:

@@ -275,7 +275,7 @@ def test_what_is_written_of_later_passes_is_forgotten(recorder):
         for slot in (out, inside):
             recorder.record_gradient(call, slot, array(), backward_pass)
         recorder.drain_complete()
-        assert not recorder._later
+        assert not recorder._backwards._later
 
 
 def test_a_gradient_of_the_step_before_is_not_taken(recorder, caplog):
@@ -312,7 +312,7 @@ def test_a_tensor_that_cannot_be_read_is_said_and_the_rest_recorded(recorder, mo
         assert (tensor.meta.shape, tensor.digest.stats.max, number.value) == ((2,), None, 3)
     assert caplog.text.count("device lost") == 1
     assert "Functional.relu.0.forward input 0: not recorded" in caplog.text
-    assert recorder.num_failures == 2
+    assert recorder.reader.num_failures == 2
 
 
 def test_a_shut_recorder_takes_no_gradient(recorder, caplog):
@@ -521,13 +521,13 @@ def test_the_order_of_entries_does_not_depend_on_when_they_are_written(make, see
 
 
 def test_entries_that_wait_for_one_that_is_never_complete_are_bounded(recorder, monkeypatch):
-    from msprobe_core.capture import recorder as module
+    from msprobe_core.capture import step_record as module
 
     monkeypatch.setattr(module, "MAX_WAITING", 5)
-    recorder._max_waiting = 5
+    recorder.record._max_waiting = 5
     monkeypatch.setattr(module, "BACKLOG_SECONDS", float("inf"))
     written = []
-    recorder.on_backlog = lambda: written.append(names(recorder.drain_complete()))
+    recorder.record.on_backlog = lambda: written.append(names(recorder.drain_complete()))
     recorder.record_parameter_gradient("Module.a.Linear", "weight", array())
     for _ in range(12):
         api(recorder, "relu", array())
@@ -543,13 +543,13 @@ def test_nothing_is_written_early_while_results_are_on_a_device(recorder, monkey
 
 
 def test_a_backlog_is_offered_by_number_and_by_time(recorder, monkeypatch):
-    from msprobe_core.capture import recorder as module
+    from msprobe_core.capture import step_record as module
 
     offered, now = [], [100.0]
     monkeypatch.setattr(module, "BACKLOG_ENTRIES", 3)
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    recorder._last_offer = now[0]
-    recorder.on_backlog = lambda: offered.append(len(recorder.drain_complete().entries))
+    recorder.record._last_offer = now[0]
+    recorder.record.on_backlog = lambda: offered.append(len(recorder.drain_complete().entries))
     for _ in range(7):
         api(recorder, "relu", array())
     assert offered == [3, 3]

@@ -241,4 +241,4 @@ def test_what_is_no_module_or_no_name_is_refused(make):
     for name in ("", None, 3):
         with pytest.raises(SessionError, match="module_dump"):
             debugger.dump_module(Network(), name)
-    assert not debugger._session._recorder.has_sole
+    assert not debugger._session._recorder.is_single

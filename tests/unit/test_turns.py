@@ -13,7 +13,7 @@ import pytest
 from numpy_layers import Network
 from numpy_rig import ArrayDebugger
 
-from msprobe_core.capture import recorder as recorder_module
+from msprobe_core.capture import step_record
 
 NUM_THREADS, NUM_CYCLES = 8, 12
 
@@ -74,8 +74,8 @@ def test_a_step_does_not_end_while_a_hook_of_another_thread_hands_over(debugger,
         return drain()
 
     monkeypatch.setattr(recorder, "drain_complete", end_the_step_and_drain)
-    monkeypatch.setattr(recorder, "on_backlog", session._write_backlog)
-    monkeypatch.setattr(recorder_module, "BACKLOG_ENTRIES", 1)
+    monkeypatch.setattr(recorder.record, "on_backlog", session._write_backlog)
+    monkeypatch.setattr(step_record, "BACKLOG_ENTRIES", 1)
     recorder.close(recorder.open_module("Module", "", "Net"))
     closing.join(30)
     session._queue.wait()  # raises what writing has raised

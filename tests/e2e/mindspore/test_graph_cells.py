@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from msprobe_core.capture import recorder
+from msprobe_core.capture import step_record
 from tests.support.graph_nets import Net, arrays_in, filled, ms, record, step_of
 
 
@@ -81,7 +81,7 @@ def test_when_entries_are_written_does_not_show_in_the_dump(inputs, tmp_path, mo
     written = []
     try:
         for seconds in (0.0, math.inf):
-            monkeypatch.setattr(recorder, "BACKLOG_SECONDS", seconds)
+            monkeypatch.setattr(step_record, "BACKLOG_SECONDS", seconds)
             net = Net()
             run = step_of(net, *inputs, positions=(0, 1))
             record(net, lambda run=run: [run() for _ in range(2)], tmp_path / str(seconds))

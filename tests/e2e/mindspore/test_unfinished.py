@@ -127,9 +127,9 @@ def test_a_writer_that_fails_does_not_reach_the_training(mode, tmp_path, caplog,
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from msprobe_core.capture import recorder
+from msprobe_core.capture import step_record
 from tests.support.graph_nets import Net, PrecisionDebugger, filled, ms, step_of
-recorder.BACKLOG_ENTRIES = 3
+step_record.BACKLOG_ENTRIES = 3
 ms.set_context(mode={mode})
 debugger, model = PrecisionDebugger(dump_path={place!r}, level="L0", writer={writer!r}), Net()
 step = step_of(model, filled(4, 3), filled(4, 3, seed=7))
