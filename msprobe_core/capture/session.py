@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from msprobe_core.capture.custom_apis import CustomApis
+from msprobe_core.capture.features.input_replay import InputLoader
+from msprobe_core.capture.features.manual_save import SavedValues
+from msprobe_core.capture.features.overflow import OverflowWatch
+from msprobe_core.capture.features.reference_check import BenchCheck
 from msprobe_core.capture.identity import own_identity
-from msprobe_core.capture.input_replay import InputLoader
-from msprobe_core.capture.manual_save import SavedValues
-from msprobe_core.capture.overflow import OverflowWatch
 from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.recorder_adapters import ForwardWindow, SingleModuleRecorder, UnwrappingRecorder
-from msprobe_core.capture.reference_check import BenchCheck
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache

@@ -11,7 +11,7 @@ from numpy_rig import DeferringFramework
 from recorded import Recorded, leaves
 
 from msprobe_core import PrecisionDebugger
-from msprobe_core.capture import reference_check
+from msprobe_core.capture.features import reference_check
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""What takes part in recording beside the recorder."""
