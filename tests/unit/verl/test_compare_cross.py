@@ -1,4 +1,4 @@
-"""``msprobe verl compare cross``: a fault moves with the half that has it."""
+"""``msprobe verl compare cross``: a fault moves with the component that has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msprobe.verl._compare.cross_outcome import CELLS, Half, half_at_fault, shares
+from msprobe.verl._compare.cross_outcome import CELLS, Component, component_at_fault, shares
 from rl_runs import Recipe, make_weights, write_run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -17,7 +17,7 @@ NAME = "model.layers.0.self_attn.o_proj.weight"
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Path]]:
-    """Record four runs, with a fault in one half of B."""
+    """Record four runs, with a fault in one component of B."""
 
     def four(fault: str) -> dict[str, Path]:
         root = tmp_path_factory.mktemp("cross")
@@ -43,18 +43,18 @@ def cross(run: Run, runs: dict[str, Path], output: Path) -> tuple[int, str, str]
 
 
 @pytest.mark.parametrize(
-    ("fault", "half"), [("none", Half.NONE), ("rollout", Half.ROLLOUT), ("training", Half.TRAINING)]
+    ("fault", "component"), [("none", Component.NONE), ("rollout", Component.ROLLOUT), ("training", Component.TRAINING)]
 )
-def test_the_half_that_has_the_fault_is_named(
-    run: Run, record: Callable[[str], dict[str, Path]], tmp_path: Path, fault: str, half: Half
+def test_the_component_at_fault_is_named(
+    run: Run, record: Callable[[str], dict[str, Path]], tmp_path: Path, fault: str, component: Component
 ) -> None:
     code, out, _ = cross(run, record(fault), tmp_path)
-    assert code == (0 if half is Half.NONE else 1), out
+    assert code == (0 if component is Component.NONE else 1), out
     own = json.loads((tmp_path / "verl_cross.json").read_bytes())["numbers"]["steps"]["1"]
-    assert own["half"] == half.value
-    if half is not Half.NONE:
-        assert own["of_training" if half is Half.TRAINING else "of_rollout"] > 0.9
-        assert f"at fault: {half.value}." in out.splitlines()[-1]
+    assert own["half"] == component.value
+    if component is not Component.NONE:
+        assert own["of_training" if component is Component.TRAINING else "of_rollout"] > 0.9
+        assert f"at fault: {component.value}." in out.splitlines()[-1]
 
 
 def test_runs_that_replay_nothing_are_refused(
@@ -67,12 +67,12 @@ def test_runs_that_replay_nothing_are_refused(
 
 
 def test_patterns_of_four() -> None:
-    def half(*cells: bool) -> Half:
-        return half_at_fault(dict(zip(CELLS, cells, strict=True)))
+    def component(*cells: bool) -> Component:
+        return component_at_fault(dict(zip(CELLS, cells, strict=True)))
 
-    assert half(False, True, True, False) is Half.WEIGHTS
-    assert half(False, True, True, True) is Half.BOTH
-    assert half(False, False, False, True) is Half.BOTH
-    assert half(True, True, True, True) is Half.TRUSTED
+    assert component(False, True, True, False) is Component.WEIGHTS
+    assert component(False, True, True, True) is Component.BOTH
+    assert component(False, False, False, True) is Component.BOTH
+    assert component(True, True, True, True) is Component.TRUSTED
     assert shares(dict(zip(CELLS, (1.0, 1.0, math.e, math.e), strict=True))) == (1.0, 0.0)
     assert shares(dict.fromkeys(CELLS, 1.0)) == (0.0, 0.0)

@@ -1,8 +1,8 @@
-"""``msprobe verl compare cross``: which half of B is at fault, with the rollouts of each in the training of the other.
+"""``msprobe verl compare cross``: which component of B is at fault.
 
 Two systems are compared, a trusted one, A, and one under test, B. Each consists of an engine that draws rollouts and of
 a trainer with its checkpoint. Four runs have each engine's rollouts in each trainer; the rollouts of two of them are
-replayed. A fault moves with the half that has it.
+replayed. A fault moves with the component that has it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_NATS = 1e-12
 """A difference of nothing has no logarithm."""
 
 
-class Half(str, Enum):
+class Component(str, Enum):
     """Which part of B is at fault."""
 
     NONE = "nothing"
@@ -47,32 +47,32 @@ class Crossed:
     Attributes:
         step: Of the trainers.
         cells: By `CELLS`, the comparison of the log-probs of training with those of the rollout.
-        half: What is at fault.
+        component: What is at fault.
         of_rollout: Share of the variation of the logarithms of the four differences that goes with the rollout.
         of_training: Likewise with the training.
     """
 
     step: int
     cells: Mapping[str, StepLogProbs]
-    half: Half
+    component: Component
     of_rollout: float
     of_training: float
 
 
-def half_at_fault(is_different: Mapping[str, bool]) -> Half:
-    """Return what is at fault, by where training and rollout differ: a fault moves with the half that has it."""
+def component_at_fault(is_different: Mapping[str, bool]) -> Component:
+    """Return what is at fault, by where training and rollout differ: a fault moves with the component that has it."""
     if is_different["aa"]:
-        return Half.TRUSTED
+        return Component.TRUSTED
     found = "".join("x" if is_different[cell] else "-" for cell in CELLS)
-    return _PATTERNS.get(found, Half.BOTH)
+    return _PATTERNS.get(found, Component.BOTH)
 
 
 _PATTERNS = {
-    "----": Half.NONE,
-    "--xx": Half.ROLLOUT,
-    "-x-x": Half.TRAINING,
+    "----": Component.NONE,
+    "--xx": Component.ROLLOUT,
+    "-x-x": Component.TRAINING,
     # Each fits itself and not the other: neither is wrong, they are of different weights.
-    "-xx-": Half.WEIGHTS,
+    "-xx-": Component.WEIGHTS,
 }
 
 
@@ -108,7 +108,7 @@ def compare_crossed(
         raise CompareError("the four runs have no step in common")
     chosen = chosen_steps(common, steps, "the four runs") if steps else [min(common)]
     found = [_crossed(runs, step, options) for step in chosen]
-    first = next((one for one in found if one.half is not Half.NONE), None)
+    first = next((one for one in found if one.component is not Component.NONE), None)
     return Outcome(
         command="cross",
         paths=[runs[cell].path for cell in CELLS],
@@ -116,7 +116,7 @@ def compare_crossed(
         headline=(
             "AGREE: training and rollout agree in all four runs."
             if first is None
-            else f"DIFFERENT: step {first.step}: at fault: {first.half.value}."
+            else f"DIFFERENT: step {first.step}: at fault: {first.component.value}."
         ),
         findings=[finding for one in found for finding in _findings(one)],
         lines=[line for one in found for line in _lines(one)],
@@ -138,29 +138,29 @@ def _crossed(runs: Mapping[str, RecordedRun], step: int, options: LogProbOptions
     cells = {cell: compare_step(run, step, options) for cell, run in runs.items()}
     sizes = {cell: one.measures.rms for cell, one in cells.items()}
     of_rollout, of_training = shares(sizes)
-    half = half_at_fault({cell: one.is_different for cell, one in cells.items()})
-    return Crossed(step=step, cells=cells, half=half, of_rollout=of_rollout, of_training=of_training)
+    component = component_at_fault({cell: one.is_different for cell, one in cells.items()})
+    return Crossed(step=step, cells=cells, component=component, of_rollout=of_rollout, of_training=of_training)
 
 
 _REASONS = {
-    Half.ROLLOUT: "the difference goes with the rollouts of B, whoever trains on them; go on with `msprobe verl "
+    Component.ROLLOUT: "the difference goes with the rollouts of B, whoever trains on them; go on with `msprobe verl "
     "compare weights` and `layers` of B",
-    Half.TRAINING: "the difference goes with the training of B, whoever has drawn; go on with `msprobe verl compare "
-    "runs` of AB and AA, which have the same rollouts",
-    Half.BOTH: "both the rollouts and the training of B have differences",
-    Half.WEIGHTS: "each fits itself and neither the other; begin both with one checkpoint",
-    Half.TRUSTED: "training and rollout of A differ from each other already; compare them first",
+    Component.TRAINING: "the difference goes with the training of B, whoever has drawn; go on with `msprobe verl "
+    "compare runs` of AB and AA, which have the same rollouts",
+    Component.BOTH: "both the rollouts and the training of B have differences",
+    Component.WEIGHTS: "each fits itself and neither the other; begin both with one checkpoint",
+    Component.TRUSTED: "training and rollout of A differ from each other already; compare them first",
 }
 
 
 def _findings(one: Crossed) -> list[Finding]:
-    if one.half is Half.NONE:
+    if one.component is Component.NONE:
         return []
     sentence = (
-        f"{_REASONS[one.half]} ({one.of_rollout:.0%} of the variation goes with the rollout, {one.of_training:.0%} "
-        "with the training)"
+        f"{_REASONS[one.component]} ({one.of_rollout:.0%} of the variation goes with the rollout, "
+        f"{one.of_training:.0%} with the training)"
     )
-    return [Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.half.name.lower())]
+    return [Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.component.name.lower())]
 
 
 def _lines(one: Crossed) -> list[str]:
@@ -179,7 +179,7 @@ def _cell(one: StepLogProbs) -> str:
 
 def _numbers(one: Crossed) -> dict[str, Any]:
     return {
-        "half": one.half.value,
+        "half": one.component.value,
         "of_rollout": one.of_rollout,
         "of_training": one.of_training,
         "cells": {cell: {"rms": own.measures.rms, "is_different": own.is_different} for cell, own in one.cells.items()},

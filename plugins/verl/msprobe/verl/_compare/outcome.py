@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +31,6 @@ VERDICT = "verdict"
 _MAX_SHOWN = 6
 _STYLES = {Verdict.ERROR: "bold red", Verdict.UNMATCHED: "bold red", Verdict.WARNING: "yellow", Verdict.PASS: "green"}
 _WIDE = {"module", "name", "id", "sentence", "place", "reason"}
-
-
-class Agreement(str, Enum):
-    """The answer of a comparison."""
-
-    AGREE = "agree"
-    DIFFER = "differ"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +84,9 @@ class Outcome:
     incomplete: Sequence[str] = ()
 
     @property
-    def agreement(self) -> Agreement:
-        """Whether the sides agree."""
-        return Agreement.DIFFER if any(finding.is_fault for finding in self.findings) else Agreement.AGREE
-
-    @property
     def agrees(self) -> bool:
-        """Likewise."""
-        return self.agreement is Agreement.AGREE
+        """Whether the sides agree."""
+        return not any(finding.is_fault for finding in self.findings)
 
 
 def write_outcome(
@@ -124,7 +111,7 @@ def write_outcome(
         "command": outcome.command,
         "paths": [str(given) for given in outcome.paths],
         "compared": outcome.compared,
-        "verdict": outcome.agreement.value,
+        "verdict": "agree" if outcome.agrees else "differ",
         "headline": outcome.headline,
         "findings": [
             {"verdict": f.verdict.value, "step": f.step, "place": f.place, "sentence": f.sentence}

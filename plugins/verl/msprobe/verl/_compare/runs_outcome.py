@@ -53,7 +53,7 @@ _SMALL = 1e-3
 _MAX_NAMES = 5
 
 
-class Likeness(str, Enum):
+class Agreement(str, Enum):
     """How alike two values are."""
 
     EQUAL = "equal"
@@ -64,14 +64,14 @@ class Likeness(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckResult:
     """One thing of one step that both runs were asked for.
 
     Attributes:
         step: Of the trainer.
         stage: What made it.
         name: Which thing.
-        likeness: How alike.
+        agreement: How alike.
         num_values: How many values were compared.
         error: The largest relative error; ``None`` where there is none.
         limit: What it may be.
@@ -81,7 +81,7 @@ class Checked:
     step: int
     stage: str
     name: str
-    likeness: Likeness
+    agreement: Agreement
     num_values: int = 0
     error: float | None = None
     limit: float | None = None
@@ -89,11 +89,11 @@ class Checked:
 
 
 _VERDICTS = {
-    Likeness.EQUAL: Verdict.PASS,
-    Likeness.CLOSE: Verdict.PASS,
-    Likeness.DIFFERENT: Verdict.ERROR,
-    Likeness.ONE_SIDED: Verdict.UNMATCHED,
-    Likeness.INCOMPARABLE: Verdict.WARNING,
+    Agreement.EQUAL: Verdict.PASS,
+    Agreement.CLOSE: Verdict.PASS,
+    Agreement.DIFFERENT: Verdict.ERROR,
+    Agreement.ONE_SIDED: Verdict.UNMATCHED,
+    Agreement.INCOMPARABLE: Verdict.WARNING,
 }
 
 
@@ -121,7 +121,7 @@ def compare_runs(
     """
     options = options or RunsOptions()
     steps = _common_steps(target, golden, options.steps)
-    checked: list[Checked] = []
+    checked: list[CheckResult] = []
     for number, step in enumerate(steps):
         if progress is not None:
             progress(number, len(steps), f"step {step}")
@@ -129,7 +129,7 @@ def compare_runs(
     lone = sorted(set(target.stages) ^ set(golden.stages))
     if not checked:
         raise CompareError(f"{target.path} and {golden.path} have no stage in common that could be compared")
-    unlike = [one for one in checked if one.likeness is not Likeness.EQUAL]
+    unlike = [one for one in checked if one.agreement is not Agreement.EQUAL]
     findings = [_finding(one, options) for one in unlike]
     # Warnings, such as what could not be compared, do not come before what differs.
     findings.sort(key=lambda finding: not finding.is_fault)
@@ -146,7 +146,7 @@ def compare_runs(
         findings=findings,
         notes=[*configuration, *([f"recorded on one side only: {', '.join(lone)}"] if lone else [])],
         lines=list(_lines(checked, steps)),
-        numbers={"likeness": dict(Counter(one.likeness.value for one in checked))},
+        numbers={"likeness": dict(Counter(one.agreement.value for one in checked))},
         tables={"stages": _table(checked)},
     )
 
@@ -160,44 +160,44 @@ def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[in
     return chosen_steps(common, asked, "one of the runs")
 
 
-def _finding(one: Checked, options: RunsOptions) -> Finding:
-    verdict = _VERDICTS[one.likeness]
-    if one.likeness in {Likeness.CLOSE, Likeness.INCOMPARABLE} and options.is_exact:
+def _finding(one: CheckResult, options: RunsOptions) -> Finding:
+    verdict = _VERDICTS[one.agreement]
+    if one.agreement in {Agreement.CLOSE, Agreement.INCOMPARABLE} and options.is_exact:
         verdict = Verdict.ERROR
     size = "" if one.error is None else f", {one.error:.2g} off, relative"
     limit = "" if one.limit is None else f" (limit {one.limit:.2g})"
     reason = f": {one.reason}" if one.reason else ""
     return Finding(
         verdict=verdict,
-        sentence=f"{one.stage}, {one.name}: {one.likeness.value}{size}{limit}{reason}",
+        sentence=f"{one.stage}, {one.name}: {one.agreement.value}{size}{limit}{reason}",
         step=one.step,
         place=f"{one.stage}/{one.name}",
     )
 
 
-def _headline(checked: Sequence[Checked], options: RunsOptions) -> str:
-    bad = {Likeness.DIFFERENT, Likeness.ONE_SIDED} | (
-        {Likeness.CLOSE, Likeness.INCOMPARABLE} if options.is_exact else set()
+def _headline(checked: Sequence[CheckResult], options: RunsOptions) -> str:
+    bad = {Agreement.DIFFERENT, Agreement.ONE_SIDED} | (
+        {Agreement.CLOSE, Agreement.INCOMPARABLE} if options.is_exact else set()
     )
-    first = next((one for one in checked if one.likeness in bad), None)
+    first = next((one for one in checked if one.agreement in bad), None)
     if first is not None:
         return f"DIFFERENT: step {first.step}: first in {first.stage}, {first.name}."
-    equal = sum(one.likeness is Likeness.EQUAL for one in checked)
+    equal = sum(one.agreement is Agreement.EQUAL for one in checked)
     values = sum(one.num_values for one in checked)
     if equal == len(checked):
         return f"AGREE: equal to the bit, all {values:,} values."
-    lost = sum(one.likeness is Likeness.INCOMPARABLE for one in checked)
+    lost = sum(one.agreement is Agreement.INCOMPARABLE for one in checked)
     but = f"; {lost:,} could not be compared" if lost else ""
     return f"AGREE: {equal:,} of {len(checked):,} things equal to the bit, the others within their limits{but}."
 
 
-def _lines(checked: Sequence[Checked], steps: Sequence[int]) -> Iterator[str]:
+def _lines(checked: Sequence[CheckResult], steps: Sequence[int]) -> Iterator[str]:
     for step in steps:
         stages = list(dict.fromkeys(one.stage for one in checked if one.step == step))
         for stage in stages:
             own = [one for one in checked if (one.step, one.stage) == (step, stage)]
-            counts = Counter(one.likeness for one in own)
-            told = ", ".join(f"{counts[kind]} {kind.value}" for kind in Likeness if counts[kind])
+            counts = Counter(one.agreement for one in own)
+            told = ", ".join(f"{counts[kind]} {kind.value}" for kind in Agreement if counts[kind])
             yield f"  step {step}, {stage}: {told}"
 
 
@@ -234,21 +234,21 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 # --- one step --------------------------------------------------------------------------------------------------------
 
 
-def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checked]:
+def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[CheckResult]:
     """Return what both runs have of a step, causes before effects."""
     has_batch = all(step in run.steps(Stage.TRAINER.value) for run in (target, golden))
-    found: list[Checked] = []
+    found: list[CheckResult] = []
     rollouts = [run.samples(Stage.ROLLOUT.value, step) for run in (target, golden)]
     if all(rollouts):
         found.append(_same_samples(step, Stage.ROLLOUT.value, [_ids(own) for own in rollouts]))
-    tensors: list[Checked] = []
-    metrics: list[Checked] = []
+    tensors: list[CheckResult] = []
+    metrics: list[CheckResult] = []
     if has_batch:
         batches = target.batch(step), golden.batch(step)
         dtypes = _dtypes(target) | _dtypes(golden)
         identity, tensors, metrics = _batches(step, *batches, dtypes)
         found.append(identity)
-    are_other = any(one.likeness is Likeness.DIFFERENT for one in found)
+    are_other = any(one.agreement is Agreement.DIFFERENT for one in found)
     by_stage = {stage: [one for one in tensors if one.stage == stage.value] for stage in Stage}
     found += by_stage.pop(Stage.ROLLOUT)
     for stage in (*_DUMPS[:1], Stage.REWARD, *_DUMPS[1:4]):
@@ -269,7 +269,7 @@ def _of_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checke
     return found
 
 
-def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checked]:
+def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> list[CheckResult]:
     """Compare the scores of the samples that both have; a run whose rollouts are replayed may compute none."""
     own, other = ({reward.id: reward.score for reward in load_rewards(run.path, step)} for run in (target, golden))
     common = [sample for sample in own if sample in other]
@@ -278,9 +278,9 @@ def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> list[Checke
     unequal = [sample for sample in common if own[sample] != other[sample]]
     first = "" if not unequal else f"{own[unequal[0]]} and {other[unequal[0]]} for sample {unequal[0][:12]}"
     return [
-        Checked(
+        CheckResult(
             step=step, stage=Stage.REWARD.value, name="scores", num_values=len(common),
-            likeness=Likeness.DIFFERENT if unequal else Likeness.EQUAL,
+            agreement=Agreement.DIFFERENT if unequal else Agreement.EQUAL,
             reason=f"{len(unequal)} of {len(common)} differ, {first}" if unequal else "",
         )
     ]  # fmt: skip
@@ -290,15 +290,15 @@ def _ids(samples: Mapping[int, StageSamples]) -> list[str]:
     return sorted({row.id for own in samples.values() for call in own.micro_batches for row in call.rows})
 
 
-def _same_samples(step: int, stage: str, ids: Sequence[Sequence[str]]) -> Checked:
+def _same_samples(step: int, stage: str, ids: Sequence[Sequence[str]]) -> CheckResult:
     both = set(ids[0]) & set(ids[1])
     most = max(len(set(own)) for own in ids)
     is_same = set(ids[0]) == set(ids[1])
-    return Checked(
+    return CheckResult(
         step=step,
         stage=stage,
         name="samples",
-        likeness=Likeness.EQUAL if is_same else Likeness.DIFFERENT,
+        agreement=Agreement.EQUAL if is_same else Agreement.DIFFERENT,
         num_values=most,
         reason="" if is_same else f"{len(both)} of {most} samples have the same token ids; were rollouts replayed?",
     )
@@ -309,7 +309,7 @@ def _batches(
     target: tuple[BatchFile, dict[str, Array]],
     golden: tuple[BatchFile, dict[str, Array]],
     dtypes: Collection[str],
-) -> tuple[Checked, list[Checked], list[Checked]]:
+) -> tuple[CheckResult, list[CheckResult], list[CheckResult]]:
     ids = [[row.id for row in batch.samples] for batch, _ in (target, golden)]
     identity = _same_samples(step, Stage.TRAINER.value, ids)
     pairs = _row_pairs(*ids)
@@ -359,14 +359,16 @@ def _tensor(
     golden: Array | None,
     pairs: Sequence[tuple[int, int]],
     dtypes: Collection[str],
-) -> Checked:
+) -> CheckResult:
     stage = _stage_of(name)
     if target is None or golden is None:
         side = "golden" if target is None else "target"
-        return Checked(step=step, stage=stage, name=name, likeness=Likeness.ONE_SIDED, reason=f"only the {side} has it")
+        return CheckResult(
+            step=step, stage=stage, name=name, agreement=Agreement.ONE_SIDED, reason=f"only the {side} has it"
+        )
     if not pairs:
-        return Checked(
-            step=step, stage=stage, name=name, likeness=Likeness.INCOMPARABLE, reason="no sample is in both batches"
+        return CheckResult(
+            step=step, stage=stage, name=name, agreement=Agreement.INCOMPARABLE, reason="no sample is in both batches"
         )
     own, other = (side[[pair[i] for pair in pairs]] for i, side in enumerate((target, golden)))
     if own.shape[1:] != other.shape[1:]:
@@ -382,24 +384,24 @@ def _trimmed(target: Array, golden: Array) -> tuple[Array, Array]:
     return target[sizes], golden[sizes]
 
 
-def _values(step: int, stage: str, name: str, target: Array, golden: Array, dtypes: Collection[str]) -> Checked:
+def _values(step: int, stage: str, name: str, target: Array, golden: Array, dtypes: Collection[str]) -> CheckResult:
     if target.shape != golden.shape:
         reason = f"shapes are {list(target.shape)} and {list(golden.shape)}"
-        return Checked(step=step, stage=stage, name=name, likeness=Likeness.DIFFERENT, reason=reason)
+        return CheckResult(step=step, stage=stage, name=name, agreement=Agreement.DIFFERENT, reason=reason)
     is_float = target.dtype.kind == "f"
     if np.array_equal(target, golden, equal_nan=is_float):
-        return Checked(step=step, stage=stage, name=name, likeness=Likeness.EQUAL, num_values=target.size)
+        return CheckResult(step=step, stage=stage, name=name, agreement=Agreement.EQUAL, num_values=target.size)
     if not is_float or golden.dtype.kind != "f":
-        return Checked(
-            step=step, stage=stage, name=name, likeness=Likeness.DIFFERENT, num_values=target.size,
+        return CheckResult(
+            step=step, stage=stage, name=name, agreement=Agreement.DIFFERENT, num_values=target.size,
             reason=_flips(target, golden),
         )  # fmt: skip
     error = relative_error(target, golden)
     # The batch is float32 also where the models that made it were not.
     limit = _limit(str(target.dtype), str(golden.dtype), *dtypes)
-    likeness = Likeness.CLOSE if error <= limit else Likeness.DIFFERENT
-    return Checked(
-        step=step, stage=stage, name=name, likeness=likeness, num_values=target.size, error=error, limit=limit
+    agreement = Agreement.CLOSE if error <= limit else Agreement.DIFFERENT
+    return CheckResult(
+        step=step, stage=stage, name=name, agreement=agreement, num_values=target.size, error=error, limit=limit
     )
 
 
@@ -431,7 +433,7 @@ def _is_result(name: str) -> bool:
     return not any(word in lowered for word in _NO_METRICS) and any(word in lowered for word in _METRICS)
 
 
-def _number(step: int, name: str, target: float | None, golden: float | None, limit: float) -> Checked | None:
+def _number(step: int, name: str, target: float | None, golden: float | None, limit: float) -> CheckResult | None:
     if target is None or golden is None:
         return None
     is_of_critic = name.startswith("critic/") and any(word in name for word in ("loss", "grad_norm", "vf_", "vpred"))
@@ -441,9 +443,9 @@ def _number(step: int, name: str, target: float | None, golden: float | None, li
         else Stage.TRAINER
     )  # fmt: skip
     error = abs(target - golden) / max(abs(golden), _SMALL) if target != golden else 0.0
-    likeness = Likeness.EQUAL if not error else Likeness.CLOSE if error <= limit else Likeness.DIFFERENT
-    return Checked(
-        step=step, stage=stage.value, name=f"metric {name}", likeness=likeness, num_values=1, error=error or None,
+    agreement = Agreement.EQUAL if not error else Agreement.CLOSE if error <= limit else Agreement.DIFFERENT
+    return CheckResult(
+        step=step, stage=stage.value, name=f"metric {name}", agreement=agreement, num_values=1, error=error or None,
         limit=limit if error else None, reason=f"{target:.6g} and {golden:.6g}" if error else "",
     )  # fmt: skip
 
@@ -451,7 +453,7 @@ def _number(step: int, name: str, target: float | None, golden: float | None, li
 # --- dumps and weights -----------------------------------------------------------------------------------------------
 
 
-def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *, are_other: bool) -> list[Checked]:
+def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *, are_other: bool) -> list[CheckResult]:
     """Compare what modules and APIs made in a stage.
 
     Where both have cut and ordered their samples alike, the core compares all that was recorded; elsewhere the outputs
@@ -463,7 +465,7 @@ def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *,
     broken = next((path for own in ranks for path in own.values() if not is_dump(path)), None)
     if broken is not None:
         reason = f"{broken} holds no dump"
-        return [Checked(step=step, stage=stage.value, name="modules", likeness=Likeness.ONE_SIDED, reason=reason)]
+        return [CheckResult(step=step, stage=stage.value, name="modules", agreement=Agreement.ONE_SIDED, reason=reason)]
     samples = [run.samples(stage.value, step) for run in (target, golden)]
     try:
         if are_other or not _are_cut_alike(*samples):
@@ -471,7 +473,9 @@ def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *,
         return _by_calls(target, golden, stage, step)
     except (CompareError, DumpError) as error:
         return [
-            Checked(step=step, stage=stage.value, name="modules", likeness=Likeness.INCOMPARABLE, reason=str(error))
+            CheckResult(
+                step=step, stage=stage.value, name="modules", agreement=Agreement.INCOMPARABLE, reason=str(error)
+            )
         ]
 
 
@@ -488,70 +492,70 @@ def _are_cut_alike(target: Mapping[int, StageSamples], golden: Mapping[int, Stag
     return cuts[0] == cuts[1]
 
 
-def _by_samples(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int) -> Checked:
+def _by_samples(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int) -> CheckResult:
     sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
     found = compare_modules(sides[0], sides[1], step)
     first = found.first()
     values = sum(module.positions for module in found.modules)
     note = f"{found.samples} samples that are cut or ordered differently"
     if first is not None:
-        return Checked(
-            step=step, stage=stage.value, name=first.name, likeness=Likeness.DIFFERENT, num_values=values,
+        return CheckResult(
+            step=step, stage=stage.value, name=first.name, agreement=Agreement.DIFFERENT, num_values=values,
             error=first.score.value, limit=first.score.limit * first.score.floor,
             reason=f"the first module that differs; {reason_of(first)}; {note}",
         )  # fmt: skip
     worst = max((module.score.value for module in found.modules), default=0.0)
-    return Checked(
-        step=step, stage=stage.value, name="modules", likeness=Likeness.EQUAL if found.is_equal else Likeness.CLOSE,
+    return CheckResult(
+        step=step, stage=stage.value, name="modules", agreement=Agreement.EQUAL if found.is_equal else Agreement.CLOSE,
         num_values=values, error=None if found.is_equal else worst, reason=note,
     )  # fmt: skip
 
 
-def _by_calls(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int) -> list[Checked]:
+def _by_calls(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int) -> list[CheckResult]:
     directories = [run.path / stage.value / f"step{step}" for run in (target, golden)]
     result = compare_dumps(directories[0], directories[1], options=CompareOptions())
     target.note_incomplete(f"{stage.value}, {line}" for unit in result.units for line in unit.incomplete)
     found = [_unit(unit, stage, step) for unit in result.units]
     found += [
-        Checked(step=step, stage=stage.value, name="ranks", likeness=Likeness.ONE_SIDED, reason=missing)
+        CheckResult(step=step, stage=stage.value, name="ranks", agreement=Agreement.ONE_SIDED, reason=missing)
         for missing in result.missing
     ]
     return found
 
 
-def _unit(unit: UnitResult, stage: Stage, step: int) -> Checked:
+def _unit(unit: UnitResult, stage: Stage, step: int) -> CheckResult:
     name = f"modules of {unit.label}" if unit.label else "modules"
     fault = unit.first_fault
     if fault is not None and unit.differs:
         reason = "; ".join(f"{row}: {message}" for row, message in fault.findings[:2])
-        return Checked(
-            step=step, stage=stage.value, name=fault.entry, likeness=Likeness.DIFFERENT, num_values=unit.num_rows,
+        return CheckResult(
+            step=step, stage=stage.value, name=fault.entry, agreement=Agreement.DIFFERENT, num_values=unit.num_rows,
             reason=reason or f"the first call that differs, of {unit.label}",
         )  # fmt: skip
     num_other = unit.rows.filter(differs()).height
     reason = f"{num_other:,} values not equal to the bit, the first {unit.first_difference}" if num_other else ""
-    return Checked(
-        step=step, stage=stage.value, name=name, likeness=Likeness.CLOSE if num_other else Likeness.EQUAL,
+    return CheckResult(
+        step=step, stage=stage.value, name=name, agreement=Agreement.CLOSE if num_other else Agreement.EQUAL,
         num_values=unit.num_rows, reason=reason,
     )  # fmt: skip
 
 
 def _weights(
     step: int, stage: Stage, target: Mapping[int, WeightsFile], golden: Mapping[int, WeightsFile]
-) -> list[Checked]:
+) -> list[CheckResult]:
     if not target or not golden:
         return []
     own, other = ({weight.name: weight for weight in files[min(files)].parameters} for files in (target, golden))
     lone = sorted(own.keys() ^ other.keys())
-    found: list[Checked] = []
+    found: list[CheckResult] = []
     if lone:
         shown = ", ".join(lone[:_MAX_NAMES])
         found.append(
-            Checked(
+            CheckResult(
                 step=step,
                 stage=stage.value,
                 name="parameters",
-                likeness=Likeness.ONE_SIDED,
+                agreement=Agreement.ONE_SIDED,
                 reason=f"only one side has {shown}",
             )
         )
@@ -559,7 +563,9 @@ def _weights(
     unequal = [name for name in common if own[name].crc32 != other[name].crc32]
     if not unequal:
         found.append(
-            Checked(step=step, stage=stage.value, name="parameters", likeness=Likeness.EQUAL, num_values=len(common))
+            CheckResult(
+                step=step, stage=stage.value, name="parameters", agreement=Agreement.EQUAL, num_values=len(common)
+            )
         )
         return found
     errors: dict[str, float] = {}
@@ -572,20 +578,20 @@ def _weights(
     limit = min(_limit(own[worst].dtype, other[worst].dtype), 64 * UNIT_ROUNDOFF[coarser])
     is_close = errors[worst] <= limit
     found.append(
-        Checked(
+        CheckResult(
             step=step, stage=stage.value, name=worst if not is_close else "parameters",
-            likeness=Likeness.CLOSE if is_close else Likeness.DIFFERENT, num_values=len(common), error=errors[worst],
+            agreement=Agreement.CLOSE if is_close else Agreement.DIFFERENT, num_values=len(common), error=errors[worst],
             limit=limit, reason=f"{len(unequal)} of {len(common)} parameters have other bytes; the norm of {worst}",
         )
     )  # fmt: skip
     return found
 
 
-def _table(checked: Sequence[Checked]) -> pl.DataFrame:
+def _table(checked: Sequence[CheckResult]) -> pl.DataFrame:
     rows = [
         {
-            "step": one.step, "stage": one.stage, "name": one.name, "likeness": one.likeness.value,
-            VERDICT: _VERDICTS[one.likeness].value, "values": one.num_values, "error": one.error, "limit": one.limit,
+            "step": one.step, "stage": one.stage, "name": one.name, "likeness": one.agreement.value,
+            VERDICT: _VERDICTS[one.agreement].value, "values": one.num_values, "error": one.error, "limit": one.limit,
             "reason": one.reason,
         }
         for one in checked
