@@ -28,11 +28,10 @@ from msprobe_core.compare.worst_tensor import worst_tensor
 from msprobe_core.errors import CompareError
 from msprobe_core.judge import overrides, statistics_columns
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.cross_framework import excuse_inner_calls, with_excuses, with_excuses_between_tools
+from msprobe_core.judge.cross_framework import with_excused_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.judge.fault import first_fault, first_lone_call, judge_nodes
 from msprobe_core.judge.joining import with_texts_of
 from msprobe_core.judge.limits import LimitTable, conventional, precision_of
-from msprobe_core.judge.nesting import judge_nesting
 from msprobe_core.judge.noise.model import NoiseModel
 from msprobe_core.judge.verdict import (
     UNRECORDED,
@@ -119,19 +118,17 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
         notes = [*notes, *tensor_notes]
     scorer = _scorer(options.noise, pair.golden, told := [], alignment.operations)
+    excuser = _excuser(target, golden, notes := [*notes]) if is_foreign else None
     rows = judge(
         rows,
         by_checksum=mode is Mode.CHECKSUM,
         limits=options.limits,
         is_foreign=is_foreign,
+        has_nesting=mode is Mode.STRUCTURE,
         scorer=scorer,
+        excuser=excuser,
         parents=target.parents,
     )
-    if is_foreign:
-        rows, excused = excuse_inner_calls(rows, target, golden)
-        notes = [*notes, *excused]
-    if mode is Mode.STRUCTURE:
-        rows = judge_nesting(rows)
     told += [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
     nodes = judge_nodes(rows, target=target, limits=options.limits, is_foreign=is_foreign)
     if mode is not Mode.STRUCTURE and rows.select(_is_empty_call().any()).item():
@@ -186,6 +183,17 @@ def _scorer(
         return scored
 
     return score
+
+
+def _excuser(target: Dump, golden: Dump, notes: list[str]) -> Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]:
+    """Return what excuses calls that one framework alone makes, and appends what there is to note."""
+
+    def excuse(lone: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
+        excused, own = with_excused_inner_calls(lone, pairs, target, golden)
+        notes.extend(own)
+        return excused
+
+    return excuse
 
 
 def _is_in_parts(pair: UnitPair) -> bool:

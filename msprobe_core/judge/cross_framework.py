@@ -218,43 +218,40 @@ def _note_gradients(rows: pl.DataFrame) -> list[str]:
     ]
 
 
-def excuse_inner_calls(judged: pl.DataFrame, target: Dump, golden: Dump) -> tuple[pl.DataFrame, list[str]]:
-    """Return judged rows in which calls pass that are another way to compute the same, and what there is to say.
+def with_excused_inner_calls(
+    lone: pl.DataFrame, pairs: pl.DataFrame, target: Dump, golden: Dump
+) -> tuple[pl.DataFrame, list[str]]:
+    """Return rows with `EXCUSE` of calls that are another way to compute the same, and what there is to say.
 
     Args:
-        judged: Of two frameworks.
+        lone: Rows of two frameworks that one side has alone, with ``is_ignored``.
+        pairs: The other rows, with their verdicts.
         target: For the nesting.
         golden: Likewise.
     """
-    is_lone = (pl.col("match") != Match.BOTH.value) & (pl.col("verdict") == Verdict.UNMATCHED.value)
-    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
-    lone = (
-        judged.filter(is_lone & ~has_partner)
-        .group_by("entry", maintain_order=True)
-        .agg(pl.col("match").first(), pl.col("entry_golden").first())
-    )
-    if not lone.height:
-        return judged, []
-    pairs = _pairs_of_modules(judged, target, golden)
+    is_open = pl.col(EXCUSE).is_null() & ~pl.col("is_ignored")
+    own = lone.filter(is_open & ~pl.col("entry").is_in(pairs["entry"].unique().to_list()))
+    calls = own.group_by("entry", maintain_order=True).agg(pl.col("match").first(), pl.col("entry_golden").first())
+    if not calls.height:
+        return lone, []
+    modules = _pairs_of_modules(pairs, target, golden)
     excused: dict[str, str] = {}
-    for entry, match, own_golden in lone.rows():
+    for entry, match, own_golden in calls.rows():
         if match == Match.GOLDEN.value:
-            reason = _reason(own_golden, golden, pairs[1])
+            reason = _reason(own_golden, golden, modules[1])
         else:
-            reason = _reason(entry, target, pairs[0])
+            reason = _reason(entry, target, modules[0])
         if reason is not None:
             excused[entry] = reason
     if not excused:
-        return judged, []
+        return lone, []
     said = pl.col("entry").replace_strict(excused, default=None, return_dtype=pl.String)
-    is_excused = is_lone & said.is_not_null()
-    rows = judged.with_columns(
-        verdict=pl.when(is_excused).then(pl.lit(Verdict.PASS.value)).otherwise("verdict"),
-        messages=pl.when(is_excused).then(pl.concat_list(formatted("note: {}.", said))).otherwise("messages"),
-    )
     first = next(iter(excused))
     note = "calls that one side alone makes inside modules whose results agree, or inside the optimizer, not judged"
-    return rows, [f"{note}: {len(excused):,}; the first is {first}"]
+    return (
+        lone.with_columns(pl.when(is_open).then(said).otherwise(EXCUSE).alias(EXCUSE)),
+        [f"{note}: {len(excused):,}; the first is {first}"],
+    )
 
 
 @dataclass(frozen=True)
@@ -274,12 +271,12 @@ _Pairs = Mapping[str, _ModulePair]
 """By entry of one side."""
 
 
-def _pairs_of_modules(judged: pl.DataFrame, target: Dump, golden: Dump) -> tuple[_Pairs, _Pairs]:
+def _pairs_of_modules(pairs: pl.DataFrame, target: Dump, golden: Dump) -> tuple[_Pairs, _Pairs]:
     """Return what is known of each pair of modules, by the entry of the target's, and by that of the golden dump's."""
     is_module = pl.col("entry").str.contains(names.MODULE)
     is_result = pl.col("role").is_in([Role.OUTPUT.value])
-    pairs = (
-        judged.filter(is_module & (pl.col("match") == Match.BOTH.value))
+    modules = (
+        pairs.filter(is_module)
         .group_by("entry")
         .agg(
             pl.col("entry_golden").drop_nulls().first(),
@@ -291,7 +288,7 @@ def _pairs_of_modules(judged: pl.DataFrame, target: Dump, golden: Dump) -> tuple
     ]
     of_target: dict[str, _ModulePair] = {}
     of_golden: dict[str, _ModulePair] = {}
-    for own, other, agrees in pairs.select("entry", "entry_golden", "agrees").rows():
+    for own, other, agrees in modules.select("entry", "entry_golden", "agrees").rows():
         of_target[own] = _ModulePair(agrees, other not in enclosing[1])
         of_golden[other] = _ModulePair(agrees, own not in enclosing[0])
     return of_target, of_golden

@@ -40,6 +40,7 @@ from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.inherited import inherited_precision
 from msprobe_core.judge.joining import joined, numbered
 from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
+from msprobe_core.judge.nesting import is_moved, moved_text
 from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
 from msprobe_core.judge.uninitialised import uninitialised_rows
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
     Scorer = Callable[[pl.DataFrame], pl.DataFrame]
     """Adds the columns of `msprobe_core.judge.noise.model.SCORES` and its helpers to judged rows."""
+
+    Excuser = Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]
+    """Takes rows of one side alone, and the pairs with their verdicts; returns the former with more in ``excuse``."""
 
 
 class Verdict(str, Enum):
@@ -98,7 +102,9 @@ def judge(
     by_checksum: bool = False,
     limits: LimitTable | None = None,
     is_foreign: bool = False,
+    has_nesting: bool = False,
     scorer: Scorer | None = None,
+    excuser: Excuser | None = None,
     parents: Mapping[str, str | None] | None = None,
 ) -> pl.DataFrame:
     """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
@@ -112,9 +118,11 @@ def judge(
         by_checksum: Whether different checksums are an error.
         limits: Those in force; the conventional ones if none are given.
         is_foreign: Whether the two are of different frameworks.
+        has_nesting: Whether rows without values are calls, which are an error where they are nested in another way.
         scorer: What scores rows by the noise of healthy runs. With it there are the columns ``noise_floor``, ``score``,
             ``score_limit`` and ``score_measure``, and of a row that has a score, and no limit by name, that decides;
             its ``limit`` is null.
+        excuser: What excuses rows of one side alone by the verdicts of the pairs, which are made first.
         parents: The enclosing call of each of the target's calls.
     """
     table = conventional() if limits is None else limits
@@ -124,17 +132,36 @@ def judge(
     prepared = _with_scores(prepared, scorer).with_row_index("row")
     # Texts are made for the rows that may need one; in a healthy pair those are few.
     is_plain = _is_plain(by_checksum=by_checksum, is_foreign=is_foreign)
+    findings = _findings(table, by_checksum=by_checksum, is_foreign=is_foreign)
+    if has_nesting:
+        is_plain &= ~is_moved()
+        findings.append((Verdict.ERROR, is_moved(), moved_text()))
     others = prepared.filter(~is_plain.fill_null(False))
-    described = _described(others, _findings(table, by_checksum=by_checksum, is_foreign=is_foreign))
     return (
-        joined(prepared, described, on="row")
-        .with_columns(
-            pl.col("verdict").fill_null(Verdict.PASS.value),
-            pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
-        )
+        _with_verdicts(prepared, _described_in_turn(prepared, others, findings, excuser))
         .with_columns(limit=pl.when(_is_scored()).then(None).otherwise("limit"))
         .drop(*_HELPERS, *[name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns])
         .drop([] if scorer is not None else [*noise_model.SCORES])
+    )
+
+
+def _described_in_turn(
+    prepared: pl.DataFrame, others: pl.DataFrame, findings: list[_Finding], excuser: Excuser | None
+) -> pl.DataFrame:
+    """Describe the rows of pairs, and then those of one side alone, which the verdicts of pairs may excuse."""
+    if excuser is None:
+        return _described(others, findings)
+    is_pair = pl.col("match") == Match.BOTH.value
+    of_pairs = _described(others.filter(is_pair), findings)
+    lone = excuser(others.filter(~is_pair), _with_verdicts(prepared.filter(is_pair), of_pairs))
+    columns = ("row", "messages", "verdict")
+    return pl.concat([found.select(columns) for found in (of_pairs, _described(lone, findings))])
+
+
+def _with_verdicts(rows: pl.DataFrame, described: pl.DataFrame) -> pl.DataFrame:
+    return joined(rows, described, on="row").with_columns(
+        pl.col("verdict").fill_null(Verdict.PASS.value),
+        pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
     )
 
 
