@@ -1,4 +1,4 @@
-"""Precision debugger for large-model training: record two runs, compare them, name the first place where they part."""
+"""Precision debugger for large-model training: record two runs, compare them, find where they first diverge."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,7 @@
-"""Every exception that the project raises on purpose.
+"""All exceptions that the project raises on purpose.
 
-A class is named after what the caller can do about it. Each message says what is wrong, where, and what to do
-next; the command line prints it as it is and exits with status 2.
+A class is named after what the caller can do about it. Each message says what is wrong, where, and what to do next. The
+command line prints it and exits with status 2.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class MsprobeError(Exception):
     """Base of all errors raised on purpose."""
 
     def __str__(self) -> str:
-        """Return the message in one line; of a long one, which quotes foreign values, its beginning and end."""
+        """Return the message in one line; a long message, which quotes external values, is shortened in the middle."""
         text = super().__str__()
         if "\n" in text or "\r" in text:
             text = " ".join(text.split())
@@ -34,7 +34,7 @@ class PluginError(MsprobeError, RuntimeError):
 
 
 class UnwrittenError(MsprobeError):
-    """A tensor is memory that its kernel has not written: its values mean nothing, and none are recorded."""
+    """A tensor is memory that its kernel has not written: its values are meaningless, and none are recorded."""
 
 
 class EntryNameError(MsprobeError, ValueError):
@@ -54,19 +54,19 @@ class CompareError(MsprobeError, ValueError):
 
 
 class ReplayError(MsprobeError, RuntimeError):
-    """A recorded call cannot be made again: record more of it, or name the model it is of."""
+    """A recorded call cannot be replayed: record more of it, or give its model."""
 
 
 class EstimateError(MsprobeError, RuntimeError):
-    """A training program cannot be measured: correct the program, or how it is called."""
+    """A training program cannot be measured: correct the program, or its arguments."""
 
 
 def printable(text: str) -> str:
-    """Return ``text`` in one line, without characters that would command a terminal or turn around what is read."""
+    """Return ``text`` in one line, without characters that control a terminal or reverse the reading direction."""
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def _escaped(character: str) -> str:
     code = ord(character)
-    # A byte of a file's name that is no UTF-8.
+    # A byte of a file name that is not UTF-8.
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()

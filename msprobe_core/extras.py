@@ -1,4 +1,4 @@
-"""Libraries that are extras: needed for some of what the core can do, and imported only then."""
+"""Optional libraries: needed only by some features, and imported only by them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def import_extra(library: str, needed_by: str, extra: str) -> Any:
     Args:
         library: Its name.
         needed_by: What needs it, with the verb: ``dumps in Arrow's format need``.
-        extra: The extra of ``msprobe-core`` that brings it.
+        extra: The extra of ``msprobe-core`` that installs it.
 
     Raises:
-        PluginError: it is not installed, or cannot be imported; says how to install it.
+        PluginError: it is not installed, or cannot be imported; the message says how to install it.
     """
     try:
         return importlib.import_module(library)

@@ -1,4 +1,4 @@
-"""One guard around every call into a plugin: what it raises, also ``sys.exit``, is an error that names it."""
+"""One guard around every call into a plugin: whatever it raises, even ``sys.exit``, becomes an error that names it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msprobe_core.interrupts import is_of_a_signal
 
 
 class UserCodeError(BaseException):
-    """Carries an error out of our work that is the training's own.
+    """Carries an error of the training itself through the probe's code.
 
-    A framework may report the error of an operator when a value is next waited for, which may be by us. Kept back, it
-    would be lost, and the training would go on with unwritten memory.
+    A framework may report the error of an operator at the next synchronisation, which may be the probe's. If the probe
+    suppressed it, it would be lost, and the training would continue with unwritten memory.
     """
 
     def __init__(self, error: Exception) -> None:
-        """Make one.
+        """Wrap an error.
 
         Args:
-            error: The training's.
+            error: The training's error.
         """
         super().__init__(str(error))
         self.error = error
@@ -31,11 +31,11 @@ class UserCodeError(BaseException):
 def plugin_call(who: str, doing: str) -> Generator[None, None, None]:
     """Turn whatever a plugin raises in the block into a `PluginError`.
 
-    Errors of ours, Ctrl-C, and what the program's own signal handlers raise pass through.
+    Errors of msprobe, Ctrl-C, and exceptions raised by the program's own signal handlers pass through.
 
     Args:
-        who: The plugin's object, in words, for example ``the writer 'csv' of the plugin 'tables'``.
-        doing: What it was to do, for example ``opening a dump``.
+        who: Description of the plugin's object, for example ``the writer 'csv' of the plugin 'tables'``.
+        doing: Description of the operation, for example ``opening a dump``.
 
     Raises:
         PluginError: the block has raised.
@@ -51,9 +51,9 @@ def plugin_call(who: str, doing: str) -> Generator[None, None, None]:
 
 
 def is_of_the_program(error: BaseException) -> bool:
-    """Whether an exception that passes through our code is not ours to keep.
+    """Whether an exception that passes through the probe's code must reach the program.
 
-    That is Ctrl-C, what a signal handler raises, and a `UserCodeError`.
+    These are Ctrl-C, exceptions raised by a signal handler, and `UserCodeError`.
     """
     if isinstance(error, UserCodeError):
         return True
@@ -63,10 +63,10 @@ def is_of_the_program(error: BaseException) -> bool:
 
 
 def kept(error: BaseException) -> Exception:
-    """Return an exception that has to stay with us as one that is no order to end anything.
+    """Return an exception that the probe handles itself, as an `Exception`.
 
     Raises:
-        BaseException: it is the program's; see `is_of_the_program`.
+        BaseException: it must reach the program; see `is_of_the_program`.
     """
     if is_of_the_program(error):
         raise error

@@ -48,11 +48,11 @@ class HookSpecs:
 
     @hookspec
     def msprobe_register_processors(self) -> Sequence[Processor]:  # pyright: ignore[reportReturnType]
-        """Offer ways to reduce a tensor to what is kept of it.
+        """Offer ways to reduce a tensor to a digest.
 
         Called: once, when a session opens, on the thread that called ``start``.
-        Cost: start-up; the returned objects are then called for every selected tensor, so they
-            enqueue work on the tensor's device and never wait for it.
+        Cost: start-up. The returned objects are then called for every selected tensor, so they must enqueue work on the
+        tensor's device and never wait for it.
         Returns: `Processor` objects; each ``name`` is a value of ``summary_mode``.
         """
 
@@ -80,15 +80,15 @@ class HookSpecs:
         """Offer columns for the table of compared tensors.
 
         Called: once for each pair of dumps of whole tensors, before the first tensor is read.
-        Cost: each pair of tensors is read once more, and held in memory whole; pairs of more than 1 GiB are left out.
-        Returns: `Metric` objects; each ``name`` is the title of a column, behind the core's own.
+        Cost: each pair of tensors is read once more and held in memory whole; pairs of more than 1 GiB are left out.
+        Returns: `Metric` objects; each ``name`` is the title of a column, after the core's own columns.
         Order: that of the plugins. Of two plugins that offer one name the later is left out, with a warning that names
-            both; the name of a column of the core's is an error.
+        both; the name of one of the core's columns is an error.
         """
 
     @hookspec
     def msprobe_register_api_maps(self) -> Sequence[ApiMap]:  # pyright: ignore[reportReturnType]
-        """Offer canonical names for what a framework calls its APIs, module classes, parameters and arguments.
+        """Offer canonical names for a framework's APIs, module classes, parameters and arguments.
 
         Called: when dumps whose names need translating are compared: of two frameworks, or with ``-am``.
         Cost: start-up; must not import a framework, because dumps are compared where none is installed.
@@ -97,7 +97,7 @@ class HookSpecs:
 
     @hookspec
     def msprobe_register_module_maps(self) -> Sequence[ModuleMap]:  # pyright: ignore[reportReturnType]
-        """Offer what a backend of training calls modules, for comparing it with a serving engine.
+        """Offer the module names of a training backend, for comparison with a serving engine.
 
         Called: when ``msprobe compare --consistent_check`` is given.
         Cost: start-up; must not import a framework, because dumps are compared where none is installed.
@@ -125,7 +125,7 @@ class HookSpecs:
 
     @hookspec
     def msprobe_register_executors(self) -> Sequence[Executor]:  # pyright: ignore[reportReturnType]
-        """Offer places where units of work run.
+        """Offer executors for units of work.
 
         Called: once, when a command has work to distribute, on the main thread.
         Cost: start-up; import what an executor needs in its ``check`` and ``run``.
@@ -138,7 +138,7 @@ class HookSpecs:
 
         Called: once in a process, when the trainer's plugin begins to record, or a command lists the stages.
         Cost: start-up; must not import the trainer.
-        Returns: `TrainerStages` objects; by ``name`` the trainer's plugin, and a user's configuration, find them.
+        Returns: `TrainerStages` objects; the trainer's plugin and the user's configuration look them up by ``name``.
         """
 
 

@@ -1,9 +1,9 @@
-"""Ctrl-C, and the signals that tell a process to end: none is lost, whatever runs when it comes.
+"""Handle Ctrl-C and termination signals so that none is lost, whatever code runs when it arrives.
 
-Python has a handler raise its exception wherever the interpreter happens to be. That may be a function that native code
-has called, which then goes on without it: polars formats an object, for example, takes the exception for a failure to
-do so, and goes on with ``<unprintable str object>`` in the object's place. The interruption is lost, and what is
-computed from there on is wrong.
+Python raises a handler's exception wherever the interpreter happens to be. That may be a function called by native
+code, which then continues without its result. Polars, for example, takes the exception for a failure to format an
+object, and continues with ``<unprintable str object>`` in its place. The interruption is lost, and everything computed
+afterwards is wrong.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _DEFAULTS: dict[str, Any] = {
     "SIGTERM": signal.SIG_DFL,
     "SIGHUP": signal.SIG_DFL,  # Windows has none
 }
-"""The signals, and what becomes of each if nobody has said otherwise; ``nohup`` for example has."""
+"""The signals, and the handler of each if the program has set none; ``nohup``, for example, sets one."""
 
 _PAUSE_S = 0.01
-"""Before an interruption that was lost is raised again: native code should be left by then."""
+"""Delay before a lost interruption is raised again; native code should have returned by then."""
 
 
 class Ended(KeyboardInterrupt):
-    """The process was told to end, by another signal than that of Ctrl-C."""
+    """The process was told to terminate, by a signal other than that of Ctrl-C."""
 
 
 @final
 class Interrupts:
-    """Has the signals raise `KeyboardInterrupt` while its block lasts, and sees to it that they do.
+    """Makes the signals raise `KeyboardInterrupt` inside its block, and ensures that they do.
 
-    One that native code reports as lost is raised again. One that it drops in silence is raised by the next call of
-    `raise_if_interrupted`, which long work makes before it takes a result for granted. In a thread other than the main
-    one, which gets no signals, nothing is done.
+    An interruption that native code reports as lost is raised again. One that it drops silently is raised by the next
+    call of `raise_if_interrupted`, which long-running work calls before it trusts a result. In threads other than the
+    main one, which receive no signals, it does nothing.
 
     Attributes:
-        number: Of the first signal that came; ``None`` if none has.
+        number: Number of the first signal that arrived; ``None`` if none has.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Interrupts:
             self.check()
 
     def check(self) -> None:
-        """Raise if a signal has come.
+        """Raise if a signal has arrived.
 
         Raises:
             KeyboardInterrupt: it has; `Ended` if it is not that of Ctrl-C.
@@ -98,7 +98,7 @@ class Interrupts:
 
 
 def _send(number: int) -> None:
-    """Send a signal to the main thread, which ends what it waits for there."""
+    """Send a signal to the main thread, which interrupts what it waits for."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:  # Windows
@@ -106,14 +106,14 @@ def _send(number: int) -> None:
 
 
 def raise_if_interrupted() -> None:
-    """Raise what an interruption should have raised that was lost; to be called often, and before a result is kept.
+    """Raise an interruption that was lost; call it often, and before a result is kept.
 
-    Libraries that are imported in the meantime may have put handlers of their own before Python's, as polars does. It
-    lets waiting for a lock go on after a signal, and works on in processes that are not to be interrupted. So Python's
-    are put back.
+    Libraries imported in the meantime may have installed their own handlers in place of Python's, as polars does. Its
+    handler lets a wait for a lock continue after a signal, and continues work in processes that must not be
+    interrupted. So Python's handler is restored.
 
     Raises:
-        KeyboardInterrupt: it was lost.
+        KeyboardInterrupt: an interruption was lost.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_ours = isinstance(handler, Interrupts)
@@ -126,9 +126,9 @@ def raise_if_interrupted() -> None:
 
 
 def is_of_a_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised an exception, or something that it has called.
+    """Whether an exception was raised by a signal handler, or by code that a handler called.
 
-    Python runs handlers wherever the main thread happens to be, so that this may pass through any code.
+    Python runs handlers wherever the main thread happens to be, so such an exception may pass through any code.
     """
     codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
     trace = error.__traceback__
@@ -140,7 +140,7 @@ def is_of_a_signal(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code of a function, a method, or an object that can be called; of a partial, of what it calls."""
+    """Return the code of a function, a method, or a callable object; for a partial, of the function it calls."""
     function: object = getattr(handler, "func", handler)
     code: CodeType | None = getattr(function, "__code__", None)
     return code or getattr(vars(type(function)).get("__call__"), "__code__", None)

@@ -1,10 +1,10 @@
-"""The data model: what a call was, what was seen of it, and what is kept of a tensor.
+"""The data model: calls, their recorded values, and digests of tensors.
 
-Nothing here has behaviour beyond describing itself. Capture fills these objects, a writer stores them, a reader
+Nothing here has behaviour beyond describing itself. Capture fills these objects, a writer stores them, and a reader
 turns them into the columns that `msprobe_core.compare` works on.
 
-``gc=False`` keeps the many objects of a step away from the garbage collector, which would go through all objects of the
-training's process the more often for them; none of them refers to what refers to it.
+``gc=False`` hides the many objects of a step from the garbage collector, which would otherwise scan all objects of the
+training process more often. None of these objects refers to an object that refers back to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 
 class Level(str, Enum):
-    """How deep capture looks. ``MIX`` is modules and APIs together."""
+    """What capture records. ``MIX`` is modules and APIs together."""
 
     L0 = "L0"
     L1 = "L1"
@@ -46,14 +46,14 @@ class Task(str, Enum):
 
 
 class SiteKind(str, Enum):
-    """What was called."""
+    """Kind of a call."""
 
     MODULE = "module"
     API = "api"
 
 
 class Phase(str, Enum):
-    """When a value was seen."""
+    """Phase of a call in which a value was recorded."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -62,7 +62,7 @@ class Phase(str, Enum):
 
 
 class Role(str, Enum):
-    """Which side of a call a value is on."""
+    """Role of a value in its call."""
 
     INPUT = "input"
     PARAMETERS = "parameters"
@@ -71,7 +71,7 @@ class Role(str, Enum):
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a value was seen; `msprobe_core.names` turns it into an entry name and back.
+    """One call and phase; `msprobe_core.names` converts it to an entry name and back.
 
     Attributes:
         kind: Module or API.
@@ -79,8 +79,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         path: Dotted path of a module (empty for the root), or name of an API.
         type_name: Class of a module; empty for an API.
         phase: Forward, backward, or gradients of parameters.
-        index: Which call of this site within the step, from 0. A backward has the index of its forward.
-        backward_pass: Of a backward, which of the passes that have reached the call, from 0.
+        index: 0-based number of the call of this module or API within the step. A backward has the index of its
+            forward.
+        backward_pass: For a backward, 0-based number of the pass among those that reached the call.
     """
 
     kind: SiteKind
@@ -93,13 +94,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """How a tensor is spread over one dimension of a mesh of ranks.
+    """Placement of a tensor over one dimension of a mesh of ranks.
 
     Attributes:
-        kind: ``Shard``, ``Replicate`` or ``Partial``; whatever else the framework has, by its own name.
-        dim: Of a shard, the dimension of the tensor that is cut.
-        reduce_op: Of a partial result, how the ranks' parts become the whole: ``sum``, ``avg``, …
-        split_factor: Of a ``StridedShard``, into how many pieces the dimension is cut before each of them is.
+        kind: ``Shard``, ``Replicate`` or ``Partial``; any other kind by the framework's own name.
+        dim: For a shard, the dimension of the tensor that is split.
+        reduce_op: For a partial result, the reduction of the ranks' parts: ``sum``, ``avg``, …
+        split_factor: For a ``StridedShard``, the number of pieces into which the dimension is split before each piece
+            is sharded.
     """
 
     kind: str
@@ -109,14 +111,14 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Which part of a distributed tensor this rank holds; what is recorded of its values is of that part.
+    """The part of a distributed tensor that this rank holds; recorded values are those of this part.
 
     Attributes:
         device_mesh: The ranks, nested, with one level for each dimension of the mesh.
         placements: One for each dimension of the mesh.
-        local_shape: Sizes of the part that this rank holds.
-        local_offset: Where its first element is in the whole, if it is one block of it; hash and sketch then count
-            elements as the whole has them, so that those of the parts add up to its own. ``None`` where they do not.
+        local_shape: Shape of the part that this rank holds.
+        local_offset: Index of its first element in the whole tensor, if the part is one block of it. Hash and sketch
+            then use global indices, so that those of the parts add up to those of the whole. ``None`` otherwise.
     """
 
     device_mesh: tuple[Any, ...]
@@ -126,16 +128,16 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class TensorMeta(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a tensor without reading it.
+    """Properties of a tensor that are known without reading its values.
 
     Attributes:
         type: Qualified name of the tensor's class, for example ``torch.Tensor``.
         dtype: As the framework spells it, for example ``torch.bfloat16`` or ``Float32``.
         shape: Sizes of the dimensions; ``()`` for a 0-d tensor.
-        requires_grad: ``None`` where the framework has no such notion.
-        distribution: ``None`` for a tensor that is whole, or whose framework does not know.
-        transforms: What a transformation of functions has wrapped the tensor in; ``None`` for a tensor as it is. Shape
-            and values are then those of what is inside, with dimensions that are hidden from the program in front.
+        requires_grad: ``None`` if the framework has no such notion.
+        distribution: ``None`` for a tensor that is not distributed, or if the framework does not know.
+        transforms: The function transforms that wrap the tensor; ``None`` for a plain tensor. Shape and values are then
+            those of the inner tensor, with the dimensions that are hidden from the program in front.
     """
 
     type: str
@@ -149,17 +151,17 @@ class TensorMeta(msgspec.Struct, frozen=True, gc=False):
 class Stats(msgspec.Struct, frozen=True, gc=False):
     """Summary of the values of one tensor.
 
-    Maximum, minimum and mean are those of the values (of the magnitudes where the dtype is complex); NaN anywhere
-    makes all four NaN. The norm is the Euclidean norm. Sums are accumulated in float32 or wider, and in float64
-    where float32 overflows on a host tensor.
+    Maximum, minimum and mean are those of the values (of the magnitudes if the dtype is complex); NaN anywhere makes
+    all four NaN. The norm is the Euclidean norm. Sums are accumulated in float32 or wider, and in float64 if float32
+    overflows on a host tensor.
 
     Attributes:
-        max: ``None`` where the dtype has no arithmetic or the tensor has no element; likewise the other three.
+        max: ``None`` if the dtype has no arithmetic or the tensor has no element; so are the other three.
         min: See ``max``.
         mean: See ``max``.
         l2_norm: See ``max``.
-        num_nan: How many elements are NaN; ``None`` where nobody counted.
-        num_inf: How many elements are +Inf or -Inf; ``None`` where nobody counted.
+        num_nan: Number of elements that are NaN; ``None`` if not counted.
+        num_inf: Number of elements that are +Inf or -Inf; ``None`` if not counted.
     """
 
     max: float | bool | None = None
@@ -171,23 +173,23 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fp8Stats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What quantisation to 8-bit floating point would lose of one tensor, or how an 8-bit tensor uses its format.
+    """Error of quantising one tensor to 8-bit floating point, or how an 8-bit tensor uses its format.
 
     The scale is per tensor: the largest value of the format over ``amax``. Shares are of all elements, from 0 to 1.
 
     Attributes:
         amax: Largest magnitude of the finite elements.
-        e4m3_scale: What the elements would be multiplied by; 1 where ``amax`` is 0. ``None``, as the next seven, for a
-            tensor that is float8 already.
+        e4m3_scale: Factor that the elements would be multiplied by; 1 if ``amax`` is 0. ``None``, like the next seven,
+            for a tensor that is float8 already.
         e4m3_underflow: Share of elements that are not 0 and would be 0 after scaling and rounding.
         e4m3_overflow: Share of finite elements beyond the largest value of the format without scaling.
-        e4m3_mse: Mean squared error, over the finite elements, of scaling, rounding and scaling back; ``None`` where no
+        e4m3_mse: Mean squared error, over the finite elements, of scaling, rounding and scaling back; ``None`` if no
             element is finite.
-        e5m2_scale: As for e4m3; likewise the next three.
+        e5m2_scale: As for e4m3; so are the next three.
         e5m2_underflow: See above.
         e5m2_overflow: See above.
         e5m2_mse: See above.
-        zeros: Of a float8 tensor, share of elements that are 0; ``None``, as the next two, for any other.
+        zeros: For a float8 tensor, share of elements that are 0; ``None``, like the next two, for any other.
         saturated: Share of elements whose magnitude is the largest value of the format, or Inf.
         nan: Share of elements that are NaN.
     """
@@ -207,15 +209,13 @@ class Fp8Stats(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Digest(msgspec.Struct, gc=False):
-    """What is kept of the values of one tensor: filled in by a `Reducer`, at once or when it collects.
-
-    Records of one tensor share one digest, so that each tensor is read once however many calls it passes through.
+    """What the recorder keeps of a tensor's values. A `Reducer` fills it in, immediately or at its ``collect``.
 
     Attributes:
         stats: Summary of the values.
-        checksum: Of the bytes or bits, as text; what kind the processor decides.
+        checksum: Checksum or hash of the bytes, as text; the processor determines which kind.
         sketch: 64 little-endian float32, see `msprobe_core.fingerprint.sketch`.
-        fp8: ``None`` where it was not asked for, and for tensors that are not floating point.
+        fp8: ``None`` if not requested, and for tensors that are not floating point.
     """
 
     stats: Stats | None = None
@@ -225,14 +225,14 @@ class Digest(msgspec.Struct, gc=False):
 
 
 class TensorValue(msgspec.Struct, gc=False):
-    """A tensor seen at a call.
+    """A tensor recorded at a call.
 
     Attributes:
-        meta: What it is; where only a part of it is recorded, with the shape of that part.
-        digest: What is kept of its values.
-        file_name: Set where the tensor itself is kept: it leads to it.
-        sliced_from: Its whole shape, where only a part of it is recorded; ``None`` elsewhere.
-        failure: Why its values could not be recorded; ``None`` where they were.
+        meta: Its properties; if only a slice is recorded, with the shape of the slice.
+        digest: Digest of its values.
+        file_name: File of the tensor itself; ``None`` if the tensor is not stored.
+        sliced_from: Whole shape of the tensor if only a slice is recorded; otherwise ``None``.
+        failure: Why its values could not be recorded; ``None`` if they were.
     """
 
     meta: TensorMeta
@@ -243,7 +243,7 @@ class TensorValue(msgspec.Struct, gc=False):
 
 
 MAX_DEPTH = 64
-"""Containers nested deeper than this are recorded as null: those of real calls stay below it."""
+"""Containers nested deeper than this are recorded as null. Arguments of real calls are less deep."""
 
 
 class TensorContent(msgspec.Struct, frozen=True):
@@ -252,7 +252,7 @@ class TensorContent(msgspec.Struct, frozen=True):
     Attributes:
         dtype: Name without the framework's, for example ``bfloat16``, ``float8_e4m3fn``, ``int64``, ``bool``.
         shape: Sizes of the dimensions.
-        data: The elements' bytes, one after the other in C order, little-endian.
+        data: The elements' bytes, contiguous in C order, little-endian.
     """
 
     dtype: str
@@ -264,10 +264,10 @@ class Argument(msgspec.Struct, frozen=True, gc=False):
     """A value that is not a tensor.
 
     Attributes:
-        type: ``int``, ``float``, ``bool``, ``str``, ``slice``, ``torch.dtype``, …; empty for a value that stands in a
-            dump by itself, as a field of what encloses it.
-        value: The value in JSON's own types; ``None`` where ``fields`` has more than one value to give.
-        fields: Further named parts, for example a process group's ranks.
+        type: ``int``, ``float``, ``bool``, ``str``, ``slice``, ``torch.dtype``, …; empty for a plain value that is a
+            field of another argument.
+        value: The value as a JSON type; ``None`` if the value has several parts, which are in ``fields``.
+        fields: Additional named parts, for example a process group's ranks.
     """
 
     type: str
@@ -276,13 +276,13 @@ class Argument(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Stands in the place of a value that could not be recorded; ``reason`` says why, for people."""
+    """Replaces a value that could not be recorded; ``reason`` says why, for the user."""
 
     reason: str
 
 
 class GradientSlot(msgspec.Struct, gc=False):
-    """A place for the gradient of one tensor of a call; ``value`` stays ``None`` if no gradient arrives."""
+    """Holds the gradient of one tensor of a call; ``value`` stays ``None`` if no gradient arrives."""
 
     value: TensorValue | Failure | None = None
 
@@ -291,23 +291,22 @@ Value: TypeAlias = "TensorValue | Argument | Failure | GradientSlot | list[Value
 
 
 class Entry(msgspec.Struct, kw_only=True, gc=False):
-    """Everything recorded of one call in one phase: one entry of ``dump.json``.
+    """All recorded values of one phase of one call: one entry of ``dump.json``.
 
-    A part that was not asked for (``data_mode``) is ``None`` and is not written.
+    A part that was not requested (``data_mode``) is ``None`` and is not written.
 
     Attributes:
         name: Entry name, see `msprobe_core.names`.
-        phase: Decides how the parts are called on disk.
+        phase: Determines the names of the parts on disk.
         parent: Entry name of the enclosing module call; ``None`` at the top.
         stack: Frames that led to the call, innermost first; ``None`` for backward entries.
         sequence: Position in execution order within the step, from 0; -1 until the entry is complete.
-        micro_step: Which micro-batch of the step, from 0: the how manieth call of the outermost module the call is part
-            of, comes after, or sends gradients through; ``None`` where no module is recorded.
-        is_recomputed: Whether a forward ran inside a backward pass, to compute again what was not kept.
+        micro_step: 0-based index, within the step, of the outermost module's call that this call belongs to: the
+            enclosing or preceding one or, for a gradient, that of its forward. ``None`` if no module is recorded.
+        is_recomputed: Whether the forward ran inside a backward pass, to recompute values that were not kept.
         inputs: Forward: positional arguments. Backward: gradients with respect to the outputs.
         input_kwargs: Forward: keyword arguments.
-        outputs: Forward: results. Backward: gradients with respect to the positional arguments. Debug: the one value
-            that was saved.
+        outputs: Forward: results. Backward: gradients with respect to the positional arguments. Debug: the saved value.
         output_kwargs: Backward: gradients with respect to the keyword arguments.
         parameters: Forward: a module's own parameters. Parameter gradients: the gradients by parameter name.
     """
@@ -327,11 +326,11 @@ class Entry(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Batch(msgspec.Struct):
-    """What one flush hands to a writer.
+    """The entries of one flush to a writer.
 
     Attributes:
         entries: In execution order.
-        parents: The enclosing call of every call seen, also of those that are not recorded.
+        parents: The enclosing call of every call seen, including calls that are not recorded.
     """
 
     entries: list[Entry]
@@ -339,14 +338,14 @@ class Batch(msgspec.Struct):
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Which process of which job recorded a dump.
+    """The job and process that recorded a dump.
 
     Attributes:
-        job: What all processes of a job have in common and other jobs have not, as far as the launcher says;
+        job: Identity common to all processes of a job and distinct from other jobs, as far as the launcher provides it;
             empty for a process outside of a job.
         host: Name of the machine.
-        process: Number of the process there.
-        started: When the process began, in seconds since 1970 (UTC).
+        process: Process id there.
+        started: Start time of the process, in seconds since 1970 (UTC).
     """
 
     job: str
@@ -356,18 +355,18 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndState(str, Enum):
-    """How a recording of one step of one rank ended. All but the last stand in files."""
+    """How a recording of one step of one rank ended. All values but the last occur in files."""
 
     COMPLETE = "complete"
     """The step was ended, or the program ended after its last window."""
     STOPPED = "stopped"
     """The process was killed between two windows; whether another window would have followed is unknown."""
     EARLY = "early"
-    """Recording broke off inside a window: the process was killed, or recording was given up."""
+    """Recording ended inside a window: the process was killed, or recording was aborted."""
     DAMAGED = "damaged"
-    """Records were lost after they had been written: the file is cut off, or parts of it cannot be read."""
+    """Records were lost after they had been written: the file is truncated, or parts of it cannot be read."""
     UNKNOWN = "unknown"
-    """The dump is of another tool, or of an earlier version, and has no mark."""
+    """The dump was written by another tool, or by an earlier version, and has no mark."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "calls", "num_windows": "windows"}):
@@ -375,10 +374,10 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "ca
 
     Attributes:
         state: How the recording ended.
-        num_calls: How many calls the dump holds; in a mark, how many were written before it.
-        num_windows: How often recording was started and stopped; 0 if that is unknown.
-        reason: Why it ended early or is damaged, in words; empty if that is unknown.
-        ended: When this was so, in seconds since 1970 (UTC); 0 if that is unknown.
+        num_calls: Number of calls in the dump; in a mark, the number written before it.
+        num_windows: How often recording was started and stopped; 0 if unknown.
+        reason: Why it ended early or is damaged, in words; empty if unknown.
+        ended: Time of this state, in seconds since 1970 (UTC); 0 if unknown.
     """
 
     state: EndState = EndState.UNKNOWN
@@ -389,21 +388,21 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, rename={"num_calls": "ca
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing says that a part of the step is missing."""
+        """Whether there is no sign that a part of the step is missing."""
         return self.state not in (EndState.EARLY, EndState.DAMAGED)
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dump says about itself.
+    """Properties of a whole dump.
 
     Attributes:
-        task: Value of `Task`; a plain string because readers meet tasks of other tools.
-        level: Value of `Level`, likewise.
+        task: Value of `Task`; a plain string because readers also read tasks of other tools.
+        level: Value of `Level`; a plain string for the same reason.
         framework: Name of the framework plugin, for example ``pytorch``.
-        summary_mode: Name of the processor that made the digests; empty where an older dump does not say it.
-        has_extra_info: Whether stacks and the nesting of calls are kept too.
-        keeps_tensors: Whether files of whole tensors lie beside the records.
-        run: Which process recorded it; ``None`` in dumps of other tools and of earlier versions.
+        summary_mode: Name of the processor that computed the digests; empty if an older dump lacks it.
+        has_extra_info: Whether stacks and the nesting of calls are stored too.
+        keeps_tensors: Whether files of whole tensors are stored with the records.
+        run: Identity of the process that recorded it; ``None`` in dumps of other tools and of earlier versions.
     """
 
     task: str
@@ -416,19 +415,19 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be dumped at level L2, by a framework that dumps its kernels itself.
+    """Options of a kernel dump (level L2), for a framework that dumps its kernels itself.
 
     Attributes:
-        directory: Where to; absolute.
+        directory: Destination; absolute.
         task: ``STATISTICS`` or ``TENSOR``.
         steps: Empty for all.
-        ranks: Likewise.
-        kernels: Which ones, as the framework names them; empty for all.
-        sides: Which values of a kernel: ``all``, ``input`` or ``output``.
-        statistics: What is kept of each tensor, as users write ``summary_mode``.
-        on_device: Whether statistics are computed where the tensors live.
-        is_precise: Whether there they are accumulated in float32 rather than in the tensor's own precision.
-        is_async: Whether the program goes on while its tensors are written.
+        ranks: Empty for all.
+        kernels: Names of kernels in the framework's spelling; empty for all.
+        sides: Values of a kernel to dump: ``all``, ``input`` or ``output``.
+        statistics: Statistics of each tensor, as in the user's ``summary_mode``.
+        on_device: Whether statistics are computed on the device.
+        is_precise: Whether they are accumulated there in float32 rather than in the tensor's own precision.
+        is_async: Whether the program continues while its tensors are written.
     """
 
     directory: Path
@@ -447,8 +446,8 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an executor runs its tasks.
 
     Attributes:
-        workers: How many at a time; ``None`` for one per core.
-        address: Of a cluster; ``None`` where the executor needs none, or starts its own.
+        workers: Maximum number of concurrent tasks; ``None`` for one per core.
+        address: Address of a cluster; ``None`` if the executor needs none, or starts its own.
     """
 
     workers: int | None = None
@@ -456,20 +455,20 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskLost(msgspec.Struct, frozen=True):
-    """Stands in the place of the result of a task whose process or machine is gone; ``reason`` says why, for people."""
+    """Replaces the result of a task whose process or machine died; ``reason`` says why, for the user."""
 
     reason: str
 
 
 class PerturbMode(str, Enum):
-    """Where last digits are changed: in what comes into a model, or in what every operation makes."""
+    """Values whose last digits are perturbed: the inputs of a model, or the results of every operation."""
 
     INPUTS = "inputs"
     EVERYWHERE = "everywhere"
 
 
 class RoundingUnit(str, Enum):
-    """A format of numbers, whose rounding a perturbation has the size of."""
+    """A number format, whose rounding determines the size of a perturbation."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -490,16 +489,16 @@ _SIGNIFICANT_BITS = {
     RoundingUnit.FLOAT16: 11,
     RoundingUnit.BFLOAT16: 8,
 }
-"""With the leading one: IEEE 754-2019, table 3.5, and the vendors' definitions of bfloat16 and TF32."""
+"""Including the leading one: IEEE 754-2019, table 3.5, and the vendors' definitions of bfloat16 and TF32."""
 
 
 class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
-    """How the last digits of a run are changed; see `msprobe_core.capture.perturbation`.
+    """How the last digits of a run are perturbed; see `msprobe_core.capture.perturbation`.
 
     Attributes:
-        seed: From 0; other seeds change other digits. The training's own random numbers are not touched.
-        mode: Where.
-        dtype: Rounding of which format, where that is coarser than a tensor's own; ``None``: the tensor's own.
+        seed: From 0; different seeds perturb different digits. The training's own random numbers are not affected.
+        mode: Which values are perturbed.
+        dtype: Format whose rounding is used, if it is coarser than a tensor's own; ``None``: the tensor's own.
     """
 
     seed: int = 1
@@ -508,13 +507,13 @@ class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayTensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A tensor that goes into a replayed call, or comes out of it.
+    """An input or result tensor of a replayed call.
 
     Attributes:
         values: A NumPy array that holds the values exactly: bfloat16 and float8 in float32.
-        dtype: What the framework's tensor has, without the framework's name, for example ``bfloat16``.
-        takes_gradient: Whether the gradient with respect to it is wanted.
-        identity: Those that have the same number were one tensor in the program; ``None`` stands alone.
+        dtype: Dtype of the framework's tensor, without the framework's name, for example ``bfloat16``.
+        takes_gradient: Whether the gradient with respect to it is requested.
+        identity: Tensors with the same number were one tensor in the program; ``None`` if there is no other.
     """
 
     values: Any
@@ -527,18 +526,18 @@ ReplayValue: TypeAlias = "ReplayTensor | Argument | list[ReplayValue] | dict[str
 
 
 class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded call that is to be made again.
+    """One recorded call to be replayed.
 
     Attributes:
-        site: Which API or module; of the forward or, where gradients are wanted, the backward.
+        site: The API or module; of the forward or, if gradients are requested, the backward.
         args: Positional arguments of the forward.
         kwargs: Keyword arguments.
-        parameters: Of a module: recorded parameters of it and of what is inside it, by their path from it.
+        parameters: For a module: recorded parameters of it and of the modules inside it, by their path from it.
         gradients: Gradients with respect to the outputs, by path; empty for a forward.
-        is_widened: Whether this is the replay in float64: tensors are float64 already, and every floating dtype that
-            the call or anything inside it asks for is float64 too.
-        has_lists: Whether nested sequences are lists; they are tuples otherwise. Dumps do not tell the two apart.
-        max_elements: A call whose results have more elements is refused.
+        is_widened: Whether this is the replay in float64: tensors are float64 already, and every floating-point dtype
+            that the call or anything inside it asks for becomes float64 too.
+        has_lists: Whether nested sequences are lists; otherwise they are tuples. Dumps do not distinguish the two.
+        max_elements: A call with more elements in its results is rejected.
     """
 
     site: Site
@@ -552,11 +551,11 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay gave.
+    """The result of a replay.
 
     Attributes:
-        values: By path: the outputs of a forward; of a backward, the gradients with respect to the arguments.
-        is_random: Whether it drew random numbers.
+        values: By path: the outputs of a forward; for a backward, the gradients with respect to the arguments.
+        is_random: Whether the call drew random numbers.
     """
 
     values: dict[str, ReplayTensor]

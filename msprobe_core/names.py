@@ -1,4 +1,4 @@
-"""The grammar of entry names: the only module that builds or takes apart such strings.
+"""The grammar of entry names. No other module builds or parses such strings.
 
 ::
 
@@ -8,14 +8,14 @@
     saved   := NAME "." N ".debug"
     row     := entry "." ("input" | "output" | "parameters") "." PATH    |   pgrad "." PARAMETER   |   saved ["." PATH]
 
-The root module has an empty path. A model given as one of a list has its position as the first part of the path.
-``N`` counts the calls of one site within a step, from 0.
+The root module has an empty path. The path of a model in a list begins with its position. ``N`` counts the calls of one
+API or module within a step, from 0.
 
-A backward pass that comes to a call again, through a graph that was retained, has ``-pass1``, ``-pass2``, … behind NAME
-or CLASS of its backward entries: ``Functional.linear-pass1.0.backward``, ``Module.head.Linear-pass1.backward.0``. The
-first pass has no such ending. It stands there, and not at the end or at ``N``, because every parser of such names, also
-of other tools, finds phase and number by their places; because ``N`` stays that of the forward, and whoever counts the
-calls of ``linear`` does not count these; and because no name in a program has a hyphen, while names of files may.
+If a backward pass reaches a call again, through a retained graph, its entries have ``-pass1``, ``-pass2``, … after NAME
+or CLASS: ``Functional.linear-pass1.0.backward``, ``Module.head.Linear-pass1.backward.0``. The first pass has no suffix.
+The suffix is there, and not at the end or at ``N``, for three reasons. Every parser of such names, also in other tools,
+finds phase and number by their positions. ``N`` stays that of the forward, and a count of the calls of ``linear`` does
+not include these. And identifiers in a program have no hyphen, while file names may.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ API_PREFIXES = frozenset(
         "MintDistributed", "MintFunctional", "NPU", "Primitive", "Tensor", "Torch", "Triton", "VF",
     }
 )  # fmt: skip
-"""Prefixes that frameworks use. Other prefixes are valid too: users register APIs of their own."""
+"""Prefixes that frameworks use. Other prefixes are valid too: users register their own APIs."""
 
 OPTIMIZER = "optimizer"
 CLIP_GRAD = "clip_grad"
-"""What calls outside of every module may belong to: stands in the place of the enclosing call."""
+"""Owners of calls outside of every module, used instead of the enclosing call."""
 
 CONTRIBUTION = "contribution"
-"""After a parameter's name and a dot, which no name has: what was added to its gradient just now."""
+"""Suffix, after a parameter's name and a dot, for the amount just added to its gradient. No such name has a dot."""
 
 _CALL_PHASES = {Phase.FORWARD.value: Phase.FORWARD, Phase.BACKWARD.value: Phase.BACKWARD}
 _MODULE_PHASES = {*_CALL_PHASES, Phase.PARAMETERS_GRAD.value}
@@ -61,18 +61,18 @@ def format_entry(site: Site) -> str:
 
 
 def call_stem(site: Site) -> str:
-    """Return the part of a site's entry names that all its calls share, for example ``Functional.linear``."""
+    """Return the part that all entry names of a site's calls have in common, for example ``Functional.linear``."""
     if site.kind is SiteKind.API:
         return f"{site.prefix}.{site.path}"
     return module_stem(site.prefix, site.path, site.type_name)
 
 
 def operator_prefix(prefix: str, *, is_in_backward: bool) -> str:
-    """Return the prefix of an operator that runs below the APIs: those of backward passes are counted apart.
+    """Return the prefix of an operator that runs below the APIs. Operators of backward passes are counted separately.
 
-    So ``Aten.mm.0.forward`` is the first of the forwards, and ``AtenBackward.mm.0.forward`` the first that gradients
-    are computed with: one operator more in the forward does not change the numbers of all that follow in the backward.
-    Neither is the backward of the other; each is a call with arguments and results.
+    ``Aten.mm.0.forward`` is the first in a forward, and ``AtenBackward.mm.0.forward`` the first in a gradient
+    computation. So an additional operator in the forward does not change the numbers in the backward. Neither is the
+    backward of the other; each is a call with arguments and results.
     """
     return f"{prefix}{_BACKWARD_OPERATOR}" if is_in_backward else prefix
 
@@ -81,10 +81,10 @@ _BACKWARD_OPERATOR = "Backward"
 
 
 def stem_in_pass(stem: str, backward_pass: int) -> str:
-    """Return what stands in the place of a stem in backward entries of a later pass.
+    """Return the stem of backward entries of a later pass.
 
     Args:
-        stem: Of an API or a module.
+        stem: Stem of an API or a module.
         backward_pass: From 1.
     """
     return f"{stem}{_MARK}{backward_pass}"
@@ -93,11 +93,11 @@ def stem_in_pass(stem: str, backward_pass: int) -> str:
 _MARK = "-pass"
 
 IN_LATER_PASS = rf"{_MARK}[1-9][0-9]*"
-"""What a later pass has behind its stem, for text that is taken apart by the column."""
+"""Regular expression for the suffix of the stem in a later pass, for parsing whole columns."""
 
 
 def _without_pass(name: str, phase: Phase) -> tuple[str, int]:
-    """Return name of an API or class of a module, and the backward pass that it says."""
+    """Return name of an API or class of a module, and the backward pass in its suffix."""
     stem, mark, number = name.rpartition(_MARK)
     if phase is not Phase.BACKWARD or not stem or not mark or not is_index(number) or number == "0":
         return name, 0
@@ -105,24 +105,24 @@ def _without_pass(name: str, phase: Phase) -> tuple[str, int]:
 
 
 def is_index(text: str) -> bool:
-    """Whether a text is a number as entry names have them."""
-    # "007" and "٣" are digits to Python, but no entry is ever written so, and they would not format back.
+    """Whether a text is a number as written in entry names."""
+    # "007" and "٣" are digits to Python, but no entry is written this way, and they would not round-trip.
     return text.isascii() and text.isdigit() and (len(text) == 1 or text[0] != "0")
 
 
 def module_stem(prefix: str, path: str, type_name: str) -> str:
-    """Return the part of a module's entry names that all its calls share, for example ``Module.head.Linear``."""
+    """Return the part that all entry names of a module have in common, for example ``Module.head.Linear``."""
     return f"{prefix}.{path}.{type_name}" if path else f"{prefix}.{type_name}"
 
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Names under which a wrapper holds what it wraps; ``module`` is one too where it is the first part of a path."""
+"""Attributes under which a wrapper holds the wrapped module; so is ``module`` as the first part of a path."""
 
 
 def without_wrappers(path: str) -> str:
-    """Return a module's or a parameter's path as it is without FSDP, DDP, checkpointing, compiling and PEFT around it.
+    """Return the path of a module or parameter without FSDP, DDP, checkpointing, compiling and PEFT wrappers.
 
-    ``_fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp`` is ``model.layers.0.mlp``, and so is
+    ``_fsdp_wrapped_module.model.layers.0._checkpoint_wrapped_module.mlp`` becomes ``model.layers.0.mlp``, and so does
     ``base_model.model.model.layers.0.mlp``.
     """
     parts = [part for part in path.split(".") if part not in _WRAPPERS]
@@ -134,12 +134,12 @@ def without_wrappers(path: str) -> str:
 
 
 def class_without_wrapper(type_name: str) -> str:
-    """Return the class of a module before FSDP2 gave it one of its own: ``FSDPQwen2MLP`` is ``Qwen2MLP``."""
+    """Return the class that a module had before FSDP2 replaced it: ``FSDPQwen2MLP`` becomes ``Qwen2MLP``."""
     return type_name.removeprefix("FSDP") or type_name
 
 
 def parse_entry(name: str) -> Site:
-    """Return the site that ``name`` denotes; ``format_entry`` gives ``name`` back.
+    """Return the site that ``name`` denotes; the inverse of ``format_entry``.
 
     Raises:
         EntryNameError: ``name`` does not follow the grammar.
@@ -205,7 +205,8 @@ def row_name(entry: str, role: Role, path: str) -> str:
 
     Args:
         entry: Entry name.
-        role: Parameter gradients have no word of their own: their entry name says it already.
+        role: Role of the value. Parameter gradients have no word for it in the row name, because their entry name has
+            one.
         path: Position in the call: ``0``, ``1.2``, ``mask``; for parameters their name.
     """
     if role is Role.PARAMETERS_GRAD:
@@ -214,7 +215,7 @@ def row_name(entry: str, role: Role, path: str) -> str:
 
 
 def tensor_file_stem(entry: str, category: str, path: str) -> str:
-    """Return the file name, without suffix, under which a tensor is kept.
+    """Return the file name, without suffix, under which a tensor is stored.
 
     Args:
         entry: Entry name.
@@ -225,36 +226,36 @@ def tensor_file_stem(entry: str, category: str, path: str) -> str:
 
 
 SAVED_GRADIENT = "_grad"
-"""What the gradient of a saved value is called behind the name of the value."""
+"""Suffix of the name of a saved value for its gradient."""
 
 
 def saved_entry(name: str, index: int) -> str:
-    """Return the entry name of the value number ``index``, from 0, that the program has saved under ``name``."""
+    """Return the entry name of the 0-based ``index``-th value that the program saved as ``name``."""
     return f"{name}.{index}.{Phase.DEBUG.value}"
 
 
 def is_saved(entry: str) -> bool:
-    """Whether an entry is a value that the program has saved itself."""
+    """Whether an entry is a value that the program saved itself."""
     return entry.endswith(f".{Phase.DEBUG.value}")
 
 
 def is_saved_gradient(entry: str) -> bool:
-    """Whether an entry is that of a saved value's gradient: ``{name}_grad.{n}.debug``."""
+    """Whether an entry is the gradient of a saved value: ``{name}_grad.{n}.debug``."""
     return is_saved(entry) and entry.rsplit(".", 2)[0].endswith(SAVED_GRADIENT)
 
 
 def path_within(path: str) -> str:
-    """Return the position inside a single argument, given its position among the arguments: ``0.k.1`` is ``k.1``."""
+    """Return the position inside a single argument, given that among all arguments: ``0.k.1`` becomes ``k.1``."""
     return path.partition(".")[2]
 
 
 def row_of_file(file_name: str) -> str:
-    """Return the row name that a tensor's file name stands for: the file name without its suffix."""
+    """Return the row name for a tensor's file name: the file name without its suffix."""
     return file_name.rpartition(".")[0] or file_name
 
 
 def numbered_gradients(entry: str) -> str:
-    """Return the name of an entry of parameter gradients with its number, which older tools leave out."""
+    """Return the name of an entry of parameter gradients with its number, which older tools omit."""
     return f"{entry}.0" if entry.endswith(f".{Phase.PARAMETERS_GRAD.value}") else entry
 
 
@@ -268,7 +269,7 @@ def forward_of(entry: str) -> str | None:
 
 
 def backward_of_parameters(entry: str) -> str | None:
-    """Return the name of the module's backward entry beside which its parameters' gradients ``entry`` arise.
+    """Return the name of the module's backward entry during which its parameters' gradients ``entry`` arise.
 
     ``None`` if ``entry`` is not such an entry.
     """
@@ -282,20 +283,20 @@ def backward_of_parameters(entry: str) -> str | None:
 
 
 def split_module(stem: str) -> tuple[str, str, str]:
-    """Return prefix, path and class of a module's stem: ``Module.head.Linear`` is ``Module``, ``head``, ``Linear``."""
+    """Return prefix, path and class of a module's stem: ``Module``, ``head``, ``Linear`` for ``Module.head.Linear``."""
     prefix, _, rest = stem.partition(".")
     path, _, type_name = rest.rpartition(".")
     return prefix, path, type_name
 
 
 def split_api(stem: str) -> tuple[str, str]:
-    """Return prefix and name of an API's stem: ``Functional.linear`` is ``Functional``, ``linear``."""
+    """Return prefix and name of an API's stem: ``Functional``, ``linear`` for ``Functional.linear``."""
     prefix, _, name = stem.partition(".")
     return prefix, name
 
 
 def is_module(name: str) -> bool:
-    """Whether a stem or an entry is that of a module."""
+    """Whether a stem or an entry belongs to a module."""
     return name.partition(".")[0] in MODULE_PREFIXES
 
 
@@ -309,7 +310,7 @@ def stem_of(entry: str) -> str | None:
 
 
 def is_backward(entry: str) -> bool:
-    """Whether an entry is that of a backward, of an API or a module."""
+    """Whether an entry is a backward of an API or a module."""
     return entry.endswith(_BACKWARD) or entry.rpartition(".")[0].endswith(_BACKWARD)
 
 
@@ -318,7 +319,7 @@ _BACKWARD = f".{Phase.BACKWARD.value}"
 
 @dataclass(frozen=True)
 class ApiCall:
-    """An API's entry, taken apart.
+    """The parts of an API's entry name.
 
     Attributes:
         family: Its stem, such as ``Distributed.all_reduce``.
@@ -335,7 +336,7 @@ _API_ENTRY = re.compile(r"(\w+\..+)\.(\d+)\.(forward|backward)", re.ASCII)
 
 
 def api_call(entry: str) -> ApiCall | None:
-    """Take an API's entry apart; ``None`` if it is not that of an API."""
+    """Parse an API's entry name; ``None`` if it does not belong to an API."""
     match = _API_ENTRY.fullmatch(entry)
     return None if match is None or is_module(entry) else ApiCall(*match.groups())
 
@@ -351,14 +352,14 @@ def ending_of(entry: str) -> str:
 
 
 def with_number_in_path(entry: str, position: int, number: int) -> str:
-    """Return a module's entry with another number as the part of its path at ``position``, from 0."""
+    """Return a module's entry with ``number`` as the part of its path at ``position``, from 0."""
     parts = entry.split(".")
     parts[position + 1] = str(number)  # after the prefix
     return ".".join(parts)
 
 
 def entry_without_wrappers(entry: str) -> str:
-    """Return a module's entry with the path and the class that it has without wrappers; other entries as they are."""
+    """Return a module's entry with path and class as without wrappers; other entries unchanged."""
     parts = entry.split(".")
     if parts[0] not in MODULE_PREFIXES or len(parts) < 4:
         return entry
@@ -370,22 +371,22 @@ def entry_without_wrappers(entry: str) -> str:
 # --- patterns, for columns of names -----------------------------------------------------------------------------------
 
 API_END = r"\.\d+\.(?:forward|backward)$"
-"""What an API's entry has after its stem."""
+"""The part of an API's entry after its stem."""
 
 API_CALL = rf"^([^.]+\..+?)(?:{IN_LATER_PASS})?\.([0-9]+)\.(?:forward|backward)$"
 """Stem and index of an API's entry; not for modules."""
 
 API_NAME = r"^[^.]+\.(.+)\.\d+\.(?:forward|backward)$"
-"""What an API's entry has between prefix and index."""
+"""The part of an API's entry between prefix and index."""
 
 API_OF_FORWARD = r"^[^.]+\.(.+)\.\d+\.forward$"
-"""The same, of forwards only."""
+"""The same, for forwards only."""
 
 FUNCTION_OF_FORWARD = r"^[^.]+\.(?:.+\.)?([^.]+)\.\d+\.forward$"
-"""The last part of that."""
+"""The last part of this name."""
 
 IN_PLACE_FORWARD = r"\.(?:[^.]*[^_.]_|__setitem__|__i[a-z]+__)\.\d+\.forward$"
-"""Entries of APIs that write to what they are given: ``add_``, ``__iadd__``, ``__setitem__``."""
+"""Entries of APIs that write to their arguments: ``add_``, ``__iadd__``, ``__setitem__``."""
 
 MODULE = r"^(?:Module|Cell)\."
 """Entries of modules."""
@@ -394,10 +395,10 @@ MODULE_CALL = rf"^((?:Module|Cell)\..+?)(?:{IN_LATER_PASS})?\.(?:forward|backwar
 """Stem and index of a module's entry."""
 
 OUTERMOST_MODULE = rf"{MODULE}[^.]+\.(?:forward|backward|parameters_grad)(?:\.\d+)?$"
-"""Entries of models themselves, whose stem has a class and no path."""
+"""Entries of whole models, whose stem has a class and no path."""
 
 OUTERMOST_FORWARD = rf"{MODULE}[^.]+\.forward\.\d+$"
-"""Forwards of models themselves."""
+"""Forwards of whole models."""
 
 CALLED_MODULE = r"^(.+)\.forward(?:\.\d+)?$"
 """Stem of a module's forward."""
@@ -406,43 +407,43 @@ OWNER_OF_GRADIENTS = r"^(.+)\.parameters_grad(?:\.\d+)?$"
 """Stem of the module that gradients of parameters belong to."""
 
 PASS_OF_BACKWARD = rf"({IN_LATER_PASS})\.(?:[0-9]+\.backward|backward\.[0-9]+)$"
-"""Mark of the backward pass, where it is not the first."""
+"""Suffix of the backward pass, if it is not the first."""
 
 COMMUNICATION = r"^(?:Distributed|MintDistributed)\."
-"""Entries of functions of communication."""
+"""Entries of communication functions."""
 
 COMMUNICATION_FORWARD = rf"{COMMUNICATION}.+\.forward$"
-"""Forwards of them."""
+"""Forwards of communication functions."""
 
 DATA_PARALLEL = r"\.DistributedDataParallel\.(?:forward|backward|parameters_grad)\."
-"""Entries of a model that data parallelism is wrapped around."""
+"""Entries of a data-parallel wrapper around a model."""
 
 INPUT_PLACE = r"\.input\.(.+)$"
-"""Place of a row among the inputs of its call."""
+"""Position of a row among the inputs of its call."""
 
 VALUE_PLACE = r"\.(?:input|output)\.(.+)$"
-"""Place of a row among the inputs or outputs of its call."""
+"""Position of a row among the inputs or outputs of its call."""
 
 OUT_ARGUMENT = r"\.input\.out(?:\.|$)"
 """Rows of the argument ``out``."""
 
 DIMENSION_ARGUMENT = r"\.input\.(?:dims?|axis|axes)\d?(?:\.|$)"
-"""Rows of arguments that name dimensions."""
+"""Rows of arguments that specify dimensions."""
 
 ARGUMENT = r"^(.*\.forward(?:\.\d+)?\.input\.[^.]+)"
-"""A row of a forward's inputs as far as its argument: without the places inside of it."""
+"""A row of a forward's inputs up to its argument, without the position inside it."""
 
 PARAMETER_ROW = r"^(.*)\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
-"""Module's stem and parameter of a row of a parameter or of its gradient."""
+"""Stem of the module and name of the parameter, in a row of a parameter or of its gradient."""
 
 PATH_OF_PARAMETER_ROW = r"^(?:Module|Cell)\.(.*)\.[^.]+\.(?:forward\.\d+\.parameters|parameters_grad\.\d+)\.(.*)$"
 """The same, with the module's path only."""
 
 CONTRIBUTION_ROW = rf"\.parameters_grad\.\d+\..+\.{CONTRIBUTION}(\.\d+)?$"
-"""Rows of what is added to a parameter's gradient."""
+"""Rows of contributions to a parameter's gradient."""
 
 ROLE_IN_ROW = r"\.(?:input|kwargs|output|parameters|parameters_grad|debug)(?:\.|$)"
-"""What a row's name has after its entry."""
+"""The part of a row's name after its entry."""
 
 
 def forward_of_any(apis: Iterable[str]) -> str:

@@ -1,13 +1,13 @@
-"""All that a plugin author needs: the marker of hooks, the protocols of what hooks return, data types and errors.
+"""All that a plugin author needs: the hook marker, the protocols of objects that hooks return, data types and errors.
 
 This module is the contract. A plugin is a module with functions named like the hooks in `msprobe_core.hookspecs` and
 marked with `hookimpl`, in the entry point group ``msprobe``; ``docs/plugins.md`` builds one.
 
-* A training framework offers a `FrameworkOffer`, which loads a `Framework`; what that can do besides is in the
-  protocols of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
+* A training framework offers a `FrameworkOffer`, which loads a `Framework`. Its optional capabilities are the protocols
+  of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
-* A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; its results are shown by
-  an `Export`; a trainer has `TrainerStages`.
+* A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; an `Export` shows its results;
+  a trainer has `TrainerStages`.
 """
 
 from msprobe_core.errors import (

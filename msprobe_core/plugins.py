@@ -1,7 +1,7 @@
-"""Find, check and ask plugins: the only module that talks to pluggy's manager.
+"""Find, check and call plugins: the only module that uses pluggy's manager.
 
 A plugin is found by its entry point in the group ``msprobe`` or, in a clone that is not installed, as
-``msprobe.<name>.hooks`` on the import path. One that cannot be loaded is named, with the reason, and left out.
+``msprobe.<name>.hooks`` on the import path. A plugin that cannot be loaded is reported with the reason and disabled.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Plugin:
         version: Version of its distribution; ``None`` if it is not installed as one.
         source: Where it was found: a distribution, or ``not installed``.
         hooks: The hooks it implements.
-        summary: What it says it is: the first line of its module.
-        problem: Why it was left out; ``None`` if it works.
+        summary: The first line of its module's docstring.
+        problem: Why it was disabled; ``None`` if it works.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Plugin:
 
 @dataclass
 class Registry:
-    """All plugins of this process, and what they offer."""
+    """All plugins of this process and their offers."""
 
     manager: pluggy.PluginManager
     _plugins: dict[str, Plugin] = field(default_factory=dict[str, Plugin])
@@ -86,7 +86,7 @@ class Registry:
         return list(self._plugins.values())
 
     def frameworks(self) -> dict[str, FrameworkOffer]:
-        """Return the frameworks by name, also those whose package is not installed."""
+        """Return the frameworks by name, including those whose package is not installed."""
         return self._offers("msprobe_register_frameworks")
 
     def processors(self) -> dict[str, Processor]:
@@ -119,7 +119,7 @@ class Registry:
         return self._offers("msprobe_register_api_maps")
 
     def module_maps(self) -> dict[str, ModuleMap]:
-        """Return what backends of training call modules, by backend."""
+        """Return the maps of training backends' module names, by backend."""
         return self._offers("msprobe_register_module_maps")
 
     def commands(self) -> dict[str, Any]:
@@ -131,22 +131,22 @@ class Registry:
         return self._offers("msprobe_register_stages")
 
     def provider_of(self, hook: str, name: str) -> str | None:
-        """Return the plugin that has offered ``name`` when it was asked by ``hook``; ``None`` if that is the core."""
+        """Return the plugin that offered ``name`` through ``hook``; ``None`` if it was the core."""
         plugin = self._providers.get((hook, name))
         return None if plugin is None or plugin.startswith(f"{CORE}:") else plugin
 
     def described(self, kind: str, name: str) -> str:
-        """Return what an offer is called in messages, for example ``the writer 'csv' of the plugin 'tables'``.
+        """Return the name of an offer in messages, for example ``the writer 'csv' of the plugin 'tables'``.
 
         Args:
-            kind: What it is: ``writer``, ``reader``, ``processor`` or ``framework``.
+            kind: ``writer``, ``reader``, ``processor`` or ``framework``.
             name: Its name.
         """
         plugin = self.provider_of(f"msprobe_register_{kind}s", name)
         return f"the {kind} '{name}'" + (f" of the plugin '{plugin}'" if plugin is not None else "")
 
     def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
-        """Load and register a plugin; one that fails is noted with its problem and left out."""
+        """Load and register a plugin; one that fails is listed with its problem and disabled."""
         try:
             module = load()
             hooks = _hooks_of(module)
@@ -159,7 +159,7 @@ class Registry:
             self._plugins[plugin.name] = replace(plugin, hooks=hooks, summary=summary)
 
     def _offers(self, hook: str) -> dict[str, Any]:
-        # Each implementation by itself, so that a failure is the failure of one plugin, with a name.
+        # Call each implementation separately, so that a failure can be attributed to one plugin.
         caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
         offers: dict[str, Any] = {}
         providers: dict[str, str] = {}
@@ -184,10 +184,10 @@ class Registry:
 
 
 def _checked_offers(hook: str, offered: object, providers: Mapping[str, str]) -> dict[str, Any]:
-    """Return what an implementation of ``hook`` returned, by name; ``providers`` are the plugins of names taken.
+    """Return the offers of an implementation of ``hook``, by name; ``providers`` maps names already taken to plugins.
 
     Raises:
-        PluginError: it is no list of such objects, or a name is taken.
+        PluginError: an offer lacks members of its protocol, or a name is taken.
     """
     protocol = _OFFERED[hook]
     offers: dict[str, Any] = {}
@@ -205,7 +205,7 @@ def _checked_offers(hook: str, offered: object, providers: Mapping[str, str]) ->
 
 
 class _Command(Protocol):
-    """What makes a click.Command, which is not imported for this."""
+    """The members that identify a click.Command, so that click is not imported for this check."""
 
     name: str
 
@@ -236,7 +236,7 @@ def _hooks_of(module: object) -> tuple[str, ...]:
     """Return the names of the hooks that ``module`` implements.
 
     Raises:
-        PluginError: a function is called like a hook but there is none of that name.
+        PluginError: a function is named like a hook but there is no hook of that name.
     """
     known = {name for name in vars(hookspecs.HookSpecs) if name.startswith(_HOOK_PREFIX)}
     found = {name for name in dir(module) if name.startswith(_HOOK_PREFIX) and callable(getattr(module, name))}
@@ -247,7 +247,7 @@ def _hooks_of(module: object) -> tuple[str, ...]:
 
 @cache
 def registry() -> Registry:
-    """Return the plugins of this process; looked for at the first call."""
+    """Return the plugins of this process; found at the first call."""
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs.HookSpecs)
     found = Registry(manager)
@@ -281,19 +281,19 @@ def _version_of_core() -> str:
 
 
 def _discover() -> Iterable[tuple[Plugin, Callable[[], object], str]]:
-    """Yield each plugin with a function that loads it and the module that this imports."""
+    """Yield each plugin with a function that loads it and the module that this function imports."""
     seen: dict[str, str] = {}
     points = [
         (point.name, point.dist.name if point.dist else "unknown distribution", point)
         for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     ]
-    # Of two with one name, the distribution of this project comes first.
+    # If two have the same name, the distribution of this project comes first.
     for name, source, point in sorted(points, key=lambda p: (p[0], p[1] != f"{NAMESPACE}-{p[0]}", p[1])):
         version = point.dist.version if point.dist else None
         if name not in seen:
             seen[name] = source
             yield Plugin(name, version, source), _importer(point.value), point.module
-        elif seen[name] != source:  # an editable install beside its wheel lists itself twice
+        elif seen[name] != source:  # an editable install next to its wheel is listed twice
             reason = f"its name {name!r} is that of the plugin of {seen[name]}; uninstall one of them"
             yield Plugin(f"{name} ({source})", version, source), _refuser(reason), point.module
     for name in _namespace_members():
@@ -310,7 +310,7 @@ def _refuser(reason: str) -> Callable[[], object]:
 
 
 def _namespace_members() -> Iterable[str]:
-    """Return the packages of the namespace that have a module of hooks; none is imported for that."""
+    """Return the packages of the namespace that have a hook module, without importing any of them."""
     spec = importlib.util.find_spec(NAMESPACE)
     if spec is None or spec.submodule_search_locations is None or spec.origin is not None:
         return []
@@ -322,7 +322,7 @@ def _namespace_members() -> Iterable[str]:
 def shadowing_package() -> Path | None:
     """Return the file of a regular package ``msprobe`` that hides ours; ``None`` if there is none.
 
-    ``mindstudio-probe`` installs such a package. Ours is a namespace, which Python ignores as soon as it finds a
+    ``mindstudio-probe`` installs such a package. Ours is a namespace package, which Python ignores if it finds a
     package with an ``__init__.py`` of the same name.
     """
     spec = importlib.util.find_spec(NAMESPACE)
@@ -330,7 +330,7 @@ def shadowing_package() -> Path | None:
 
 
 def shadowing_advice(package: Path) -> str:
-    """Return what to tell a user about a shadowing package."""
+    """Return the message to a user about a shadowing package."""
     return (
         f"the package 'msprobe' in {package.parent} hides the plugins of msprobe-core: it belongs to another "
         "distribution, most likely mindstudio-probe. Uninstall that one (pip uninstall mindstudio-probe), reinstall "
@@ -339,10 +339,10 @@ def shadowing_advice(package: Path) -> str:
 
 
 def refuse_shadowing() -> None:
-    """Raise if a plugin of ours has been imported as part of another distribution's package ``msprobe``.
+    """Raise if another distribution's package ``msprobe`` hides ours.
 
     Raises:
-        PluginError: with what to do about it.
+        PluginError: with instructions to resolve it.
     """
     package = shadowing_package()
     if package is not None:

@@ -1,1 +1,1 @@
-"""Reductions of tensors on the host in C, which read each element once; everything works without them, more slowly."""
+"""Host tensor reductions in C that read each element once. They are optional; without them the same work is slower."""

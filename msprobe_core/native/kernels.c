@@ -59,7 +59,7 @@ static void work_as_one_of(void *argument) {
 static void run_parts(task task, void *job, int num_parts, const threads *threads) {
     if (threads && threads->count > 1 && num_parts > 1) {
         /* OpenMP may start fewer threads than asked for, inside of another parallel region for example. Parts that
-           nobody took would be lost, so each is marked by whoever did it: see `done` of the jobs. */
+           no thread took would be lost, so the thread that runs one marks it: see `done` of the jobs. */
         team t = {task, job, threads->number, num_parts, threads->count};
         threads->run(work_as_one_of, &t, (unsigned)threads->count, 0);
     }

@@ -1,7 +1,7 @@
-"""Calls the compiled kernels, where they are; see ``kernels.c``.
+"""Call the compiled kernels, if they exist; see ``kernels.c``.
 
-They are compiled when the package is built, if a C compiler is there (``hatch_build.py``). Where they are not, or
-``MSPROBE_NATIVE=0`` is set, callers do the same with their library of arrays.
+They are compiled when the package is built, if a C compiler is available (``hatch_build.py``). If they are missing, or
+``MSPROBE_NATIVE=0`` is set, callers compute the same with their array library.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, TypeAlias
 from msprobe_core.model import Stats
 
 SWITCH = "MSPROBE_NATIVE"
-"""Environment variable; ``0`` leaves the kernels alone."""
+"""Environment variable; ``0`` disables the kernels."""
 
 _FILE = Path(__file__).with_name("libkernels.so")
 _VERSION = 1
 
 FLOATS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
-"""Dtypes with statistics and sketches, and what ``kernels.c`` calls them."""
+"""Dtypes with statistics and sketches, and their numbers in ``kernels.c``."""
 
 INTEGERS = {"int8": 0, "int16": 1, "int32": 2, "int64": 3, "uint8": 4, "uint16": 5, "uint32": 6, "uint64": 7}
 """The same for integers."""
 
 LONG = 1 << 18
-"""From how many elements on a tensor is cut into parts, for several threads."""
+"""Number of elements from which a tensor is split into parts, for several threads."""
 
 _BRIEF = 1 << 14
-"""Below so many elements a call keeps Python's lock: it takes a few microseconds, and giving it away can take more."""
+"""Below this number of elements a call keeps the GIL: it takes a few microseconds, releasing the GIL can take more."""
 
 FloatStatistics: TypeAlias = tuple[float, float, float, float, int, int]
 """Maximum, minimum, mean, Euclidean norm, number of NaN, number of infinities."""
@@ -51,10 +51,10 @@ class _Tables(ctypes.Structure):
 
 
 class SketchTables:
-    """The tables of a sketch, in memory that stays where it is."""
+    """The tables of a sketch, at fixed addresses."""
 
     def __init__(self, arrays: Sequence[Any]) -> None:
-        """Take over contiguous NumPy arrays.
+        """Take ownership of contiguous NumPy arrays.
 
         Args:
             arrays: Signs of places, of sums and of blocks as int8, turns of blocks and ranks of rows as int64.
@@ -64,10 +64,10 @@ class SketchTables:
 
 
 class Threads:
-    """Threads of OpenMP that the caller's framework has started, and keeps waiting for work."""
+    """OpenMP threads that the caller's framework has started and keeps waiting for work."""
 
     def __init__(self, run: int, number: int, count: Callable[[], int]) -> None:
-        """Take note of them.
+        """Store how to use them.
 
         Args:
             run: Address of ``GOMP_parallel``.
@@ -78,7 +78,7 @@ class Threads:
         self._count = count
 
     def pointer(self) -> Any:
-        """Return what the kernels take, for as many threads as are wanted now."""
+        """Return the structure for the kernels, with the current number of threads."""
         self._structure.count = self._count()
         return ctypes.byref(self._structure)
 
@@ -93,8 +93,8 @@ class Kernels:
         """Load the library.
 
         Raises:
-            OSError: the file is not there, or is no library for this machine.
-            AttributeError: it is another one.
+            OSError: the file does not exist, or is not a library for this machine.
+            AttributeError: it is a different library.
         """
         holding, releasing = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
         self.path = path
@@ -105,13 +105,13 @@ class Kernels:
         self._sketch = _declared(holding, releasing, "msprobe_sketch", None, 3)
 
     def statistics(self, address: int, count: int, dtype: str, threads: Threads | None = None) -> Stats | None:
-        """Return the statistics of elements of a dtype by its name, ``bool`` too; ``None`` if the kernels lack it.
+        """Return the statistics of elements by dtype name, also ``bool``; ``None`` if the kernels do not support it.
 
         Args:
-            address: Of the elements.
-            count: How many, at least 1.
-            dtype: As NumPy has it, or ``bfloat16``.
-            threads: Helps with long tensors.
+            address: Address of the elements.
+            count: Number of elements, at least 1.
+            dtype: NumPy's name, or ``bfloat16``.
+            threads: Used for long tensors.
         """
         if (kind := FLOATS.get(dtype)) is not None:
             return Stats(*self.float_statistics(address, count, kind, threads))
@@ -125,17 +125,17 @@ class Kernels:
     def float_statistics(self, address: int, count: int, kind: int, threads: Threads | None = None) -> FloatStatistics:
         """Return the statistics of floating-point numbers.
 
-        Sums and squares of up to 32 elements are added up in the elements' width, at least float32, then in float64;
-        where that would leave the range, all is done in float64, and float64 is scaled. The norm's relative error is
+        Sums and squares of up to 32 elements are accumulated in the elements' width, at least float32, then in float64.
+        If that would overflow, everything is computed in float64, and float64 is scaled. The norm's relative error is
         below 2e-6, the mean's error below 2e-6 of the mean of the absolute values.
 
         Args:
-            address: Of the elements.
-            count: How many, at least 1.
+            address: Address of the elements.
+            count: Number of elements, at least 1.
             kind: One of the values of `FLOATS`.
-            threads: Helps with long tensors.
+            threads: Used for long tensors.
 
-        Returns: NaN but for the counts if an element is NaN.
+        Returns: NaN except for the counts if an element is NaN.
         """
         result = _SixNumbers()
         if count < LONG:
@@ -149,8 +149,8 @@ class Kernels:
         """Return maximum, minimum, mean and Euclidean norm of integers, the last two summed in float64.
 
         Args:
-            address: Of the elements.
-            count: How many, at least 1.
+            address: Address of the elements.
+            count: Number of elements, at least 1.
             kind: One of the values of `INTEGERS`.
         """
         extremes, result = _TwoIntegers(), _TwoNumbers()
@@ -161,27 +161,27 @@ class Kernels:
         return high, low, result[0], result[1]
 
     def hash(self, address: int, count: int, width: int, threads: Threads | None = None) -> int:
-        """Return what `msprobe_core.fingerprint.hashing.hash_of` does of a whole tensor, below 2**64.
+        """Return the same as `msprobe_core.fingerprint.hashing.hash_of` for a whole tensor, below 2**64.
 
         Args:
-            address: Of the elements.
-            count: How many.
+            address: Address of the elements.
+            count: Number of elements.
             width: Bytes of an element: 1, 2, 4 or 8.
-            threads: Helps with long tensors.
+            threads: Used for long tensors.
         """
         return self._hash[count >= _BRIEF](address, count, width, None if count < LONG else _pointer(threads))
 
     def sketch(
         self, address: int, count: int, kind: int, tables: SketchTables, threads: Threads | None = None
     ) -> bytes:
-        """Return what `msprobe_core.fingerprint.sketch.Sketcher.sketch` does of a whole tensor, but for rounding.
+        """Return the same as `msprobe_core.fingerprint.sketch.Sketcher.sketch` for a whole tensor, except for rounding.
 
         Args:
-            address: Of the elements.
-            count: How many.
+            address: Address of the elements.
+            count: Number of elements.
             kind: One of the values of `FLOATS`.
-            tables: For as many elements at least.
-            threads: Helps with long tensors.
+            tables: For at least this number of elements.
+            threads: Used for long tensors.
 
         Returns: 64 little-endian float32.
         """
@@ -197,9 +197,9 @@ _Function: TypeAlias = Callable[..., Any]
 def _declared(
     holding: ctypes.PyDLL, releasing: ctypes.CDLL, name: str, result: Any, num_pointers: int
 ) -> tuple[_Function, _Function]:
-    """Return a function that keeps Python's lock while it runs, and the same one giving it away.
+    """Return a function in two variants: one that holds the GIL while it runs, and one that releases it.
 
-    All take an address, a number of elements and a kind, or width, and then pointers.
+    Both take an address, a number of elements and a kind, or width, and then pointers.
     """
     functions: list[_Function] = []
     for library in (holding, releasing):
@@ -216,7 +216,7 @@ def _pointer(threads: Threads | None) -> Any:
 
 @cache
 def kernels() -> Kernels | None:
-    """Return the compiled kernels; ``None`` where there are none that can be used."""
+    """Return the compiled kernels; ``None`` if there are no usable ones."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:

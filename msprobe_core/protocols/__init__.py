@@ -1,4 +1,4 @@
-"""The objects that the core and plugins hand each other, as protocols, by domain.
+"""The protocols of the objects that the core and plugins exchange, one module per domain.
 
 Plugin authors import them from `msprobe_core.plugin`.
 """

@@ -1,4 +1,4 @@
-"""What a framework can do besides: optional protocols, each looked for with ``isinstance`` where it is needed."""
+"""Optional protocols of a framework. The core checks for each with ``isinstance`` before it uses it."""
 
 from __future__ import annotations
 
@@ -11,97 +11,98 @@ from msprobe_core.protocols.framework import AttachOptions, NamedModel, Removabl
 
 
 class CallWatcher(Protocol):
-    """Stands before and behind calls of modules, also of such as are not recorded. Raises nothing."""
+    """Runs code before and after module calls, including calls that are not recorded. Never raises."""
 
     def wants(self, path: str, type_name: str) -> bool:
-        """Whether calls of the module at this path, of this class, are reported; asked once for each module."""
+        """Whether to report calls of the module of this class at this path; asked once per module."""
         ...
 
     def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Begin a call of a module with the given name stem; return other arguments for it, or ``None``."""
+        """Begin a call of the module with this name stem; return replacement arguments, or ``None``."""
         ...
 
     def after(self, stem: str) -> None:
-        """End a call that ``before`` has begun, also one that raised."""
+        """End a call that ``before`` began, even if the call raised."""
         ...
 
 
 @runtime_checkable
 class WatchingFramework(Protocol):
-    """What a framework may offer besides: ``token_range`` of ``start`` and the setting ``load`` need it."""
+    """Optional; needed by ``token_range`` of ``start`` and by the setting ``load``."""
 
     def watch(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
-        """Report calls of modules to ``watcher``. What is attached later sees the arguments that it returns."""
+        """Report module calls to ``watcher``. Interceptions attached later see the arguments that it returns."""
         ...
 
     def load(self, path: Path, like: Any) -> Any:
-        """Return the tensor in a file that ``save`` has written, in place of the tensor ``like``.
+        """Return the tensor in a file written by ``save``, as a replacement for the tensor ``like``.
 
-        On its device, and taking a gradient if it takes one. Never executes code out of the file.
+        It is on the device of ``like``, and requires a gradient if ``like`` does. Never executes code from the file.
 
         Raises:
-            Exception: of any kind: the file is missing, damaged or holds something else.
+            Exception: of any kind: the file is missing, damaged or not a tensor.
         """
         ...
 
     def rebuild(self, content: TensorContent, like: Any) -> Any:
-        """Return a tensor with these elements, in place of the tensor ``like``, as `load` does.
+        """Return a tensor with these elements, as a replacement for the tensor ``like``, like `load`.
 
         Args:
-            content: What `Framework.content` has given; its memory is the caller's no more.
-            like: A tensor of the program's.
+            content: The result of `Framework.content`. The caller must not use its memory afterwards.
+            like: A tensor of the program.
 
         Raises:
-            Exception: of any kind: the framework lacks the dtype.
+            Exception: of any kind: the framework does not support the dtype.
         """
         ...
 
 
 class TrainingState(Protocol):
-    """What a training step reads and writes, as it was at one moment; a copy of it, on the host."""
+    """A copy, on the host, of all state that a training step reads and writes."""
 
     def restore(self) -> None:
-        """Put everything back, bit for bit, into the objects that held it."""
+        """Copy everything back, bitwise, into the objects that held it."""
         ...
 
     def complaint(self) -> str | None:
-        """Return what the step has changed that is not part of this; asked once, behind the step. ``None``: nothing."""
+        """Return what the step changed outside of this state; ``None`` if nothing. Called once, after the step."""
         ...
 
 
 @runtime_checkable
 class Fp8Reducer(Protocol):
-    """What a `Reducer` may offer besides: the summary mode ``fp8`` needs it."""
+    """Optional part of a `Reducer`; needed by the summary mode ``fp8``."""
 
     def fp8(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.fp8``, now or at the next ``collect``: what `msprobe_core.fingerprint.fp8` computes.
+        """Set ``digest.fp8``, immediately or at the next ``collect``, as `msprobe_core.fingerprint.fp8` defines it.
 
-        A tensor that is not floating point, or has no elements, has none.
+        Leaves it unset for a tensor that is not floating point or has no elements.
         """
         ...
 
 
 @runtime_checkable
 class OperatorFramework(Protocol):
-    """What a framework may offer besides: the setting ``aten`` needs it."""
+    """Optional; needed by the setting ``aten``."""
 
     @property
     def sees_operators(self) -> bool:
-        """Whether operators that run below its APIs can be seen."""
+        """Whether operators that run below the framework's APIs can be recorded."""
         ...
 
 
 @runtime_checkable
 class PerturbingFramework(Protocol):
-    """What a framework may offer besides: the setting ``perturb`` and repeated steps need it."""
+    """Optional; needed by the setting ``perturb`` and by repeated steps."""
 
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
-        """Change the last digits of what is computed from now on; what is attached later sees the changed values.
+        """Perturb the last digits of values computed from now on. What attaches later sees the perturbed values.
 
         Args:
-            models: Their inputs are changed, in the mode ``inputs``; may be empty.
-            perturbation: Where, and by how much. See `msprobe_core.capture.perturbation` for the distribution.
-            seed: To be taken in the place of ``perturbation.seed``.
+            models: In the mode ``inputs``, the models whose inputs are perturbed; may be empty.
+            perturbation: Where to perturb, and by how much. See `msprobe_core.capture.perturbation` for the
+                distribution.
+            seed: Used instead of ``perturbation.seed``.
         """
         ...
 
@@ -109,99 +110,99 @@ class PerturbingFramework(Protocol):
         """Copy parameters, buffers, gradients, optimizer states, and the states of random generators.
 
         Args:
-            models: Models, whole.
-            others: Optimizers, schedulers, scalers: whatever has a state that a step changes.
+            models: Whole models.
+            others: Optimizers, schedulers, scalers: any object with state that a step changes.
 
         Raises:
-            Exception: of any kind: it cannot be copied; says what.
+            Exception: of any kind: something cannot be copied; the message names it.
         """
         ...
 
 
 @runtime_checkable
 class CompilingFramework(Protocol):
-    """What a framework may offer besides that compiles whole models: it has to know of them before it does."""
+    """Optional, for a framework that compiles whole models and must know them beforehand."""
 
     def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
-        """Take note that calls of these models are to be recorded in this or a later step; called by each ``start``.
+        """Prepare to record calls of these models in this or a later step; called by every ``start``.
 
         Raises:
-            ConfigError: as they are compiled, what the options ask for cannot be recorded.
+            ConfigError: the compiled models cannot be recorded with these options.
         """
         ...
 
 
 @runtime_checkable
 class CheckingFramework(Protocol):
-    """What a framework may offer besides that cannot record every level in each of its modes."""
+    """Optional, for a framework that cannot record every level in each of its modes."""
 
     def check(self, options: AttachOptions) -> None:
-        """Refuse options that cannot be recorded in the framework's current mode; called once, before any ``start``.
+        """Reject options that cannot be recorded in the framework's current mode; called once, before any ``start``.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: the options cannot be recorded.
         """
         ...
 
 
 class KernelDump(Protocol):
-    """A dump of kernels that a framework makes by itself."""
+    """A kernel dump that the framework writes by itself."""
 
     def begin(self) -> None:
-        """Take note that the program has called ``start``, for the first time or again."""
+        """Handle a call of ``start``, the first or a later one."""
         ...
 
     def next_step(self) -> None:
-        """Take note that the program has called ``step``."""
+        """Handle a call of ``step``."""
         ...
 
     def begin_at(self, step: int) -> None:
-        """Let the current step have this number.
+        """Set the number of the current step.
 
         Raises:
-            SessionError: the framework cannot be told.
+            SessionError: the framework does not support this.
         """
         ...
 
     def finish(self) -> None:
-        """Say what there is to say at the end of the program; called once."""
+        """Report problems at the end of the program; called once."""
         ...
 
 
 @runtime_checkable
 class KernelDumper(Protocol):
-    """What a framework may offer besides: level L2 needs it."""
+    """Optional; needed by level L2."""
 
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
-        """Have the framework dump its kernels, from now to the end of the program.
+        """Make the framework dump its kernels, from now to the end of the program.
 
         Raises:
-            ConfigError: it cannot dump that.
-            SessionError: it is too late for it.
-            StoreError: a file that it needs cannot be written.
+            ConfigError: the framework cannot dump this.
+            SessionError: it is too late to begin.
+            StoreError: a file that the framework needs cannot be written.
         """
         ...
 
 
 @runtime_checkable
 class KernelChecker(Protocol):
-    """What a `KernelDumper` may offer besides: it says what it cannot dump, also where ``dump_enable`` is false."""
+    """Optional part of a `KernelDumper`: rejects unsupported options even if ``dump_enable`` is false."""
 
     def check_kernels(self, options: KernelOptions) -> None:
-        """Refuse what cannot be dumped; called when the debugger is made, before ``dump_kernels``.
+        """Reject unsupported options; called when the debugger is constructed, before ``dump_kernels``.
 
         Raises:
-            ConfigError: it cannot dump that.
+            ConfigError: the framework cannot dump this.
         """
         ...
 
 
 @runtime_checkable
 class ReplayingFramework(Protocol):
-    """What a `Framework` may offer besides, for ``msprobe confirm``: makes one recorded call again, by itself.
+    """Optional, needed by ``msprobe confirm``: replays one recorded call by itself.
 
-    Dumps may come from anybody. Only functions that stand in a table of the plugin's own are ever called: numerical
-    ones, which touch no file, no network and no process; a name from a dump is never looked up in the framework.
+    Dumps may be untrusted. Implementations call only functions in a table of their own: numerical functions that use no
+    file, network or process. They never look up a name from a dump in the framework.
     """
 
     def why_not_replayed(self, site: Site) -> str | None:
@@ -209,11 +210,11 @@ class ReplayingFramework(Protocol):
         ...
 
     def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
-        """Make the call on the host, and return what it gives; the global random state is left as it was.
+        """Replay the call on the host and return its result. The global random state is unchanged.
 
         Args:
-            call: What to call, and with what.
-            model: The model that a module's call is of; ``None`` for an API. It is left as it was.
+            call: The function and its arguments.
+            model: The model whose module is called; ``None`` for an API. It is not modified.
 
         Raises:
             ReplayError: the call is not in the table, is too large, does not fit the model, or failed.
@@ -223,12 +224,12 @@ class ReplayingFramework(Protocol):
 
 @runtime_checkable
 class DeviceGauge(Protocol):
-    """What a `Framework` may offer besides, for ``msprobe estimate``; asked at the end of a step, outside windows."""
+    """Optional, for ``msprobe estimate``; called at the end of a step, outside of windows."""
 
     def wait_for_devices(self) -> None:
-        """Return when all work is done that this process has enqueued, so that a clock shows what a step takes."""
+        """Return when all work that this process enqueued is done, so that a clock measures the whole step."""
         ...
 
     def peak_device_bytes(self) -> int | None:
-        """Return the most bytes that tensors of this process have taken on a device; ``None`` where none is in use."""
+        """Return the peak memory of this process's tensors on a device, in bytes; ``None`` if no device is in use."""
         ...

@@ -1,4 +1,4 @@
-"""What a comparison can be extended with: places where units of work run, and metrics of tensors."""
+"""Extensions of a comparison: executors of units of work, and metrics of tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _R = TypeVar("_R")
 
 
 class Executor(Protocol):
-    """A place where units of work run, for example the comparison of one rank of one step."""
+    """Runs units of work, for example the comparison of one rank of one step."""
 
     @property
     def name(self) -> str:
@@ -23,7 +23,7 @@ class Executor(Protocol):
         ...
 
     def check(self, options: ExecutorOptions) -> None:
-        """Raise if nothing can be run here; called before any work is done.
+        """Raise if this executor cannot run here; called before any work is done.
 
         Raises:
             PluginError: something that it needs is missing; the message says what to do.
@@ -33,20 +33,20 @@ class Executor(Protocol):
     def run(
         self, function: Callable[[_T], _R], tasks: Sequence[_T], options: ExecutorOptions
     ) -> Iterator[tuple[int, _R | TaskLost]]:
-        """Yield number and result of each task, in any order, as they are finished.
+        """Yield number and result of each task, in any order, as the tasks finish.
 
-        Closing the iterator ends what is still under way.
+        Closing the iterator ends running tasks.
 
         Args:
-            function: At the top of a module, so that it can be found again elsewhere; raises nothing.
-            tasks: Can be pickled, and so can what ``function`` returns.
-            options: How.
+            function: At module level, so that it can be imported elsewhere; never raises.
+            tasks: Can be pickled, as can the results of ``function``.
+            options: Number of workers and address.
         """
         ...
 
 
 class Metric(Protocol):
-    """A column of one's own in the table of compared tensors."""
+    """An additional column in the table of compared tensors."""
 
     @property
     def name(self) -> str:
@@ -54,14 +54,14 @@ class Metric(Protocol):
         ...
 
     def compare(self, target: NDArray[Any], golden: NDArray[Any]) -> float | int | str:
-        """Return the cell of one pair. May be called by several threads at once.
+        """Return the cell of one pair. Several threads may call it at once.
 
         Args:
-            target: In float32 if it was stored in no wider float, else in float64 or complex128. NaN and Inf are as
-                they were stored.
-            golden: Likewise, with as many elements; sizes of 1 may be missing in either shape.
+            target: In float32 if it was stored as float32 or narrower, else in float64 or complex128. NaN and Inf are
+                as stored.
+            golden: By the same rule, with as many elements; dimensions of size 1 may be missing in either shape.
 
         Raises:
-            Exception: of any kind: the cell then is ``unsupported``, and a note says why.
+            Exception: of any kind: the cell is then ``unsupported``, and a note says why.
         """
         ...

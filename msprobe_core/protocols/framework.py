@@ -1,4 +1,4 @@
-"""What a framework plugin implements: a framework, its arithmetic on tensors, and what it attaches to models."""
+"""What a framework plugin implements: a framework, its tensor arithmetic, and its interception of models."""
 
 from __future__ import annotations
 
@@ -13,47 +13,51 @@ from msprobe_core.protocols.recording import CallRecorder
 
 
 class Reducer(Protocol):
-    """Does the arithmetic on tensors, where they live.
+    """Computes digests of tensors on the tensors' own device.
 
-    All reductions take the tensor's value now, before anybody overwrites it, and never wait for a device: they
-    fill in the digest at once where the tensor is on the host, and otherwise enqueue work whose result ``collect``
-    fetches. A tensor that cannot be read (meta, fake, sparse, …) leaves its digest as it is.
+    Every reduction uses the tensor's current value, before later code can overwrite it, and never waits for a device.
+    It fills in the digest immediately if the tensor is on the host; otherwise it enqueues work whose result ``collect``
+    fetches. A tensor that cannot be read (meta, fake, sparse, …) leaves its digest unchanged.
     """
 
     def statistics(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.stats``, now or at the next ``collect``."""
+        """Set ``digest.stats``, immediately or at the next ``collect``."""
         ...
 
     def checksum(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.checksum``, now or at the next ``collect``: 8 hex digits, CRC-32 of the contiguous bytes."""
+        """Set ``digest.checksum``, immediately or at the next ``collect``: 8 hex digits.
+
+        The CRC-32 of the contiguous bytes.
+        """
         ...
 
     def xor(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.checksum``, now or at the next ``collect``: ``0x`` and 16 hex digits.
+        """Set ``digest.checksum``, immediately or at the next ``collect``: ``0x`` and 16 hex digits.
 
-        The exclusive or of the contiguous bytes' 64-bit little-endian words, the last filled up with zeros. Devices can
-        compute it where the tensor lives; it does not see words that change places.
+        The exclusive or of the contiguous bytes' 64-bit little-endian words, the last one padded with zeros. It can be
+        computed on the device. It does not detect words that swap positions.
         """
         ...
 
     def hash(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.checksum``, now or at the next ``collect``: ``0x`` and 16 hex digits.
+        """Set ``digest.checksum``, immediately or at the next ``collect``: ``0x`` and 16 hex digits.
 
-        The sum of `msprobe_core.fingerprint.hashing.hash_of`, computed where the tensor lives. It sees words that
-        change places, and hashes of shards add up to that of the whole.
+        The sum of `msprobe_core.fingerprint.hashing.hash_of`, computed on the tensor's device. It detects words that
+        swap positions, and hashes of shards add up to that of the whole.
         """
         ...
 
     def sketch(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.sketch``, now or at the next ``collect``: what a `Sketcher` returns for the tensor.
+        """Set ``digest.sketch``, immediately or at the next ``collect``: what a `Sketcher` returns for the tensor.
 
-        See `msprobe_core.fingerprint.sketch`. A tensor without elements, or whose elements are no numbers, has none.
+        See `msprobe_core.fingerprint.sketch`. A tensor without elements, or with elements that are not numbers, has
+        none.
         """
         ...
 
     @property
     def is_complete(self) -> bool:
-        """Whether all digests are filled in, so that there is nothing to wait for."""
+        """Whether all digests are filled in, so that ``collect`` has nothing to wait for."""
         ...
 
     def collect(self) -> None:
@@ -62,44 +66,44 @@ class Reducer(Protocol):
 
 
 class Removable(Protocol):
-    """Something that was put in place for a window."""
+    """Something that is installed for a window."""
 
     def detach(self) -> None:
-        """Take everything out again; called once, also after an error. New calls are no longer seen.
+        """Remove everything that was installed; called once, also after an error. Later calls are not reported.
 
-        Gradients of calls that were seen are reported as they come, until ``release``.
+        Gradients of reported calls are still reported as they arrive, until ``release``.
         """
         ...
 
     def release(self) -> None:
-        """Report no gradient of a parameter any more; called once, after ``detach``."""
+        """Stop reporting gradients of parameters; called once, after ``detach``."""
         ...
 
     def settle(self) -> None:
-        """Hand over what is still being added up, for example a gradient whose last part never came."""
+        """Flush partial sums, for example of a gradient whose last contribution never arrived."""
         ...
 
 
 class Attachment(Removable, Protocol):
-    """What ``Framework.attach`` put in place."""
+    """The result of ``Framework.attach``."""
 
     def call(
         self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call ``function`` and report it as an API, as the calls that the plugin sees by itself.
+        """Call ``function`` and report it as an API, like calls that the plugin intercepts by itself.
 
-        For functions that a user has registered; only at levels with APIs. A call inside of another one that is being
-        reported is not reported. Returns what the function returns, and raises what it raises.
+        For functions that a user has registered; only at levels with APIs. A call inside another reported call is not
+        reported. Returns what the function returns, and raises what it raises.
         """
         ...
 
     def is_compiling(self) -> bool:
-        """Whether the framework is compiling the calling code, which then is to see the original functions."""
+        """Whether the framework is compiling the calling code, which must then see the original functions."""
         ...
 
 
 class NamedModel(Protocol):
-    """One model given to ``start``. ``name`` is empty, or its position where several were given."""
+    """One model given to ``start``. ``name`` is empty, or its position if several were given."""
 
     @property
     def name(self) -> str:
@@ -113,7 +117,7 @@ class NamedModel(Protocol):
 
 
 class AttachOptions(Protocol):
-    """How to intercept."""
+    """What to intercept."""
 
     @property
     def level(self) -> Level:
@@ -127,7 +131,7 @@ class AttachOptions(Protocol):
 
     @property
     def custom_op_namespaces(self) -> Sequence[str]:
-        """Namespaces of custom operators that are recorded whatever the risk level."""
+        """Namespaces of custom operators that are recorded at every risk level."""
         ...
 
     @property
@@ -137,7 +141,7 @@ class AttachOptions(Protocol):
 
 
 class Framework(Protocol):
-    """A training framework: everything of it that the core needs."""
+    """A training framework, as far as the core needs it."""
 
     @property
     def name(self) -> str:
@@ -151,7 +155,7 @@ class Framework(Protocol):
 
     @property
     def hidden_frames(self) -> Sequence[str]:
-        """Starts of file paths whose frames are left out of call stacks: the interception's own."""
+        """Prefixes of file paths whose frames are left out of call stacks: those of the interception itself."""
         ...
 
     def is_tensor(self, value: object) -> bool:
@@ -183,48 +187,48 @@ class Framework(Protocol):
         ...
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
-        """Begin to report calls to ``recorder``. Leaves nothing behind when it raises."""
+        """Begin to report calls to ``recorder``. If it raises, nothing stays installed."""
         ...
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
-        """Return a block for our own work in the middle of the user's code.
+        """Return a context manager for the probe's own work in the middle of the user's code.
 
-        The framework's modes (autograd, autocast, tracing, …) are off in it. An exception ends the block and goes to
-        ``on_failure``, with where it was, and no further.
+        The framework's modes (autograd, autocast, tracing, …) are off inside. An exception ends the block, is passed to
+        ``on_failure`` with its location, and is then suppressed.
         """
         ...
 
     def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
         """Call ``on_gradient`` with the gradient with respect to this tensor, in each backward pass that computes it.
 
-        The gradient is handed on as it is. If the tensor is written to in place later, its gradient is still that
-        with respect to the value that it has now.
+        The gradient itself is passed on unchanged. If the tensor is written to in place later, its gradient is still
+        the one with respect to its current value.
 
-        Returns: what takes the hook out; ``None`` if the tensor takes no gradient.
+        Returns: a function that removes the hook; ``None`` if the tensor requires no gradient.
 
         Raises:
-            Exception: the gradient cannot be watched without a change to the training; says why.
+            Exception: the gradient cannot be watched without changing the training; the message says why.
         """
         ...
 
     def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
-        """Return the part of ``tensor`` from begin to end in each dimension that ``ranges`` names: a view will do.
+        """Return the slice of ``tensor`` from begin to end in each dimension of ``ranges``; may be a view.
 
-        ``None`` if no such part can be had, as of sparse or sharded tensors; those are recorded without values.
+        ``None`` if there is no such slice, as for sparse or sharded tensors; those are recorded without values.
         """
         ...
 
     def snapshot(self, tensor: Any) -> Any:
-        """Return a copy that later writes to ``tensor`` do not change; enqueued, not waited for.
+        """Return a copy that later writes to ``tensor`` do not change. Enqueues the copy and does not wait.
 
-        ``None`` if its elements cannot be copied, as those of a sparse tensor; it is then recorded without a file.
+        ``None`` if its elements cannot be copied, as those of a sparse tensor, which is then recorded without a file.
         """
         ...
 
     def content(self, snapshot: Any) -> TensorContent | None:
-        """Return the elements of a snapshot on the host; may wait for a device. Runs on the writer's thread.
+        """Return the elements of a snapshot on the host. May wait for a device. Runs on the writer's thread.
 
-        ``None`` if they have no plain bytes; the snapshot is then written by ``save``.
+        ``None`` if they have no plain bytes; ``save`` then writes the snapshot.
         """
         ...
 
@@ -235,11 +239,12 @@ class Framework(Protocol):
 
 @dataclass(frozen=True)
 class FrameworkOffer:
-    """A framework that a plugin stands for, before anybody has imported it.
+    """A framework that a plugin supports, before the framework is imported.
 
     Attributes:
         name: Name in dumps and on the command line, for example ``pytorch``.
-        package: What a program imports that uses it, for example ``torch``: tells which framework a process is of.
+        package: The package that programs import to use it, for example ``torch``; identifies the framework of a
+            process.
         load: Returns the `Framework`; may import the package, and raises what importing it raises.
     """
 

@@ -1,4 +1,4 @@
-"""What results can be presented with: files for other viewers."""
+"""Extensions that present results: files for other viewers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class PageGraphs(Protocol):
-    """The graphs of a page; they are held outside of its data, since there may be thousands."""
+    """The graphs of a page, held outside of its data because there may be thousands."""
 
     def content(self, number: int) -> bytes | None:
         """Return the graph of a unit as JSON, see ``docs/view_format.md``; ``None`` if there is none."""
@@ -18,13 +18,14 @@ class PageGraphs(Protocol):
 
 @dataclass(frozen=True)
 class Page:
-    """What is to be exported, and where to.
+    """The page to export, and the destination.
 
     Attributes:
-        data: What the page shows: `msprobe_core.view.data.ViewData`, described in ``docs/view_format.md``.
+        data: Contents of the page: `msprobe_core.view.data.ViewData`, described in ``docs/view_format.md``.
         graphs: The graphs of its units.
-        directory: That of ``-o``; may be missing.
-        stem: For the names of files that are not overwritten: ``build_TIME`` of one run, ``compare_TIME`` of two.
+        directory: The value of ``-o``; may not exist.
+        stem: Beginning of the names of files that must not be overwritten: ``build_TIME`` for one run, ``compare_TIME``
+            for two.
     """
 
     data: Any
@@ -38,7 +39,7 @@ class Export(Protocol):
 
     @property
     def name(self) -> str:
-        """Option of ``msprobe export`` that asks for it, without the dashes."""
+        """Option of ``msprobe export`` that selects it, without the dashes."""
         ...
 
     @property
@@ -48,7 +49,7 @@ class Export(Protocol):
 
     @property
     def needs_graphs(self) -> bool:
-        """Whether it shows graphs; a subject that has none, such as a monitor's files, is then refused."""
+        """Whether it exports graphs. An input without graphs, such as a monitor's files, is then rejected."""
         ...
 
     def write(self, page: Page) -> Sequence[Path]:
@@ -56,6 +57,6 @@ class Export(Protocol):
 
         Raises:
             StoreError: a file cannot be written.
-            CompareError: the page has nothing that the viewer shows.
+            CompareError: the page has nothing to export in this format.
         """
         ...

@@ -1,4 +1,4 @@
-"""What the core gives to a framework plugin: the recorder of the calls that the plugin intercepts."""
+"""What the core gives to a framework plugin: the recorder of intercepted calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msprobe_core.model import GradientSlot
 
 
 class Call(Protocol):
-    """One call that is being recorded; made by `CallRecorder`, kept by the interception until it ends."""
+    """One call that is being recorded; created by `CallRecorder`, held by the interception until it ends."""
 
     @property
     def wants_forward(self) -> bool:
@@ -23,26 +23,26 @@ class Call(Protocol):
 
 
 class CallRecorder(Protocol):
-    """What an interception reports to. Each method returns fast and raises nothing.
+    """Receives the calls that an interception reports. Every method returns quickly and never raises.
 
     For every call: ``open_api`` or ``open_module``, ``record_inputs``, then the call itself, then either
-    ``record_outputs`` and ``close`` or, when the call raised, only ``close``. The object that opened the call is
-    handed back as it came.
+    ``record_outputs`` and ``close`` or, if the call raised, only ``close``. Pass the object returned by ``open_…`` to
+    the other methods.
     """
 
     def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> Call:
-        """Begin a call of an API: ``prefix`` as ``Functional``, ``name`` as ``linear``.
+        """Begin a call of an API: ``prefix`` such as ``Functional``, ``name`` such as ``linear``.
 
-        ``owner`` is what a call outside of every module belongs to, such as ``optimizer``: its parent in that case.
-        ``is_recomputed``: the call runs inside a backward pass, to compute again what was not kept.
+        ``owner`` is the parent of a call outside of every module, such as ``optimizer``. ``is_recomputed``: the call
+        runs inside a backward pass, to recompute values that were not kept.
         """
         ...
 
     def open_operator(self, prefix: str, name: str, around: Any, *, is_in_backward: bool = False) -> Call:
-        """Begin an operator that runs below the APIs: ``prefix`` as ``Aten``, ``name`` as ``addmm``.
+        """Begin an operator that runs below the APIs: ``prefix`` such as ``Aten``, ``name`` such as ``addmm``.
 
-        ``around`` is the call that it is part of, ``None`` if it is part of none. ``is_in_backward``: it computes
-        gradients of ``around``, and belongs to the backward of that call.
+        ``around`` is the call that it is part of, or ``None``. ``is_in_backward``: it computes gradients of ``around``,
+        and belongs to the backward of that call.
         """
         ...
 
@@ -52,7 +52,7 @@ class CallRecorder(Protocol):
 
     @property
     def is_outside_modules(self) -> bool:
-        """Whether an ``owner`` is of use: the nesting is recorded, and no module call of this thread is open."""
+        """Whether an ``owner`` has an effect: the nesting is recorded, and no module call is open on this thread."""
         ...
 
     def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
@@ -62,44 +62,44 @@ class CallRecorder(Protocol):
     def record_inputs(
         self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
     ) -> None:
-        """Take the arguments as they are now, before the call can overwrite them.
+        """Record the current values of the arguments, before the call can overwrite them.
 
-        ``unset`` are the tensors among them whose values are not read: their memory has not been set yet, so the
+        ``unset`` are the tensors among them whose values are not read: their memory has not been written yet, so the
         values are arbitrary and would differ between equal runs.
         """
         ...
 
     def record_parameters(self, call: Any, parameters: Mapping[str, Any]) -> None:
-        """Take a module's own parameters."""
+        """Record a module's own parameters."""
         ...
 
     def record_outputs(self, call: Any, output: Any, unset: Sequence[Any] = ()) -> None:
-        """Take the result of the call; see ``record_inputs`` for ``unset``."""
+        """Record the result of the call; see ``record_inputs`` for ``unset``."""
         ...
 
     def close(self, call: Any, *, keep: bool = True) -> None:
-        """End the call; with ``keep=False`` as though it had never been counted."""
+        """End the call; with ``keep=False``, as if it had never been counted."""
         ...
 
     def input_gradients(
         self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[GradientSlot, Any]]:
-        """Return a slot for each tensor among the arguments that takes a gradient."""
+        """Return a slot for each tensor among the arguments that requires a gradient."""
         ...
 
     def output_gradients(self, call: Any, output: Any) -> list[tuple[GradientSlot, Any]]:
-        """Return a slot for each tensor in the result that takes a gradient."""
+        """Return a slot for each tensor in the result that requires a gradient."""
         ...
 
     def expect_gradients(self, call: Any, num_outputs: int, num_inputs: int) -> None:
-        """Say how many slots of either kind will be filled if the whole graph is run."""
+        """Set how many slots of either kind will be filled if the whole graph is run."""
         ...
 
     def record_gradient(self, call: Any, slot: GradientSlot, gradient: Any, backward_pass: int = -1) -> None:
         """Fill in one slot.
 
-        Gradients of another ``backward_pass`` than the first that came to the call make an entry of their own; -1: it
-        is not known which pass it is. A second gradient for one slot in one pass is counted and dropped.
+        Gradients of a ``backward_pass`` other than the first one of the call form an entry of their own; -1 means that
+        the pass is unknown. A second gradient for one slot in one pass is counted and dropped.
         """
         ...
 
@@ -108,43 +108,43 @@ class CallRecorder(Protocol):
         ...
 
     def nest_in(self, nesting: Any) -> None:
-        """Let calls that open on this thread be inside of those that are open on another."""
+        """Nest the calls that open on this thread inside those that are open on another thread."""
         ...
 
     @property
     def clock(self) -> int:
-        """How far the order of reports has come: what is reported next stands behind it."""
+        """Position that the order of reports has reached; the next report comes after it."""
         ...
 
     def set_clock(self, moment: int, floor: int | None = None) -> None:
-        """Let what is reported next have another place in the order: for plugins that hear of calls out of order.
+        """Set the position of the next report in the order, for plugins that receive calls out of order.
 
         Args:
-            moment: Of the next report; see ``clock``.
-            floor: Later reports may have any moment after this one. Entries that stand after it are not written before
-                this is called again. ``None``: moments only increase from now on.
+            moment: Position of the next report; see ``clock``.
+            floor: Later reports may have any position after this one. Entries with a position after it are not written
+                before this method is called again. ``None``: positions only increase from now on.
         """
         ...
 
     def note_failure(self, where: str, error: Exception) -> None:
-        """Take note that something could not be recorded, and why; it is said once for each kind of failure."""
+        """Note that something could not be recorded, and why. Each kind of failure is logged once."""
         ...
 
     def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
-        """Say which parameters of the module with the given name stem report gradients in this window.
+        """Set which parameters of the module with this name stem report gradients in this window.
 
-        Their entry is written once all of them have reported; without this, when the window ends.
+        Their entry is written once all of them have reported. Without this call it is written when the window ends.
         """
         ...
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
-        """Take the gradient of the parameter ``name`` of the module with the given name stem, as accumulated so far.
+        """Record the gradient of the parameter ``name`` of the module with this name stem, as accumulated so far.
 
-        ``contribution`` is what has been added just now; ``None`` where that is all there is.
+        ``contribution`` is the amount just added; ``None`` if it is the whole gradient.
         """
         ...
 
     @property
     def is_open(self) -> bool:
-        """Whether values are still taken: false once the step that a hook was set in is over."""
+        """Whether values are still recorded: false once the step in which a hook was set is over."""
         ...

@@ -1,4 +1,4 @@
-"""How values are reduced, written and read back: processors, writers, readers, and the dumps that readers return."""
+"""How values are reduced, written and read: processors, writers, readers, and the dumps that readers return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Processor(Protocol):
-    """A way to reduce a tensor to what is kept of it."""
+    """A way to reduce a tensor to a digest."""
 
     @property
     def name(self) -> str:
@@ -23,7 +23,7 @@ class Processor(Protocol):
         ...
 
     def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
-        """Fill in ``digest``, through ``reducer``; called once per distinct tensor of a step."""
+        """Fill in ``digest``, using ``reducer``; called once per recorded tensor value."""
         ...
 
 
@@ -31,7 +31,7 @@ class Writer(Protocol):
     """Stores the entries of one step of one rank."""
 
     def write(self, batch: Batch) -> None:
-        """Append entries, in execution order. When it returns, the files are valid and hold them."""
+        """Append entries, in execution order. When it returns, the files are valid and contain them."""
         ...
 
     def close(self) -> None:
@@ -41,19 +41,19 @@ class Writer(Protocol):
 
 @runtime_checkable
 class EndingWriter(Protocol):
-    """A `Writer` that says in its files how the recording ended, which keeps half a step from looking whole."""
+    """A `Writer` that stores how the recording ended, so that half a step is not taken for a whole one."""
 
     def end(self, ending: Ending) -> None:
-        """Write the mark behind everything else; ``EARLY`` without a reason takes an earlier mark back.
+        """Write the end mark after everything else; ``EARLY`` without a reason removes an earlier mark.
 
-        Called after each window, at the end of the step, and before a further window begins. A ``write`` that follows
-        takes the mark back, too.
+        Called after each window, at the end of the step, and before another window begins. A subsequent ``write`` also
+        removes the mark.
 
         Args:
-            ending: What is known; how many calls have been written is the writer's to say.
+            ending: What is known. The writer itself adds how many calls it has written.
 
         Raises:
-            StoreError: it cannot be written; the files are then as they were, without a mark.
+            StoreError: it cannot be written; the files are then unchanged, without a mark.
         """
         ...
 
@@ -67,15 +67,15 @@ class WriterFactory(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise if this format cannot be written here; called when a session is made, long before the first step.
+        """Raise if this format cannot be written here; called when a session is created, long before the first step.
 
         Raises:
-            PluginError: something that it needs is not installed; the message says how to install it.
+            PluginError: a required library is not installed; the message says how to install it.
         """
         ...
 
     def open(self, directory: Path, header: RunHeader) -> Writer:
-        """Begin a dump in ``directory``, which exists; replaces one that is already there.
+        """Begin a dump in ``directory``, which exists; replaces an existing dump.
 
         Raises:
             StoreError: a file cannot be created.
@@ -84,7 +84,7 @@ class WriterFactory(Protocol):
 
 
 class TensorSource(Protocol):
-    """A stored tensor whose elements are read when they are asked for."""
+    """A stored tensor whose elements are read on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,13 +93,13 @@ class TensorSource(Protocol):
 
     @property
     def dtype(self) -> str:
-        """What it was stored as, without a framework's name, for example ``bfloat16``; ``text`` if it is no numbers."""
+        """The stored dtype without a framework's name, for example ``bfloat16``; ``text`` if it has no numbers."""
         ...
 
     def chunks(self, num_elements: int) -> Iterator[NDArray[Any]]:
         """Yield the elements in C order, as vectors of at most ``num_elements``; can be called more than once.
 
-        bfloat16 and float8 are widened to float32, which holds them exactly. An empty tensor yields no elements.
+        bfloat16 and float8 are widened to float32, which represents them exactly. An empty tensor yields nothing.
 
         Raises:
             DumpError: the tensor cannot be read, or not to its end.
@@ -108,7 +108,7 @@ class TensorSource(Protocol):
 
 
 class Dump(Protocol):
-    """A dump that has been read: the columns that compare works on, and what belongs to them.
+    """A dump that has been read: the columns that compare works on, and its metadata.
 
     ``frame`` has one row per value, in execution order, with the columns of `msprobe_core.store.frame.COLUMNS`.
     """
@@ -134,13 +134,13 @@ class Dump(Protocol):
         ...
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a stored tensor; its elements are read when they are asked for.
+        """Return a stored tensor; its elements are read on demand.
 
         Args:
-            file_name: As the column ``file_name`` has it.
+            file_name: As in the column ``file_name``.
 
         Raises:
-            DumpError: it is missing, damaged, no tensor, or lies outside of the dump.
+            DumpError: it is missing, damaged, not a tensor, or outside of the dump.
         """
         ...
 
@@ -151,13 +151,13 @@ class Dump(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the reader had to do to read it, for people: for example how much it recovered."""
+        """Notes of the reader for the user, for example how much it recovered."""
         ...
 
 
 @runtime_checkable
 class MarkedDump(Protocol):
-    """A `Dump` that knows whether it holds all of its step; others are judged as if they did."""
+    """A `Dump` that knows whether it holds all of its step; other dumps are assumed to."""
 
     @property
     def ending(self) -> Ending:
@@ -178,9 +178,9 @@ class Reader(Protocol):
         ...
 
     def read(self, path: Path) -> Dump:
-        """Read it.
+        """Read the dump.
 
         Raises:
-            DumpError: the file is missing, truncated beyond recovery, or something else.
+            DumpError: the file is missing, truncated beyond recovery, or of another format.
         """
         ...

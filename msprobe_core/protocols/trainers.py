@@ -1,4 +1,4 @@
-"""What frameworks and trainers call things, as data: maps of names, and the stages of a step."""
+"""Names of frameworks and trainers, as data: name maps, and the stages of a step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleMap:
-    """What a backend of training calls modules that a serving engine has too, and which of them the engine fuses.
+    """The module names of a training backend with counterparts in a serving engine, and the modules it fuses.
 
     Attributes:
         name: The backend, a value of ``msprobe compare --consistent_check --backend``.
-        segments: By a part of a module's path, what the engine calls it: ``{"self_attention": "self_attn"}``.
-        wrappers: Parts of paths that stand for nothing, such as ``_fsdp_wrapped_module``.
-        fused: By the last part of the path of a module of the engine, those that it is made of, in their order:
+        segments: The engine's name for a part of a module's path: ``{"self_attention": "self_attn"}``.
+        wrappers: Parts of paths to drop, such as ``_fsdp_wrapped_module``.
+        fused: By the last part of the path of the engine's module, the modules that it fuses, in order:
             ``{"gate_up_proj": ("gate_proj", "up_proj")}``.
-        reordered: Modules, by the last part of the engine's path, whose elements lie in another order in training: of
-            these, statistics are compared alone.
-        merges_heads: Whether outputs of training may have heads and their size in two dimensions, where the engine has
+        reordered: Modules, by the last part of the engine's path, whose elements have a different order in training;
+            only their statistics are compared.
+        merges_heads: Whether outputs of training may have heads and head size in two dimensions, where the engine has
             one.
     """
 
@@ -32,30 +32,31 @@ class ModuleMap:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiMap:
-    """What a framework calls things, in canonical names, so that dumps of two frameworks can be compared.
+    """A framework's names translated to canonical names, so that dumps of two frameworks can be compared.
 
-    Canonical names are those of PyTorch. What a map does not mention has its canonical name already. Between two
-    frameworks, spellings of one operation are one: ``Torch.add``, ``Tensor.add_`` and ``Tensor.__add__`` are ``add``.
+    Canonical names are those of PyTorch. A name that the map does not mention is already canonical. Between two
+    frameworks, spellings of one operation are equivalent: ``Torch.add``, ``Tensor.add_`` and ``Tensor.__add__`` are
+    ``add``.
 
     Attributes:
-        name: The framework, as the field ``framework`` of a dump has it.
+        name: The framework, as in the field ``framework`` of a dump.
         apis: Canonical name by own name, both with prefix and without index: ``{"Functional.dense":
-            "Functional.linear"}``. ``Primitive.MatMul`` stands for ``Primitive.matmul.MatMul``, whatever is in between.
-        prefixes: Canonical prefix by own prefix, for modules and for APIs that ``apis`` does not mention:
-            ``{"Mint": "Torch", "Cell": "Module"}``.
+            "Functional.linear"}``. ``Primitive.MatMul`` matches ``Primitive.matmul.MatMul``, whatever is in between.
+        prefixes: Canonical prefix by own prefix, for modules and for APIs that ``apis`` does not mention: ``{"Mint":
+            "Torch", "Cell": "Module"}``.
         module_types: Canonical class by own class: ``{"Dense": "Linear"}``. Modules are paired by their path; classes
-            tell whether two that are paired are of one kind.
+            show whether two paired modules are of one kind.
         parameters: By own class of the module, the canonical name by a parameter's own name: ``{"LayerNorm": {"gamma":
-            "weight"}}``; those of the class ``""`` are for all classes.
-        arguments: By own name of the API, or by operation, the canonical place of an argument by its own place, each a
-            position or a keyword: ``{"Functional.gather": {"1": "2", "2": "1", "axis": "1"}}``. Positions are canonical
-            where PyTorch takes the argument by position too. ``"*"`` is the position from which on a list stands for
-            the rest, as in ``x.reshape((2, 3))``. Gradients of arguments follow.
-        buffers: Canonical names of parameters that other frameworks may keep without recording them.
-        unit_dimensions: By own class, the parameters that are stored with further dimensions of size 1.
-        inexact: Functions that the framework approximates by more than a digit or two, by the canonical name of the
-            operation in lower case without ``_``: up to which magnitude of the argument they are off by no more than
-            how much, ascending. An absolute error of what is bounded, a relative one of exponentials.
+            "weight"}}``; those of the class ``""`` apply to all classes.
+        arguments: By own name of the API, or by operation, the canonical position of an argument by its own position,
+            each a number or a keyword: ``{"Functional.gather": {"1": "2", "2": "1", "axis": "1"}}``. Numbers are
+            canonical if PyTorch accepts the argument by position too. ``"*"`` is the position from which on a list
+            takes the place of the remaining arguments, as in ``x.reshape((2, 3))``. Gradients of arguments follow.
+        buffers: Canonical names of parameters that other frameworks may hold without recording them.
+        unit_dimensions: By own class, the parameters that are stored with additional dimensions of size 1.
+        inexact: Functions that the framework approximates with an error of more than a digit or two, by the canonical
+            name of the operation in lower case without ``_``: pairs of the largest magnitude of the argument and the
+            maximum error up to it, ascending. The error is absolute for bounded functions, relative for exponentials.
     """
 
     name: str
@@ -73,12 +74,11 @@ class ApiMap:
 
 @dataclass(frozen=True)
 class TrainerStages:
-    """The stages of a trainer's step, which are recorded one by one; see `msprobe_core.capture.stages`.
+    """The stages of a trainer's step, which are recorded separately; see `msprobe_core.capture.stages`.
 
     Attributes:
-        name: Of the trainer, for example ``verl``.
-        stages: What each stage holds, in a few words, by name; in the order in which they run. A name is a directory
-            of the run.
+        name: Name of the trainer, for example ``verl``.
+        stages: A short description of each stage by its name, in execution order. A name is a directory of the run.
     """
 
     name: str
