@@ -1,4 +1,4 @@
-"""From a JSON or YAML file and Python arguments to one typed, checked `Config`."""
+"""Turn a JSON or YAML file and Python arguments into one typed, checked `Config`."""
 
 from msprobe_core.config.apis import ListedApi
 from msprobe_core.config.load import check_config, load_config, read_fields

@@ -18,7 +18,7 @@ _MAX_MODULE, _MAX_API, _MAX_FILE_BYTES = 4096, 255, 1024 * 1024
 
 
 class ListedApi(msgspec.Struct, frozen=True):
-    """One function: where it is found, and its name there."""
+    """One function: its module and its name there."""
 
     module: str
     name: str
@@ -29,10 +29,10 @@ def load_apis(path: Path, where: str) -> tuple[ListedApi, ...]:
 
     Args:
         path: YAML file.
-        where: Begins every message: the setting that names the file.
+        where: Prefix of every message: the setting that names the file.
 
     Raises:
-        ConfigError: the file cannot be read, or is something else than module paths with names of functions.
+        ConfigError: the file cannot be read, or has anything but module paths with names of functions.
     """
     where = f"{where}: {path}"
     advice = "give a YAML file such as 'my.module: [api]'"

@@ -1,4 +1,4 @@
-"""Change a user's file as a whole, one process at a time; its owner, group, permissions and ACLs stay."""
+"""Replace a user's file atomically, one process at a time, keeping its owner, group, permissions and ACLs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ except ImportError:  # Windows; there files are not locked
 
 @contextmanager
 def locked(path: Path) -> Generator[None, None, None]:
-    """Keep other processes that call this out until the block ends; they wait.
+    """Lock the file against other processes that call this; they wait until the block ends.
 
-    Without effect where the file system has no locks; see `stamp_of` for the second guard.
+    Has no effect if the file system has no locks; see `stamp_of` for the second guard.
     """
     descriptor = _lock(path)
     try:
@@ -38,7 +38,7 @@ def _lock(path: Path) -> int | None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError:
-            return None  # reading it says why
+            return None  # reading it will report why
         try:
             if fcntl is not None and stat.S_ISREG(os.fstat(descriptor).st_mode):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -51,10 +51,10 @@ def _lock(path: Path) -> int | None:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Return what tells one state of a file from another.
+    """Return a value that changes whenever the file is modified or replaced.
 
     Raises:
-        StoreError: it cannot be looked at.
+        StoreError: the file's status cannot be read.
     """
     try:
         found = path.stat()
@@ -66,8 +66,8 @@ def stamp_of(path: Path) -> tuple[int, int, int]:
 def write_whole(path: Path, text: str) -> None:
     """Replace the content of an existing file.
 
-    Readers see the old content or the new one. Only where the new file cannot be given to the owner of the old one is
-    the old one written to in place: a job that loses access to its configuration is worse than a short torn read.
+    Readers see either the old content or the new one. If the new file cannot be given to the owner of the old one, the
+    old one is overwritten in place: a job that loses access to its configuration is worse than a short torn read.
 
     Raises:
         StoreError: it cannot be written.
@@ -83,9 +83,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _replaced(path: Path, data: bytes) -> bool:
-    """Put a new file in the place of the old one; return whether it could be made like it."""
+    """Replace the file by a new one; return whether the new file could be given the same owner and attributes."""
     old = path.stat()
-    # In the same directory, so that renaming is one step; the name ends otherwise, so that nobody reads it.
+    # In the same directory, so that renaming is atomic; with another suffix, so that no job reads it.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     draft = Path(name)
     try:
@@ -94,7 +94,7 @@ def _replaced(path: Path, data: bytes) -> bool:
         if not _is_given(draft, old):
             return False
         shutil.copystat(path, draft)  # permissions, ACLs and other attributes
-        os.utime(draft)  # but not the times: jobs see by them that the file has changed
+        os.utime(draft)  # but not the times, by which jobs detect that the file has changed
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

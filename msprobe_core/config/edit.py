@@ -1,4 +1,4 @@
-"""Change a configuration file so that whoever reads it sees the old one or the new one, whole."""
+"""Change a configuration file atomically: readers see either the old file or the new one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class Edit:
-    """What `edit_config` did.
+    """The result of `edit_config`.
 
     Attributes:
-        before: Whether the file said ``dump_enable`` before, so that running jobs watch it.
-        config: What the file holds now.
-        lost_comments: Whether comments of a YAML file are gone, because it had to be written anew as a whole.
+        before: Whether the file had ``dump_enable`` before, so that running jobs watch it.
+        config: Configuration in the file now.
+        lost_comments: Whether comments of a YAML file were lost because the whole file had to be rewritten.
     """
 
     before: bool
@@ -37,16 +37,16 @@ class Edit:
 
 
 def edit_config(path: Path, changes: Mapping[str, Any]) -> Edit:
-    """Put values into a configuration file; its other keys, its form, its owner and its permissions stay.
+    """Set values in a configuration file; its other keys, its format, its owner and its permissions stay.
 
-    Concurrent calls, also of other processes, follow one after the other, and none is lost.
+    Concurrent calls, also from other processes, run one after the other, and none is lost.
 
     Args:
-        path: JSON or YAML file. Of a symbolic link, the file that it leads to is changed.
+        path: JSON or YAML file. For a symbolic link, the file that it points to is changed.
         changes: Values by key; ``task.key`` is a key in the block of a task.
 
     Raises:
-        ConfigError: the file is no configuration, or would be none afterwards; it is then left as it is.
+        ConfigError: the file is not a valid configuration, or would not be one afterwards; it is then unchanged.
         StoreError: it cannot be written.
     """
     path = path.resolve()
@@ -56,14 +56,14 @@ def edit_config(path: Path, changes: Mapping[str, Any]) -> Edit:
             edit, text = _edited(path, changes)
             if before is None:
                 return edit
-            if stamp_of(path) == before:  # an editor has saved it meanwhile otherwise, and does not lock it
+            if stamp_of(path) == before:  # otherwise an editor, which does not lock it, has saved it meanwhile
                 write_whole(path, text)
                 return edit
     raise StoreError(f"{path}: keeps being changed by another program; nothing was written, try again")
 
 
 def _edited(path: Path, changes: Mapping[str, Any]) -> tuple[Edit, str]:
-    """Return what a change would do, and the text of the file afterwards."""
+    """Return the effect of a change, and the text of the file afterwards."""
     fields = read_fields(path)
     before = check_config(fields, str(path)).is_live
     text = read_text(path, kind="a configuration", advice="give a JSON or YAML file")
@@ -83,7 +83,7 @@ def _edited(path: Path, changes: Mapping[str, Any]) -> tuple[Edit, str]:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value that a word of a command line stands for: JSON, or else the word itself."""
+    """Return the value of a word on the command line: JSON if it parses, otherwise the word itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -104,9 +104,9 @@ def _is_yaml(path: Path) -> bool:
 
 
 def _replaced(text: str, name: str, value: Any, path: Path) -> str | None:
-    """Return the text with the one value behind ``name`` put in place; ``None`` if there is no one such place.
+    """Return the text with the single value after ``name`` replaced; ``None`` if there is not exactly one such place.
 
-    Whether that is what was wanted has to be looked at: the name may stand in another block.
+    The caller must check the result: the name may be in another block.
     """
     if _is_yaml(path):
         pattern = rf"(?m)^([ \t]*{re.escape(name)}[ \t]*:[ \t]+)[^\s#\[{{&|>*](?:[^#\n]*[^#\s])?([ \t]*(?:#.*)?)$"

@@ -1,4 +1,4 @@
-"""Read a configuration file strictly: every key is known, every value is allowed, or the error says which is not."""
+"""Read a configuration file strictly: an unknown key or an invalid value is an error that names it."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _BLOCKS = {*(task.value for task in Task), "load", "perturb", "per_stage", "roll
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> Config:
-    """Return the configuration in ``path``, with every override that is not ``None`` put in its place.
+    """Return the configuration in ``path``, with every override that is not ``None`` applied.
 
     Args:
-        path: JSON (``.json``) or YAML (``.yaml``, ``.yml``) file. ``None`` takes the defaults.
-        overrides: Common fields by name, for example ``level="mix"``; they win over the file.
+        path: JSON (``.json``) or YAML (``.yaml``, ``.yml``) file. ``None`` uses the defaults.
+        overrides: Common fields by name, for example ``level="mix"``; they take precedence over the file.
 
     Raises:
-        ConfigError: the file cannot be read, a key is unknown, a value is not allowed, or two values conflict.
+        ConfigError: the file cannot be read, a key is unknown, a value is invalid, or two values conflict.
     """
     try:
         file = None if path is None else Path(path)
@@ -64,15 +64,15 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
 
 
 def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
-    """Return the configuration that a file with the content ``fields`` and the name ``where`` stands for.
+    """Return the configuration of a file with the content ``fields`` and the name ``where``.
 
     Args:
-        fields: As decoded.
-        where: What error messages call it.
+        fields: Decoded content.
+        where: Name of the file in error messages.
         overrides: See `load_config`.
 
     Raises:
-        ConfigError: a key is unknown, a value is not allowed, or two values conflict.
+        ConfigError: a key is unknown, a value is invalid, or two values conflict.
     """
     values, blocks = _split_blocks(without_comments(fields))
     common = _check_fields(values, _COMMON_TYPES, where, known_before=former.COMMON_FIELDS)
@@ -100,7 +100,7 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
 
 
 def without_comments(fields: JsonObject) -> JsonObject:
-    """Return what a file holds without the keys that are comments, such as ``_comment`` and ``//``, also in blocks."""
+    """Return the content of a file without keys that are comments, such as ``_comment`` and ``//``, also in blocks."""
     return {
         name: without_comments(cast("JsonObject", value)) if name in _BLOCKS and isinstance(value, dict) else value
         for name, value in fields.items()
@@ -112,7 +112,7 @@ def read_fields(path: Path) -> JsonObject:
     """Return the content of a configuration file, unchecked.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else than an object.
+        ConfigError: it cannot be read, or is not an object.
     """
     return dict(_read(path))
 
@@ -144,7 +144,7 @@ def _split_blocks(fields: JsonObject) -> tuple[JsonObject, dict[Task, object]]:
         key = _text_of_key(name)
         if key in tasks:
             blocks[tasks[key]] = value
-        elif key not in former.TASKS:  # whose blocks stand in templates for other tools
+        elif key not in former.TASKS:  # templates for other tools have blocks of these tasks
             values[key] = value
     return values, blocks
 
@@ -160,7 +160,7 @@ def _check_block(task: Task, block: object, where: str) -> TaskOptions:
 
 
 def _as_one_mode(options: TaskOptions, where: str) -> TaskOptions:
-    """Return the options with the one mode that keeps what a list of statistics names; kernels keep just those."""
+    """Return the options with a list of statistics replaced by the one mode that keeps them; L2 keeps the list."""
     listed = options.summary_mode
     if isinstance(listed, str):
         return options
@@ -210,7 +210,7 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
     if isinstance(value, os.PathLike):
         value = os.fspath(cast("os.PathLike[str]", value))
     if value is None:
-        # Published templates write null for "not set": the default stands.
+        # Published templates write null for "not set": use the default.
         return _default(key, where)
     if key == "task" and isinstance(value, str) and value in former.TASKS:
         raise ConfigError(f"{where}: there is no task {value!r}: {former.TASKS[value]}")
@@ -265,7 +265,7 @@ def _explain(value: object, expected: Any, error: msgspec.ValidationError) -> st
 
 
 def _choices(expected: Any) -> list[str]:
-    """Return the values of the enum that ``expected`` is or holds."""
+    """Return the values of the enum that ``expected`` is or contains."""
     for kind in (expected, *get_args(expected)):
         if isinstance(kind, type) and issubclass(kind, Enum):
             return [str(member.value) for member in kind]

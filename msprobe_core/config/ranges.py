@@ -9,21 +9,21 @@ from typing import Any, cast
 from msprobe_core.errors import ConfigError
 
 LARGEST = 1_000_000
-"""Largest step or rank, and most elements of a list."""
+"""Largest step or rank, and maximum number of elements of a list."""
 
 _NUMBER = re.compile(r"\s*\+?(\d[\d_]*)\s*", re.ASCII)
 _RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*", re.ASCII)
 
 
 def parse_ranges(value: Any, where: str) -> tuple[int, ...]:
-    """Return the numbers that ``value`` lists, sorted, each once.
+    """Return the numbers in ``value``, sorted, each once.
 
     Args:
         value: ``None`` or a list; each element an integer, ``"n"``, or ``"a-b"`` with both ends included.
         where: File and field, for the error message.
 
     Raises:
-        ConfigError: ``value`` is none of that, or a number is not within 0 and 1,000,000.
+        ConfigError: ``value`` has another form, or a number is not between 0 and 1,000,000.
     """
     if value is None:
         return ()
@@ -59,7 +59,7 @@ def _within(number: int, item: object, where: str) -> int:
 
 
 def format_ranges(numbers: Iterable[int]) -> list[str]:
-    """Return numbers as `parse_ranges` takes them, in ascending order: ``0-3`` for four in a row, ``7`` for one."""
+    """Return numbers in the form that `parse_ranges` reads, ascending: ``0-3`` for four in a row, ``7`` for one."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""Repetitions of a golden run: where they are recorded, and how a whole program is told to be one.
+"""Repetitions of a golden run: where they are recorded, and how a whole program is made to run as one.
 
-A program is told by an environment variable, so that it runs as it always does, and so that the processes that it
-starts are told too.
+An environment variable makes a program run as a repetition, so that its command line stays the same, and the processes
+that it starts inherit the setting.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SHADOW_DIRECTORY = "shadow"
 
 
 class RepetitionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which repetition a process is to run.
+    """The repetition that a process is to run.
 
     Attributes:
         number: From 1; also the seed of its perturbation.
         mode: See `Perturbation`.
-        dtype: Likewise.
-        golden: The directory of the golden run; ``None``: where the program's own configuration says.
+        dtype: See `Perturbation`.
+        golden: The directory of the golden run; ``None``: the one in the program's own configuration.
     """
 
     number: int
@@ -43,7 +43,7 @@ class RepetitionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def repetition_directory(golden: Path, number: int) -> Path:
-    """Return where repetition ``number``, from 1, of the run in ``golden`` is recorded."""
+    """Return the directory of repetition ``number``, from 1, of the run in ``golden``."""
     return golden / CALIBRATION_DIRECTORY / f"run{number}"
 
 
@@ -54,10 +54,10 @@ def repetition_of(config: Config, golden: Path, perturbation: Perturbation, numb
 
 
 def as_repetition(config: Config) -> Config:
-    """Return the configuration of the repetition that this process was ordered to run; ``config`` in any other.
+    """Return the configuration of the repetition that this process is to run; ``config`` if it is not to run one.
 
     Raises:
-        ConfigError: the environment variable holds no order.
+        ConfigError: the environment variable is not a valid order.
     """
     value = os.environ.get(ORDER_VARIABLE, "").strip()
     if not value or value == "0":

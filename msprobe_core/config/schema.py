@@ -1,7 +1,7 @@
-"""What a configuration holds, and what each field may be.
+"""The schema of a configuration: its fields and their allowed values.
 
-The structs describe the file as users write it, field by field; `Config` is what the rest of the program reads.
-``docs/configuration.md`` says what each field does.
+The structs describe the file as users write it, field by field. The rest of the program reads `Config`.
+``docs/configuration.md`` describes each field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RiskLevel(str, Enum):
 
 
 class DataMode(str, Enum):
-    """Which directions and which sides of a call are recorded."""
+    """Directions and sides of a call that are recorded."""
 
     ALL = "all"
     FORWARD = "forward"
@@ -35,7 +35,7 @@ class DataMode(str, Enum):
 
 
 class Precision(str, Enum):
-    """Accepted for files written for other tools: statistics are accumulated in float32 or wider at both."""
+    """Accepted for files of other tools: statistics are accumulated in float32 or wider with either value."""
 
     LOW = "low"
     HIGH = "high"
@@ -49,7 +49,7 @@ class ReduceDevice(str, Enum):
 
 
 class TensorFormat(str, Enum):
-    """How whole tensors are stored: a file each, or together in safetensors shards, each distinct one once."""
+    """Storage of whole tensors: one file each, or in safetensors shards that hold each distinct tensor once."""
 
     FILES = "files"
     SAFETENSORS = "safetensors"
@@ -65,7 +65,7 @@ class SliceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The block of one task; each task reads the fields that its row in ``TASK_FIELDS`` names."""
+    """The block of one task; ``TASK_FIELDS`` lists the fields of each task."""
 
     scope: tuple[str, ...] = ()
     list: tuple[str, ...] = ()
@@ -127,15 +127,15 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(CommonFields, frozen=True, kw_only=True):
-    """A whole configuration: the common fields, and the block of the chosen task as ``options``.
+    """A whole configuration: the common fields, and the block of the selected task as ``options``.
 
-    ``listed_apis`` is what the file ``custom_apis`` holds.
+    ``listed_apis`` is the content of the file ``custom_apis``.
     """
 
     options: TaskOptions = TaskOptions()
     listed_apis: tuple[ListedApi, ...] = ()
     is_live: bool = False
-    """Whether the file says ``dump_enable``: it is then watched while the training runs; see `ConfigWatch`."""
+    """Whether the file has ``dump_enable``: it is then watched while the training runs; see `ConfigWatch`."""
 
     @property
     def directory(self) -> Path:

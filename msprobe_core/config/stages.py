@@ -1,4 +1,4 @@
-"""What is recorded of a trainer whose steps have stages: one file, strict as every configuration."""
+"""The configuration of a trainer whose steps have stages: one file, checked as strictly as every configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 
 _ELSEWHERE = {"dump_path": "out", "step": "steps", "rank": "ranks", "load": None, "perturb": None}
-"""Settings of a debugger that a trainer with stages has another word for, or no use."""
+"""Settings of a debugger that have another name for a trainer with stages, or do not apply to it."""
 
 _OWN = ("out", "steps", "ranks", "stages", "per_stage", "strict")
 
@@ -28,8 +28,8 @@ class StageConfig:
         steps: The trainer's steps that are recorded; empty for all.
         ranks: Ranks that are recorded; empty for all.
         stages: Names of the stages that are recorded.
-        configs: How each of them is recorded.
-        strict: Whether a failure of the recording ends the training, instead of a warning.
+        configs: The configuration of each of them.
+        strict: Whether a recording failure ends the training, instead of being a warning.
     """
 
     out: Path
@@ -40,7 +40,7 @@ class StageConfig:
     strict: bool = False
 
     def selects(self, stage: str, step: int, rank: int) -> bool:
-        """Whether one rank records one stage of one step."""
+        """Whether this rank records this stage of this step."""
         is_step = not self.steps or step in self.steps
         return stage in self.stages and is_step and (not self.ranks or rank in self.ranks)
 
@@ -48,16 +48,16 @@ class StageConfig:
 def check_stage_config(
     fields: JsonObject, where: str, known: Sequence[str], further: Collection[str] = ()
 ) -> StageConfig:
-    """Return what a file with the content ``fields`` asks for.
+    """Return the configuration in a file with the content ``fields``.
 
     Args:
-        fields: As decoded, without what the trainer's plugin reads itself.
-        where: What messages call the file.
+        fields: Decoded content, without the fields that the trainer's plugin reads itself.
+        where: Name of the file in messages.
         known: Names of the trainer's stages.
-        further: Fields that the plugin reads itself: for messages.
+        further: Fields that the plugin reads itself, for messages.
 
     Raises:
-        ConfigError: a field or a stage is unknown, or a value is not allowed.
+        ConfigError: a field or a stage is unknown, or a value is invalid.
     """
     fields = without_comments(fields)
     for name, other in _ELSEWHERE.items():

@@ -1,4 +1,4 @@
-"""Read the files that users write by hand: small, and text."""
+"""Read files that users write by hand: small text files."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from msprobe_core.errors import ConfigError
 from msprobe_core.untrusted.files import TooLargeError, read_plain
 
 MAX_BYTES = 16 << 20
-"""Largest file that is read where nobody says otherwise."""
+"""Default size limit of such a file."""
 
 
 def given_path(text: str, where: str) -> Path:
-    """Return a path that a user has written, absolute, with ``~`` and ``~name`` in their places.
+    """Return a path given by a user, absolute, with ``~`` and ``~name`` expanded.
 
     Args:
         text: As written.
-        where: Which setting it is, for messages.
+        where: Name of the setting, for messages.
 
     Raises:
-        ConfigError: nobody knows the home directory, or the working directory is gone.
+        ConfigError: the home directory is unknown, or the working directory does not exist any more.
     """
     try:
         return Path(text).expanduser().absolute()
@@ -28,7 +28,7 @@ def given_path(text: str, where: str) -> Path:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether there is a directory that can be looked at."""
+    """Whether there is an accessible directory."""
     try:
         return path.is_dir()
     except (OSError, ValueError):  # ValueError: a null character
@@ -42,11 +42,11 @@ def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES,
         path: The file.
         kind: What it should be, with its article: ``a file of limits``.
         advice: What to give instead of a file that cannot be read: ``give a YAML file``.
-        max_bytes: Size from which on it cannot be what it should be.
-        where: Begins every message; the path if not given.
+        max_bytes: Size limit; a larger file is rejected.
+        where: Prefix of every message; by default the path.
 
     Raises:
-        ConfigError: it is missing, cannot be read, is too large or no UTF-8 text.
+        ConfigError: it is missing, cannot be read, is too large or is not UTF-8 text.
     """
     where = where or str(path)
     try:

@@ -1,4 +1,4 @@
-"""Follow a configuration file that is edited while the training runs."""
+"""Watch a configuration file that is edited while the training runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from msprobe_core.config.schema import Config
 from msprobe_core.errors import ConfigError
 
 POLL_SECONDS = 0.5
-"""How often the file is looked at, at the most, and how long it must have rested before it is read."""
+"""Minimum interval between two checks of the file, and minimum age of a change before the file is read."""
 
 
 class _Stamp(NamedTuple):
-    """What tells one state of a file from another; all zero for a file that is not there."""
+    """Changes whenever the file is modified or replaced; all zero if the file does not exist."""
 
     changed_ns: int
     size: int
@@ -27,10 +27,11 @@ class _Stamp(NamedTuple):
 
 
 class ConfigWatch:
-    """Tells when the file holds another configuration.
+    """Detects changes of the configuration in a file.
 
-    A file that has been written to within `POLL_SECONDS` may be half-written, and half of a YAML file can be valid. It
-    is read once it has rested for so long or, where its clock is not ours, once two looks have found it the same.
+    A file that was written to within `POLL_SECONDS` may be incomplete, and half of a YAML file can be valid. It is read
+    once it has been unchanged for that long or, if the file system's clock is not ours, once two checks have found it
+    unchanged.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class ConfigWatch:
         """Begin with a configuration that has been read already.
 
         Args:
-            path: The file. A relative path means today's working directory, also if that changes.
+            path: The file. A relative path is resolved now, even if the working directory changes later.
             overrides: See `load_config`.
-            current: What the file held.
-            clock: Seconds that never go back.
-            wall_clock: Seconds as file systems count them.
+            current: Content of the file.
+            clock: Monotonic clock, in seconds.
+            wall_clock: Clock of file systems, in seconds.
         """
         self._path = Path(path).absolute()
         self._overrides = dict(overrides)
@@ -59,21 +60,21 @@ class ConfigWatch:
         self._wall_clock = wall_clock
         self._next = 0.0
         self._seen: _Stamp | None = None
-        self._taken: _Stamp | None = None  # the first look reads the file: it may have changed since it was loaded
+        self._taken: _Stamp | None = None  # the first check reads the file: it may have changed since it was loaded
         self._complaint = ""
 
     def is_of(self, path: str | os.PathLike[str] | None, overrides: Mapping[str, Any]) -> bool:
-        """Whether this is the file and these are the arguments that are watched."""
+        """Whether this file is watched, with these arguments."""
         return path is not None and Path(path).absolute() == self._path and dict(overrides) == self._overrides
 
     def poll(self) -> Config | None:
-        """Return the new configuration if there is one; ``None`` almost always, after a look at a clock.
+        """Return the new configuration, or ``None`` if it is unchanged. Most calls only read a clock.
 
-        A file that does not say ``dump_enable`` any more leaves it as it was.
+        If the file no longer has ``dump_enable``, its last value stays.
 
         Raises:
-            ConfigError: the file cannot be read or is no valid configuration; once for each thing that is wrong with
-                it. It is read again at the next look.
+            ConfigError: the file cannot be read or is not a valid configuration; raised once for each problem. The file
+                is read again at the next check.
         """
         now = self._clock()
         if now < self._next:
@@ -96,7 +97,7 @@ class ConfigWatch:
             self._complaint, self._current = str(error), None
             raise
         if _stamp_of(self._path) != stamp:
-            return None  # written to while it was read
+            return None  # modified while it was read
         self._taken, self._complaint = stamp, ""
         if not config.is_live:
             config = msgspec.structs.replace(config, dump_enable=self._is_enabled, is_live=True)

@@ -1,4 +1,4 @@
-"""Estimate: run a training program for some steps, bare and recorded, and say what recording costs."""
+"""Run a training program for a few steps, bare and recorded, and report what recording costs."""
 
 from msprobe_core.estimate.engine import Case, CaseResult, Estimate, Request, estimate
 from msprobe_core.estimate.report import Scale, check_json, print_estimate, write_json

@@ -1,4 +1,4 @@
-"""Measure a program bare and at each level and mode, one process each, and relate the two."""
+"""Measure a program bare and at each level and mode, in a process each, and compute the factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from msprobe_core.errors import EstimateError, StoreError
 from msprobe_core.estimate.process import Progress, Run, run_program
 
 TENSOR_MODE = "tensor"
-"""The mode that is a task; all others are a ``summary_mode`` of the task statistics."""
+"""The mode that selects the task ``tensor``; all others are a ``summary_mode`` of the task ``statistics``."""
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _STEPPER = "msprobe_core.capture.stepper"
@@ -26,31 +26,31 @@ _STEPPER = "msprobe_core.capture.stepper"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is recorded: a level, and what is kept of a tensor. ``level`` is ``None`` for no recording at all."""
+    """What is recorded: a level and a mode. ``level`` is ``None`` without recording."""
 
     level: str | None = None
     mode: str = "statistics"
 
     @property
     def label(self) -> str:
-        """What the case is called in progress and sentences."""
+        """Name of the case in progress output and messages."""
         return "without recording" if self.level is None else f"{self.level} {self.mode}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What one case has cost, or why that is not known.
+    """The measured cost of one case, or why it is not known.
 
     Attributes:
         case: What was recorded.
         times_s: Seconds of each measured step, of the lowest rank.
-        bytes_per_step: Mean bytes on disk of a step of one process.
-        records_per_step: Mean entries of a step of one process.
-        peak_memory_bytes: Most memory that a process has had resident.
-        peak_device_bytes: Most memory that tensors of a process have had on its devices; ``None`` without devices.
-        num_processes: Processes that recorded.
+        bytes_per_step: Mean bytes on disk per step and process.
+        records_per_step: Mean number of entries per step and process.
+        peak_memory_bytes: Peak resident memory of any process.
+        peak_device_bytes: Peak memory of a process's tensors on its devices; ``None`` without devices.
+        num_processes: Number of processes that recorded.
         problem: Why nothing was measured; a sentence.
-        last_lines: The last that the program printed to its standard error.
+        last_lines: Last lines that the program printed to its standard error.
     """
 
     case: Case
@@ -75,12 +75,12 @@ class Request:
 
     Attributes:
         target: A script's path, or ``module:function``.
-        arguments: Those of the script.
+        arguments: Arguments of the script.
         cases: What to record.
-        num_warmup: Steps before the first that counts, at least 1.
-        num_steps: Steps that count.
-        timeout_s: How long one case may take, seconds.
-        scratch: Directory for the dumps; ``None`` takes the system's for temporary files.
+        num_warmup: Steps before the first measured one, at least 1.
+        num_steps: Measured steps.
+        timeout_s: Time limit of one case, in seconds.
+        scratch: Directory for the dumps; ``None`` uses the system's temporary directory.
     """
 
     target: str
@@ -93,15 +93,15 @@ class Request:
 
     @property
     def is_function(self) -> bool:
-        """Whether the target is called, instead of run."""
+        """Whether the target is a function to call, not a script to run."""
         return not Path(self.target).is_file() and _FUNCTION.fullmatch(self.target) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What recording costs.
+    """The cost of recording.
 
-    ``cases`` has a result for each case that was asked for; it is empty if the program does not even run bare.
+    ``cases`` has a result for each requested case; it is empty if the program does not even run bare.
     """
 
     request: Request
@@ -109,12 +109,12 @@ class Estimate:
     cases: Sequence[CaseResult] = field(default_factory=list[CaseResult])
 
     def factor(self, result: CaseResult) -> float:
-        """Return the time of a recorded step over that of a bare one, of the medians."""
+        """Return the median time of a recorded step over that of a bare one."""
         return result.time_s / self.bare.time_s
 
 
 EstimateProgress: TypeAlias = Callable[[int, int, Case, int, float], None]
-"""Called with the number of cases done and of all, the one that runs, its steps so far, and its seconds so far."""
+"""Called with the number of finished cases and of all cases, the running case, its steps and its seconds so far."""
 
 
 def estimate(request: Request, progress: EstimateProgress | None = None) -> Estimate:
@@ -193,7 +193,7 @@ def _of_use(readings: Sequence[Reading]) -> Sequence[Reading]:
 
 
 def _problem(request: Request, case: Case, run: Run) -> str | None:
-    """Return why the run says nothing; ``None`` if it does."""
+    """Return why the run has no usable result; ``None`` if it has."""
     name = request.target
     said = next((reading.problem for reading in run.readings if reading.problem is not None), None)
     if said is not None:

@@ -1,4 +1,4 @@
-"""One run of the user's program in a process of its own, which is ended with all that it has started."""
+"""Run the user's program in its own process, and terminate it with everything that it has started."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import TypeAlias
 from msprobe_core.capture.measure import ORDER_VARIABLE, Order, Reading, read_readings
 
 Progress: TypeAlias = Callable[[int, float], None]
-"""Called with the number of steps that have ended and the seconds since the program was started."""
+"""Called with the number of finished steps and the seconds since the program was started."""
 
 _POLL_S = 0.1
 _PATIENCE_S = 5.0
-"""For what has been told to end, and for a launcher whose processes have all measured their steps."""
+"""Grace period for terminated processes, and for a launcher whose processes have all measured their steps."""
 
 _KEPT_FREE = 0.1
-"""Of the room that was free on the disk when the run began."""
+"""Share, to be kept free, of the disk space that was free when the run began."""
 
 _MAX_LINES = 40
 
@@ -33,10 +33,10 @@ class Run:
     """How a run ended.
 
     Attributes:
-        readings: What its processes have measured, the lowest rank first.
-        status: Its exit status; negative for a signal; ``None`` if it was ended from here.
-        problem: Why it was ended before its time; a sentence.
-        last_lines: The last that it printed to its standard error.
+        readings: Measurements of its processes, the lowest rank first.
+        status: Its exit status; negative for a signal; ``None`` if we terminated it.
+        problem: Why it was terminated early; a sentence.
+        last_lines: Last lines that it printed to its standard error.
     """
 
     readings: Sequence[Reading]
@@ -46,12 +46,12 @@ class Run:
 
 
 def run_program(command: Sequence[str], order: Order, *, timeout_s: float, progress: Progress) -> Run:
-    """Run ``command`` until it ends or has measured what is ordered; nothing that it started is left when this returns.
+    """Run ``command`` until it ends or has measured what is ordered. No process that it started is left afterwards.
 
     Args:
         command: The program and its arguments.
-        order: What to measure. The name of its directory is only this run's: processes are known by it.
-        timeout_s: How long it may take, seconds.
+        order: What to measure. The name of its directory is unique to this run and identifies its processes.
+        timeout_s: Time limit, in seconds.
         progress: Called ten times a second.
     """
     directory = Path(order.directory)
@@ -64,7 +64,7 @@ def run_program(command: Sequence[str], order: Order, *, timeout_s: float, progr
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            start_new_session=True,  # or a Ctrl-C would reach it before us
+            start_new_session=True,  # otherwise a Ctrl-C would reach it before us
         )
     try:
         problem = _watch(program, directory, timeout_s, progress)
@@ -75,7 +75,7 @@ def run_program(command: Sequence[str], order: Order, *, timeout_s: float, progr
 
 
 def _watch(program: subprocess.Popen[bytes], directory: Path, timeout_s: float, progress: Progress) -> str | None:
-    """Return when the program has ended or is to be ended; a sentence if that is before its time."""
+    """Return when the program has ended or must be terminated; return a sentence if that is early."""
     began = time.monotonic()
     room = shutil.disk_usage(directory).free
     complete_since: float | None = None
@@ -101,7 +101,7 @@ def _watch(program: subprocess.Popen[bytes], directory: Path, timeout_s: float, 
 
 
 def _end(program: subprocess.Popen[bytes], directory: Path) -> None:
-    """End the program and its descendants, those too that have left its session."""
+    """Terminate the program and its descendants, including those that have left its session."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + _PATIENCE_S
         _send(program, directory, signal_number)
@@ -110,7 +110,7 @@ def _end(program: subprocess.Popen[bytes], directory: Path) -> None:
 
 
 def _send(program: subprocess.Popen[bytes], directory: Path, signal_number: int) -> None:
-    if program.poll() is None:  # or its number may be another's by now
+    if program.poll() is None:  # otherwise its process id may have been reused
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(program.pid, signal_number)
     for process in _descendants(directory):
@@ -119,11 +119,11 @@ def _send(program: subprocess.Popen[bytes], directory: Path, signal_number: int)
 
 
 def _descendants(directory: Path) -> list[int]:
-    """Return the processes with the order of this directory in their environment; none where there is no ``/proc``."""
+    """Return the processes with this directory's order in their environment; none if there is no ``/proc``."""
     mark = os.fsencode(directory.name)
     found: list[int] = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # of somebody else, or gone
+        with suppress(OSError):  # another user's process, or it has ended
             if mark in environment.read_bytes():
                 found.append(int(environment.parent.name))
     return found

@@ -1,4 +1,4 @@
-"""Show what recording costs: a table for people, a file for programs."""
+"""Show the cost of recording: a table for users, a file for programs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 _WIDTH = 110
-"""Columns where there is no terminal to say how many it has."""
+"""Number of columns if there is no terminal to ask."""
 
 _STEADY = 1.5
-"""Slowest step over fastest, above which a median of few steps says little."""
+"""Ratio of slowest to fastest step above which a median of few steps is unreliable."""
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of a training is to be recorded: in how many processes, and how many steps of each."""
+    """Size of the planned recording: number of processes, and number of steps of each."""
 
     num_ranks: int = 1
     num_steps: int = 1
@@ -35,12 +35,12 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether there is more than what was measured."""
+        """Whether it is larger than what was measured."""
         return self.num_ranks * self.num_steps > 1
 
 
 class MeasuredCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One case in the file: `CaseResult` with what follows from it. Numbers are null where ``problem`` is not."""
+    """One case in the file: `CaseResult` with derived numbers. Numbers are null if ``problem`` is not."""
 
     level: str | None
     mode: str | None
@@ -57,7 +57,7 @@ class MeasuredCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EstimateFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``--json`` writes: all numbers, times in seconds."""
+    """Content of the ``--json`` file: all numbers, times in seconds."""
 
     program: tuple[str, ...]
     warmup: int
@@ -69,16 +69,16 @@ class EstimateFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_json(path: Path) -> None:
-    """Raise if a file that `msprobe estimate` has not written has this name.
+    """Raise if a file of this name exists that `msprobe estimate` has not written.
 
     Raises:
-        StoreError: one has.
+        StoreError: there is one.
     """
     refuse_foreign_json(path, "msprobe estimate", ("program", "bare", "cases"))
 
 
 def write_json(estimate: Estimate, scale: Scale, path: Path) -> None:
-    """Write all numbers, for the owner only.
+    """Write all numbers, readable by the owner only.
 
     Raises:
         StoreError: the file cannot be written.
@@ -183,7 +183,7 @@ def _plural(number: int, noun: str) -> str:
 
 
 def _size(number: float) -> str:
-    """Return bytes as people write them; kB is 1,000 bytes."""
+    """Return a number of bytes for display; 1 kB is 1,000 bytes."""
     if number < 1000:
         return f"{number:.0f} B"
     units = ("kB", "MB", "GB", "TB", "PB")

@@ -1,4 +1,4 @@
-"""What monitors have written: statistics of a training over steps, by rank, quantity and name."""
+"""Files of training monitors: statistics of a training over steps, by rank, quantity and name."""
 
 from msprobe_core.monitoring.divergence import PARTING, Departure, first_departure, first_non_finite, num_shared
 from msprobe_core.monitoring.files import find_monitored, is_monitored, read_monitored

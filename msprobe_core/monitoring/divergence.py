@@ -1,4 +1,4 @@
-"""Where a monitored training stops being finite, and where two of them part."""
+"""Find where a monitored training stops being finite, and where two of them diverge."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import polars as pl
 from msprobe_core.monitoring.history import Monitored, Place, in_order
 
 PARTING = 0.01
-"""From which relative difference of a statistic on two trainings are said to part there, beside what rounding does to
-norms and extremes; where they differ at all is told as well. There is no measure of the noise of a monitor's values."""
+"""Relative difference of a statistic from which two trainings are reported as diverged.
+
+It is well above the effect of rounding on norms and extremes. The first difference of any size is reported as well.
+There is no measure of the noise of a monitor's values.
+"""
 
 _JUDGED = ("norm", "max", "min")
-"""Statistics that are judged, as far as there are some: means are near zero, where relative differences say nothing."""
+"""Statistics that are judged, if present. Means are near zero, where relative differences are meaningless."""
 
 _KEYS = ["rank", "quantity", "stage", "name", "micro_step", "step"]
-"""What tells a value of one training from every other."""
+"""Columns that identify a value of one training."""
 
 _MAX_NAMED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """The first place where something happens to values.
+    """The first place where values stop being finite or differ.
 
     Attributes:
-        step: Where it happens first.
-        place: Of what.
-        ranks: Those on which it happens to this value in this step.
-        statistic: Which statistic tells it.
+        step: The first step in which it happens.
+        place: The value.
+        ranks: Ranks on which it happens to this value in this step.
+        statistic: The statistic that shows it.
         target: Its value in the target, on the first of these ranks.
-        golden: Likewise; ``None`` if there is one training only.
-        relative: Their relative difference, infinite where only one is finite.
-        others: Further values to which it happens in this step, in the order in which they are computed.
-        num_places: How many there are, the first one included.
+        golden: Its value in golden; ``None`` if there is only one training.
+        relative: Their relative difference, infinite if only one is finite.
+        others: Other values to which it happens in this step, in the order in which they are computed.
+        num_places: Number of such values, including the first one.
     """
 
     step: int
@@ -50,26 +53,26 @@ class Departure:
 
 
 def first_non_finite(run: Monitored) -> Departure | None:
-    """Return where values stop being finite first; ``None`` if all are finite."""
+    """Return the first value that is not finite; ``None`` if all are finite."""
     statistics = [name for name in run.statistics if name in ("norm", "max", "min", "mean")] or list(run.statistics)
     is_bad = [pl.col(name).is_not_null() & ~pl.col(name).is_finite() for name in statistics]
     found = run.frame.with_columns(
         _told=pl.coalesce(*[pl.when(bad).then(pl.lit(name)) for name, bad in zip(statistics, is_bad, strict=True)])
     )
-    if "nans" in run.statistics:  # which other statistics may have passed over
+    if "nans" in run.statistics:  # other statistics may ignore NaN
         found = found.with_columns(_told=pl.coalesce("_told", pl.when(pl.col("nans") > 0).then(pl.lit("nans"))))
     found = found.filter(pl.col("_told").is_not_null()).with_columns(_relative=pl.lit(float("inf")))
     return _first(found)
 
 
 def first_departure(target: Monitored, golden: Monitored, limit: float = PARTING) -> Departure | None:
-    """Return the first value of which a statistic differs; ``None`` if none does.
+    """Return the first value with a differing statistic; ``None`` if there is none.
 
     Args:
         target: The training under test.
         golden: The trusted one.
-        limit: From which relative difference on, ``|target - golden| / |golden|``; NaN beside a number is infinitely
-            far. 0 finds the first difference at all.
+        limit: Smallest relative difference that counts, ``|target - golden| / |golden|``; NaN on one side is infinitely
+            far. 0 finds the first difference of any size.
     """
     shared = [name for name in target.statistics if name in golden.statistics]
     judged = [name for name in _JUDGED if name in shared] or shared
@@ -85,12 +88,12 @@ def first_departure(target: Monitored, golden: Monitored, limit: float = PARTING
 
 
 def num_shared(target: Monitored, golden: Monitored) -> int:
-    """Return how many values of steps and ranks both have."""
+    """Return the number of values, by step and rank, that both have."""
     return target.frame.select(_KEYS).join(golden.frame.select(_KEYS), on=_KEYS, how="semi", nulls_equal=True).height
 
 
 def _relative(name: str, resolution: float) -> pl.Expr:
-    """Return the difference of a statistic relative to golden's: 0 where both are as good as the same, or NaN."""
+    """Return the difference of a statistic relative to golden's: 0 if equal to the files' precision, or both NaN."""
     target, golden = pl.col(name), pl.col(f"{name}_golden")
     is_same = (target == golden) | (target.is_nan() & golden.is_nan()) | ((target - golden).abs() <= resolution)
     are_finite = target.is_finite() & golden.is_finite() & (golden != 0)

@@ -1,9 +1,9 @@
-"""Read the files of the established monitor: CSV, one directory for each rank.
+"""Read the files of the established monitor: CSV, one directory per rank.
 
-Two layouts are known. ``{time}-rank{R}-{8 hex}/{quantity}_{first}-{last}.csv`` has a file for each quantity and range
-of steps, with the columns ``vpp_stage,name,step[,micro_step]``, then statistics, then ``shape,dtype``. Version 2 of it
-writes ``rank_{R}/{monitor}_step{first}-{last}.csv`` with ``vpp_stage,step,module_name,scope[,micro_step]`` and
-statistics. Files grow while a training runs, so the last line may be half of one.
+Two formats are supported. ``{time}-rank{R}-{8 hex}/{quantity}_{first}-{last}.csv`` has a file for each quantity and
+range of steps, with the columns ``vpp_stage,name,step[,micro_step]``, then statistics, then ``shape,dtype``. Its
+version 2 writes ``rank_{R}/{monitor}_step{first}-{last}.csv`` with ``vpp_stage,step,module_name,scope[,micro_step]``
+and statistics. Files grow while a training runs, so the last line may be incomplete.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _DIRECTORY = re.compile(r"(?P<time>[\w-]{0,20})-rank(?P<rank>\d{1,5})-")
 _DIRECTORY_V2 = re.compile(r"rank_(?P<rank>\d{1,5})$")
 _FILE = re.compile(r"(?P<quantity>[a-z_]+?)_(?P<v2>step)?(?P<first>\d+)-(?P<last>\d+)\.csv$")
 _SUBDIRECTORY = "monitor_output"
-"""What the established monitor calls its output unless it is told otherwise."""
+"""Default output directory of the established monitor."""
 
 _SCOPES = {
     "forward": "actv", "backward": "actv_grad", "unreduced": "grad_unreduced", "reduced": "grad_reduced",
 }  # fmt: skip
-"""What version 2 calls quantities, where that is another word."""
+"""Names of quantities in version 2 that differ from ours."""
 
 _DESCRIBING = frozenset({"shape", "dtype", "id"})
 _NAMES = ("name", "module_name")
@@ -47,16 +47,16 @@ class _RankDirectory:
     path: Path
     rank: int
     time: tuple[datetime, str]
-    """When the training began, as far as the name tells, and the name."""
+    """Start time of the training, as far as the name shows, and the name."""
 
 
 def is_monitored(path: Path) -> bool:
-    """Whether a directory holds what a monitor has written, of one rank or of several."""
+    """Whether a directory has files of a monitor, of one rank or of several."""
     return bool(_directories(path))
 
 
 def find_monitored(path: Path) -> Path | None:
-    """Return the directory of a run in which its monitor wrote: itself, or ``monitor_output`` in it."""
+    """Return the directory with a run's monitor files: ``path`` itself, or ``monitor_output`` in it."""
     return next((each for each in (path, path / _SUBDIRECTORY) if is_monitored(each)), None)
 
 
@@ -75,23 +75,23 @@ def _rank_directory(path: Path) -> _RankDirectory | None:
         return None
     began = datetime.min
     if (time := match.groupdict().get("time")) is not None:
-        with contextlib.suppress(ValueError):  # as of a directory that somebody renamed
+        with contextlib.suppress(ValueError):  # for example a renamed directory
             began = datetime.strptime(f"2000 {time}", "%Y %b%d_%H-%M-%S")
     return _RankDirectory(path, int(match["rank"]), (began, name))
 
 
 def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[int] = ()) -> Monitored:
-    """Read what a monitor has written.
+    """Read the files of a monitor.
 
-    Where a rank has several directories, as of a training that was resumed, the later one says what a step was.
+    If a rank has several directories, as after a resumed training, the latest one that has a step is used for it.
 
     Args:
-        path: A directory with one for each rank, or that of one rank.
-        steps: Those to read; all if empty.
-        ranks: Likewise.
+        path: A directory with one directory per rank, or the directory of one rank.
+        steps: Steps to read; empty for all.
+        ranks: Ranks to read; empty for all.
 
     Raises:
-        DumpError: there is nothing of a monitor, nothing of what was asked for, or a file cannot be read.
+        DumpError: there are no files of a monitor, none of the requested steps and ranks, or a file cannot be read.
     """
     directories = _directories(path)
     if not directories:
@@ -125,7 +125,7 @@ def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[in
 
 
 def _latest(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
-    """Keep what the latest directory says of a value, and say whether that made a difference."""
+    """Keep the latest directory's version of each value, and note if an older one was dropped."""
     keys = [name for name in SCHEMA if name != "place"]
     newest = frame.group_by(keys, maintain_order=True).agg(_newest=pl.col("_directory").max())
     kept = frame.join(newest, on=keys, how="inner", nulls_equal=True, maintain_order="left")
@@ -136,7 +136,7 @@ def _latest(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
 
 
 def _files_of(directory: _RankDirectory, steps: Collection[int]) -> list[tuple[Path, str]]:
-    """Return the files of a rank with their quantities, in the order of their steps."""
+    """Return the files of a rank with their quantities, ordered by step."""
     files: list[tuple[int, str, Path]] = []
     for path in directory.path.iterdir():
         match = _FILE.match(path.name)
@@ -150,7 +150,7 @@ def _files_of(directory: _RankDirectory, steps: Collection[int]) -> list[tuple[P
 
 @dataclass(frozen=True)
 class _Content:
-    """Rows of a file, and how many decimals its numbers have at the most."""
+    """Rows of a file, and the maximum number of decimals."""
 
     frame: pl.DataFrame
     decimals: int
@@ -160,7 +160,7 @@ def _read_file(path: Path, quantity: str, notes: list[str]) -> _Content | None:
     """Return a file's rows; ``None`` if it has none yet.
 
     Raises:
-        DumpError: it cannot be read, or is not what a monitor writes.
+        DumpError: it cannot be read, or is not a file of a monitor.
     """
     try:
         text = read_plain(path).removeprefix(b"\xef\xbb\xbf").decode()
@@ -201,18 +201,18 @@ _KEYS = frozenset({*SCHEMA, *_NAMES, "vpp_stage", "scope", *_DESCRIBING, _ABSENT
 
 
 def _decimals(frame: pl.DataFrame, header: Collection[str]) -> int:
-    """Return how many decimals numbers have at the most: a monitor rounds them all to as many."""
+    """Return the maximum number of decimals: a monitor rounds all numbers to the same number of decimals."""
     found = 0
     for name in header:
         if name not in _KEYS:
-            behind = pl.col(name).str.extract(r"\.(\d+)").str.len_chars().cast(pl.Int64)
+            decimals = pl.col(name).str.extract(r"\.(\d+)").str.len_chars().cast(pl.Int64)
             exponent = pl.col(name).str.extract(r"[eE]([-+]?\d+)$").cast(pl.Int64, strict=False).fill_null(0)
-            found = max(found, frame.select((behind - exponent).max()).item() or 0)
+            found = max(found, frame.select((decimals - exponent).max()).item() or 0)
     return min(found, _MAX_DECIMALS)
 
 
 def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFrame:
-    """Return rows with the columns of `SCHEMA` but the rank, and statistics; those without a step are left out."""
+    """Return rows with the columns of `SCHEMA` except the rank, and statistics; rows without a step are left out."""
     scope = pl.lit(quantity) if "scope" not in header else pl.col("scope").replace(_SCOPES)
     name = pl.col(next(name for name in _NAMES if name in header))
 
@@ -224,7 +224,7 @@ def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFram
     stage = integer("vpp_stage")
     typed = frame.select(
         quantity=scope,
-        stage=pl.when(stage >= 0).then(stage),  # -1: a model that is one
+        stage=pl.when(stage >= 0).then(stage),  # -1: no virtual pipeline
         name=name.str.strip_suffix(pl.concat_str(pl.lit("."), scope)),  # fc1.weight.exp_avg of scope exp_avg
         micro_step=integer("micro_step"),
         step=integer("step"),
@@ -236,6 +236,6 @@ def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFram
 
 
 def _is_absent(header: list[str]) -> pl.Expr:
-    """Whether a row stands for no value at all: its shape, or its count of NaN, is NaN itself."""
+    """Whether a row has no value at all: its shape, or its count of NaN, is NaN itself."""
     telling = next((name for name in ("shape", "nans") if name in header), None)
     return pl.lit(False) if telling is None else pl.col(telling).str.to_lowercase() == _ABSENT

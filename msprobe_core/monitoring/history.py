@@ -1,4 +1,4 @@
-"""What a monitor has followed, whoever wrote it."""
+"""The history of a monitored training, independent of the tool that wrote it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 import polars as pl
 
 KEYS = ("rank", "quantity", "stage", "name", "micro_step", "step", "place")
-"""Columns of a history that say what a row is of, and in which order it was written; all others are statistics."""
+"""Columns of a history that identify a row and its position in the file; all other columns are statistics."""
 
 SCHEMA = {
     "rank": pl.Int64,
@@ -23,7 +23,7 @@ SCHEMA = {
 
 
 class Quantity(str, Enum):
-    """What a monitor follows, in the order in which a step computes it; files may have further ones."""
+    """Monitored quantities, in the order in which a step computes them; files may have others."""
 
     PARAM_ORIGIN = "param_origin"
     ACTIVATION = "actv"
@@ -37,13 +37,13 @@ class Quantity(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One value that is followed: of one quantity of one module or parameter.
+    """One monitored value: a quantity of a module or parameter.
 
     Attributes:
-        quantity: A `Quantity`, or another word of the files.
-        stage: Of a virtual pipeline; ``None`` where the model is one.
-        name: Of the module, with ``.input`` or ``.output``, or of the parameter.
-        micro_step: Which micro-batch; ``None`` where a value is of the whole step.
+        quantity: A `Quantity`, or another name in the files.
+        stage: Stage of a virtual pipeline; ``None`` without one.
+        name: Name of the module, with ``.input`` or ``.output``, or of the parameter.
+        micro_step: Micro-batch; ``None`` if the value belongs to the whole step.
     """
 
     quantity: str
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """The name for people: the outermost module has none, and the first stage is mostly the only one."""
+        """Display name: the outermost module has no name, and the first stage is usually the only one."""
         name = f"(model){self.name}" if self.name.startswith(".") else self.name
         return f"{self.stage}:{name}" if self.stage else name
 
@@ -63,11 +63,11 @@ class Monitored:
     """The history of one training.
 
     Attributes:
-        frame: A row for each rank, `Place` and step: the columns of `KEYS`, then statistics (float64, null where a
-            file has none). Rows of what was absent in a step, such as the gradient of an input that needs none, are
-            left out, so NaN means a value that is NaN.
-        statistics: Names of the statistics, those that most files have first.
-        resolution: Smallest difference that the files can tell: monitors round to some decimals.
+        frame: A row for each rank, `Place` and step: the columns of `KEYS`, then statistics (float64, null if a file
+            lacks it). Rows of values that were absent in a step, such as the gradient of an input that requires none,
+            are left out, so NaN means a value that is NaN.
+        statistics: Names of the statistics, most frequent first.
+        resolution: Smallest difference that the files can represent: monitors round to a number of decimals.
         notes: What was left out, and why.
     """
 
@@ -88,9 +88,9 @@ class Monitored:
 
 
 def in_order(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a history in the order in which a training computes: by step, micro step, quantity, place in the file."""
+    """Return a history in the order of computation: by step, micro step, quantity, position in the file."""
     order = {each.value: i for i, each in enumerate(Quantity)}
-    # What is not of one micro step, such as reduced gradients, comes behind all of them, but parameters before them.
+    # Values of the whole step, such as reduced gradients, follow all micro steps; parameters precede them.
     whole = pl.when(pl.col("quantity") == Quantity.PARAM_ORIGIN.value).then(-1).otherwise(1 << 30)
     ordered = frame.with_columns(
         _micro=pl.coalesce("micro_step", whole),

@@ -1,4 +1,4 @@
-"""What came before what in a job of several processes: one order over the calls of all ranks."""
+"""Happens-before in a job of several processes: one partial order over the calls of all ranks."""
 
 from msprobe_core.order.causality import Node, Order, order_of
 

@@ -1,13 +1,14 @@
-"""One partial order over the calls of all ranks: what can have come to bear on what.
+"""Happens-before over the calls of all ranks: which call can have affected which other call.
 
-Within a rank, time is the order of its entries, which has a backward after its forward. Between ranks data travel by
-communication only: what a call sends is what was there when it was begun, and what it receives is there when it is
-complete, for an asynchronous call when it has been waited for. Source: Lamport, *Time, clocks, and the ordering of
-events in a distributed system*, CACM 1978, with the messages that a kind of collective does send, no others.
+Within a rank, time is the order of its entries, with a backward after its forward. Between ranks, data travel by
+communication only. A call sends the values that exist when it begins. Received values are available when the call is
+complete or, for an asynchronous call, when the program has waited for it. Source: Lamport, *Time, clocks, and the
+ordering of events in a distributed system*, CACM 1978, restricted to the messages that each kind of collective actually
+sends.
 
-The job is run once more in thought: each rank goes on until it waits for something that nobody has sent yet. That
-visits all events in an order in which causes stand before their effects; along it, depths are counted and influence
-is spread, in time and memory linear in the number of calls.
+The job is simulated once: each rank advances until it waits for data that have not been sent yet. This visits all
+events in an order in which causes precede their effects. Depths and influence are propagated along this order, in time
+and memory linear in the number of calls.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def order_of(ranks: Mapping[int, Dump]) -> Order:
     """Return the order of the calls in the dumps of one step.
 
     Args:
-        ranks: Dumps by number of the rank; read one after the other, so a mapping may load each when it is asked for.
+        ranks: Dumps by rank; read one after the other, so a mapping may load each on access.
     """
     return Order(sorted(ranks), (calls_of(ranks[rank], rank) for rank in sorted(ranks)))
 
@@ -49,8 +50,8 @@ class Order:
         """Match the communication and order it.
 
         Args:
-            ranks: Their numbers.
-            calls: Those of each, see `msprobe_core.order.calls.calls_of`; none is kept.
+            ranks: Rank numbers.
+            calls: Calls of each rank, see `msprobe_core.order.calls.calls_of`; not kept.
         """
         self._ranks = list(ranks)
         self._place_of_rank = {rank: i for i, rank in enumerate(ranks)}
@@ -62,7 +63,7 @@ class Order:
         self._run = _Run(exchanges)
         self._notes = list(exchanges.notes())
         self.absent: Sequence[int] = exchanges.absent()
-        """Ranks that took part in the communication and have no dump here."""
+        """Ranks that participated in the communication and have no dump here."""
         if self._run.num_forced:
             self._notes.append(
                 f"calls of communication that wait for each other in a circle: {self._run.num_forced:,}; their order "
@@ -73,11 +74,11 @@ class Order:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What could not be matched, for people; empty if everything was."""
+        """What could not be matched, as messages for the user; empty if everything was."""
         return self._notes
 
     def depth(self, rank: int, entry: str) -> int:
-        """Return a number that is larger than that of everything which precedes the entry; comparable between ranks.
+        """Return a number larger than that of every entry that precedes this one; comparable between ranks.
 
         Raises:
             DumpError: there is no such entry.
@@ -85,7 +86,7 @@ class Order:
         return self._run.depth(*self._place(rank, entry))
 
     def layer(self, rank: int, entry: str) -> int:
-        """Return how many calls of communication the longest chain of causes before an entry has.
+        """Return the number of communication calls in the longest chain of causes before an entry.
 
         Raises:
             DumpError: there is no such entry.
@@ -93,9 +94,9 @@ class Order:
         return self._run.layer(*self._place(rank, entry))
 
     def senders(self, rank: int, entry: str) -> list[Node]:
-        """Return the calls whose data a call of communication receives, its own among them if it is one of these.
+        """Return the calls whose data a communication call receives, including itself if it sends to itself.
 
-        Empty for other calls, and where all that send have no dump.
+        Empty for other calls, and if no sender has a dump.
 
         Raises:
             DumpError: there is no such entry.
@@ -104,7 +105,7 @@ class Order:
         return [(self._ranks[place], self._entries[place][position]) for place, position in found]
 
     def precedes(self, a: Node, b: Node) -> bool:
-        """Whether ``a`` can have come to bear on ``b``. Of two that are concurrent, neither precedes the other.
+        """Whether ``a`` can have affected ``b``. Of two concurrent calls, neither precedes the other.
 
         Raises:
             DumpError: there is no such entry.
@@ -112,7 +113,7 @@ class Order:
         return self._reach(a).includes(*self._place(*b))
 
     def earliest(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return those that none of the others precedes, by depth, then rank.
+        """Return the nodes that none of the others precedes, by depth, then rank.
 
         Raises:
             DumpError: there is no such entry.
@@ -139,14 +140,14 @@ class Order:
 
 
 class _Reach(NamedTuple):
-    """What some nodes have come to bear on.
+    """Everything that some nodes can have affected.
 
     Attributes:
-        traces: Of all ranks.
-        begins: By rank, from which position on everything is.
-        touched: By exchange, whether its data are.
-        shared: By exchange, whether it is itself one of the nodes: what is behind it on any rank comes after it, the
-            calls that are parts of it do not.
+        traces: Traces of all ranks.
+        begins: By rank, the position from which everything is affected.
+        touched: By exchange, whether its data are affected.
+        shared: By exchange, whether it is itself one of the nodes: later entries on every participating rank are
+            affected, the calls that form it are not.
     """
 
     traces: Sequence[Trace]
@@ -155,7 +156,7 @@ class _Reach(NamedTuple):
     shared: bytearray
 
     def includes(self, place: int, position: int) -> bool:
-        """Whether an entry is among it."""
+        """Whether an entry is affected."""
         trace = self.traces[place]
         call = _call_at(trace, position)
         if call is None:
@@ -163,24 +164,24 @@ class _Reach(NamedTuple):
         return self.includes_call(place, call)
 
     def includes_call(self, place: int, call: int) -> bool:
-        """Whether a call of communication is: by what it was given, or by what came."""
+        """Whether a communication call is affected, by its inputs or by received data."""
         trace = self.traces[place]
         if self.begins[place] <= trace.issued[call]:
             return True
         return any(flags & RECEIVES and self.touched[exchange] for exchange, flags in trace.links(call))
 
     def begins_behind(self, place: int, call: int) -> bool:
-        """Whether what comes after a call of communication is among it."""
+        """Whether the entries after a communication call are affected."""
         shared = (flags & RECEIVES and self.shared[exchange] for exchange, flags in self.traces[place].links(call))
         return self.includes_call(place, call) or any(shared)
 
 
 class _Run:
-    """The job, run once more in thought."""
+    """Simulation of the job."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._traces = exchanges.traces
-        self._num_missing = array("q", exchanges.num_senders)  # sends into each exchange that are still to come
+        self._num_missing = array("q", exchanges.num_senders)  # outstanding sends into each exchange
         self._levels = array("q", bytes(8 * len(self._num_missing)))  # of each exchange: the deepest call that sends
         self._depths = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
         self._bases = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
@@ -192,7 +193,7 @@ class _Run:
         self._is_given_up: set[int] = set()
         self._events: array[int] = array("q")  # place << 33 | call << 1 | whether it is the end of the call
         self.num_forced = 0
-        # Events of a rank in its own order: begin and end of its calls.
+        # Events of a rank in its own order: start and end of its calls.
         self._next = [0] * len(self._traces)
         self._level_at = [0] * len(self._traces)  # depth of the last entry before ...
         self._level_from = [0] * len(self._traces)  # ... this position
@@ -207,7 +208,7 @@ class _Run:
             ready.extend(self._advance(ready.popleft()))
 
     def _advance(self, place: int) -> list[int]:
-        """Run a rank until it has to wait; return the ranks that may go on since."""
+        """Advance a rank until it has to wait; return the ranks that may continue now."""
         trace, woken = self._traces[place], list[int]()
         num_calls = len(trace.positions)
         while (call := self._next[place]) < num_calls:
@@ -228,7 +229,7 @@ class _Run:
         return self._issue_levels[place][call] != 0
 
     def _issue(self, place: int, call: int, position: int, woken: list[int]) -> None:
-        """Let a call send; its position is how many entries were complete before."""
+        """Let a call send; ``position`` is the number of entries that were complete before."""
         trace = self._traces[place]
         trace.issued[call] = position
         level = self._level_at[place] + position - self._level_from[place] + 1
@@ -265,10 +266,10 @@ class _Run:
         self._events.append(place << 33 | call << 1 | 1)
         self._next[place] = call + 1
 
-    # --- circles ----------------------------------------------------------------------------------------------------
+    # --- cycles -----------------------------------------------------------------------------------------------------
 
     def _resolve(self) -> None:
-        """Go on where all wait: a call that was begun at an unknown time may have been begun by now."""
+        """Continue when all ranks wait: a call with an unknown start may have begun by now."""
         senders: dict[int, list[tuple[int, int]]] | None = None
         while self._waiting:
             if senders is None:
@@ -295,13 +296,13 @@ class _Run:
         return senders
 
     def _give_up_one(self, blocked: Mapping[int, list[int]]) -> list[int]:
-        """Let the exchange go that those wait for who have come the least far."""
+        """Release the exchange for which the ranks with the least progress wait."""
         exchange = min(blocked, key=lambda one: (min(self._level_at[place] for place in blocked[one]), one))
         self.num_forced += 1
         self._is_given_up.add(exchange)
         return self._waiting.pop(exchange)
 
-    # --- questions --------------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     def depth(self, place: int, position: int) -> int:
         """Return the length of the longest chain of causes that ends at an entry, from 1."""
@@ -314,12 +315,12 @@ class _Run:
         return self._bases[place][call - 1] + position - trace.positions[call - 1]
 
     def layer(self, place: int, position: int) -> int:
-        """Return how many exchanges the longest chain of causes before an entry has."""
+        """Return the number of exchanges in the longest chain of causes before an entry."""
         call = bisect_right(self._traces[place].positions, position)
         return self._layers[place][call - 1] if call else 0
 
     def senders(self, place: int, position: int) -> list[tuple[int, int]]:
-        """Return place of the rank and position of each call that sends what a call receives."""
+        """Return rank index and position of each call that sends data to a receiving call."""
         trace = self._traces[place]
         call = _call_at(trace, position)
         if call is None:
@@ -338,7 +339,7 @@ class _Run:
         return found
 
     def reach(self, nodes: Iterable[tuple[int, int]]) -> _Reach:
-        """Return what comes after any of some entries, given by the places of their ranks and their positions."""
+        """Return everything after any of some entries, given by rank index and position."""
         num_exchanges = len(self._num_missing)
         begins, touched, shared = [_NEVER] * len(self._traces), bytearray(num_exchanges), bytearray(num_exchanges)
         found = _Reach(self._traces, begins, touched, shared)
@@ -358,9 +359,9 @@ class _Run:
         return found
 
     def _effect_of(self, place: int, position: int, found: _Reach) -> int:
-        """Note what an entry sends by itself, and return from where on it bears on its own rank.
+        """Note what an entry itself sends, and return the position from which it affects its own rank.
 
-        What all ranks do together, such as an all-reduce, is one call: none of its parts comes before another.
+        A joint operation of all ranks, such as an all-reduce, is one call: none of its parts precedes another.
         """
         trace = self._traces[place]
         call = _call_at(trace, position)
@@ -376,6 +377,6 @@ class _Run:
 
 
 def _call_at(trace: Trace, position: int) -> int | None:
-    """Return the call of communication at a position; ``None`` if there is another entry."""
+    """Return the communication call at a position; ``None`` if another entry is there."""
     call = bisect_left(trace.positions, position)
     return call if call < len(trace.positions) and trace.positions[call] == position else None

@@ -1,7 +1,7 @@
-"""Match the calls of communication of all ranks: which of them are parts of one exchange.
+"""Match the communication calls of all ranks: find the calls that form one exchange.
 
-What a rank puts into a channel for the n-th time meets what the others put into it for the n-th time. Counters of
-different channels, or of a rank's calls as a whole, are never compared.
+The n-th message of a rank in a channel is matched with the n-th message of the others in it. Counters of different
+channels, or of all calls of a rank, are never compared.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MAX_RANKS_NAMED = 8
 
 @dataclass(slots=True)
 class Trace:
-    """The communication of one rank, in the order in which it was complete; flat, as there may be millions of calls.
+    """The communication of one rank, in order of completion; in flat arrays, as there may be millions of calls.
 
     Attributes:
-        positions: Place of each call among all entries of its rank.
-        issued: How many entries were complete when it was begun; -1 where that is not known.
-        starts: Where the links of each call begin, and of the last end.
-        exchanges: Exchange that each link leads to.
+        positions: Position of each call among all entries of its rank.
+        issued: Number of entries that were complete when it began; -1 if unknown.
+        starts: Index of the first link of each call, and the end of the last.
+        exchanges: The exchange of each link.
         flags: What the link does there: `SENDS`, `RECEIVES` or both.
-        early: Calls that were begun before another call at a position was complete: that position, and the call.
+        early: Calls that began before another call at a position was complete: that position, and the call.
     """
 
     positions: array[int] = field(default_factory=lambda: array("q"))
@@ -42,13 +42,13 @@ class Trace:
     early: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
     def links(self, call: int) -> Iterator[tuple[int, int]]:
-        """Yield exchange and flags of each link of a call."""
+        """Yield the exchange and flags of each link of a call."""
         for link in range(self.starts[call], self.starts[call + 1]):
             yield self.exchanges[link], self.flags[link]
 
 
 class _Channel:
-    """The exchanges of one channel, and how far each rank has come."""
+    """The exchanges of one channel, and how many messages each rank has had in it."""
 
     __slots__ = ("counts", "exchanges")
 
@@ -58,19 +58,19 @@ class _Channel:
 
 
 class Exchanges:
-    """The exchanges between ranks, which are added one by one.
+    """The exchanges between ranks; ranks are added one by one.
 
     Attributes:
-        ranks: Those that have been added.
-        traces: One for each.
-        num_senders: How many calls send into each exchange.
+        ranks: Ranks that have been added.
+        traces: One for each of them.
+        num_senders: Number of calls that send into each exchange.
     """
 
     def __init__(self, world: Sequence[int]) -> None:
-        """Begin with none.
+        """Begin without ranks.
 
         Args:
-            world: All ranks of the job, which a call that names no group is of.
+            world: All ranks of the job, the group of a call that names none.
         """
         self._world = tuple(world)
         self._all_ranks = str(list(world))
@@ -91,12 +91,12 @@ class Exchanges:
         self._num_unknown += calls.num_unknown
         numbers: dict[str, int] = {}
         linked: list[tuple[Communication, list[tuple[int, int]]]] = []
-        # A backward has the place of its forward.
+        # A backward has the number of its forward.
         for call in sorted(calls.communication, key=lambda call: bool(call.forward)):
             links: list[tuple[int, int]] = []
             for message in call.messages:
                 channel = self._channel(message.channel)
-                side = rank, message.sends  # of what one rank sends itself, both ends are its own
+                side = rank, message.sends  # a rank that sends to itself has both ends
                 number = numbers[call.forward] if call.forward else channel.counts.get(side, 0)
                 channel.counts[side] = number + 1
                 numbers[call.entry] = number
@@ -122,11 +122,11 @@ class Exchanges:
         return channel.exchanges[number]
 
     def absent(self) -> list[int]:
-        """Return the ranks that took part and have not been added."""
+        """Return the ranks that participated and have not been added."""
         return sorted({rank for group in self._groups.values() for rank in group} - set(self.ranks))
 
     def notes(self) -> Iterator[str]:
-        """Yield what has no counterpart, for people."""
+        """Yield a note for each kind of call without counterpart."""
         if missing := self.absent():
             yield (
                 f"{_named(missing)} took part in the communication and {'has' if len(missing) == 1 else 'have'} no "
@@ -140,7 +140,7 @@ class Exchanges:
         if found := list(self._unmatched()):
             more = f"; and {len(found) - _MAX_NOTES:,} more channels" if len(found) > _MAX_NOTES else ""
             first = "; ".join(found[:_MAX_NOTES])
-            yield f"communication without counterpart, behind which the order across ranks may be wrong: {first}{more}"
+            yield f"communication without counterpart, after which the order across ranks may be wrong: {first}{more}"
 
     def _unmatched(self) -> Iterator[str]:
         known = set(self.ranks)

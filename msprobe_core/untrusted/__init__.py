@@ -1,1 +1,1 @@
-"""Open and decode files that anybody may have written: plain files only, and no more work than their size allows."""
+"""Open and decode untrusted files: regular files only, with work bounded by their size."""

@@ -1,7 +1,8 @@
-"""How much the messages of an Arrow stream unfold to, told from their descriptions before any library unpacks them.
+"""Determine how much memory the messages of an Arrow stream need, from their metadata, before a library unpacks them.
 
-Compressed buffers begin with their length once they are unpacked, and libraries allocate what stands there. The
-descriptions are FlatBuffers, of which the few fields that lead to the buffers are looked up here.
+Compressed buffers begin with their uncompressed length, and libraries allocate that much. The metadata are FlatBuffers,
+of which only the few fields that lead to the buffers are read here.
+
 Sources: Apache Arrow 24, *Arrow Columnar Format*, section Serialization and Interprocess Communication,
 ``Message.fbs``; *FlatBuffers internals*.
 """
@@ -19,32 +20,32 @@ _UINT16, _INT32, _UINT32, _INT64 = (struct.Struct(code) for code in ("<H", "<i",
 _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 _PREFIX_BYTES = 8
 _AS_IT_IS = -1
-"""In the place of a length: the buffer was not worth packing."""
+"""Marker instead of a length: the buffer is not compressed."""
 
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 
 
 class Unpacked(NamedTuple):
-    """What a message is once it is unpacked."""
+    """Size of an uncompressed message."""
 
     num_bytes: int
     num_rows: int
 
 
 def unpacked(description: memoryview, body: memoryview) -> Unpacked:
-    """Return how many bytes the buffers of a message have once they are unpacked, and its rows or distinct texts.
+    """Return the uncompressed size of a message's buffers in bytes, and its number of rows or distinct texts.
 
     Args:
-        description: Of the message, a FlatBuffer.
+        description: Metadata of the message, a FlatBuffer.
         body: The message's buffers.
 
     Raises:
-        MalformedError: the description leads out of itself or of the body.
+        MalformedError: an offset in the metadata points outside of the metadata or the body.
     """
     try:
         return _unpacked(description, body)
     except (struct.error, ValueError, IndexError) as error:
-        raise MalformedError("a message does not say where its values lie") from error
+        raise MalformedError("a message lacks valid offsets of its values") from error
 
 
 def _unpacked(description: memoryview, body: memoryview) -> Unpacked:
@@ -77,7 +78,7 @@ def _unpacked(description: memoryview, body: memoryview) -> Unpacked:
 
 
 class _Table:
-    """A table of a FlatBuffer: where each of its fields lies stands in another table, before it."""
+    """A table of a FlatBuffer; a second table before it has the offsets of its fields."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         if position < 0:
@@ -90,22 +91,22 @@ class _Table:
         self._size: int = _UINT16.unpack_from(content, self._fields)[0]
 
     def byte(self, number: int) -> int:
-        """Return a field of one byte; 0 if it is not there."""
+        """Return a field of one byte; 0 if it is missing."""
         place = self._place(number)
         return 0 if place is None else self._content[place]
 
     def integer(self, number: int) -> int:
-        """Return a field of eight bytes; 0 if it is not there."""
+        """Return a field of eight bytes; 0 if it is missing."""
         place = self._place(number)
         return 0 if place is None else _INT64.unpack_from(self._content, place)[0]
 
     def table(self, number: int) -> _Table | None:
-        """Return a field that is a table; ``None`` if it is not there."""
+        """Return a field that is a table; ``None`` if it is missing."""
         place = self._place(number)
         return None if place is None else _Table(self._content, place + _UINT32.unpack_from(self._content, place)[0])
 
     def structs(self, number: int, dtype: np.dtype[np.void]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-        """Return a field that is a list of structs of one size; no structs if it is not there."""
+        """Return a field that is a list of structs of one size; empty if it is missing."""
         place = self._place(number)
         if place is None:
             return np.empty(0, dtype)

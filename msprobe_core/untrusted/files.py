@@ -1,11 +1,10 @@
-"""The one way in which files that others wrote are opened.
+"""Open files that others wrote. All such files are opened here.
 
-Only plain files are read. A pipe would make its reader wait for ever, a device may give bytes without end, and either
-may stand where a dump is expected. Nothing is allocated on the word of a file's content: what its content unfolds to,
-in memory or in steps, is bounded by `most_unfolded` of the bytes that it has.
+Only regular files are read. A pipe would block its reader for ever, a device may return endless data, and either may
+have the name of a dump. No allocation trusts a number in a file: the expansion of its content, in memory or in steps,
+is bounded by `most_unfolded` of its size.
 
-Errors are `OSError` with a reason in ``strerror``, so that callers say where and what to do as for any other file that
-cannot be read.
+Errors are `OSError` with a reason in ``strerror``, so that callers report them like those of any other unreadable file.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 MAX_BYTES = 10 << 30
-"""Largest file that is read as a whole, in bytes."""
+"""Largest file that is read whole, in bytes."""
 
 _FLOOR_BYTES = 64 << 20
 _MOST_PER_BYTE = 256
@@ -32,27 +31,27 @@ _KINDS = (
 
 
 class TooLargeError(OSError):
-    """A file is larger than anything that it could hold."""
+    """A file is larger than any valid content."""
 
 
 def most_unfolded(num_bytes: int) -> int:
-    """Return how many bytes ``num_bytes`` of a file may unfold to: 256 for each, and 64 MiB in any case.
+    """Return the maximum expansion of ``num_bytes`` of a file: 256 bytes for each, plus 64 MiB.
 
-    What is unfolded are compressed parts, texts that many rows refer to, and elements that a view repeats. Columns of
-    equal values, the most compressible that recordings and tables have, are compressed to a hundredth.
+    Content that expands is compressed parts, texts that many rows refer to, and elements that a view repeats. Columns
+    of equal values, the most compressible content of real recordings and tables, are compressed to a hundredth.
     """
     return _FLOOR_BYTES + _MOST_PER_BYTE * num_bytes
 
 
 def open_plain(path: Path) -> FileIO:
-    """Open a plain file for reading, without a buffer; a symbolic link is followed.
+    """Open a regular file for reading, unbuffered; follows symbolic links.
 
     Raises:
-        OSError: it cannot be opened, or is something else; ``strerror`` says what.
+        OSError: it cannot be opened, or is not a regular file; ``strerror`` says what it is.
     """
-    # Before it is opened, because opening a device may do something, and again after it: it may have been replaced.
+    # Check before opening, because opening a device may have an effect, and again after it: it may be another file.
     _check_plain(path, path.stat())
-    # Not blocking: opening a pipe would wait for somebody who writes to it.
+    # Non-blocking: opening a pipe would wait for a writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     try:
@@ -64,22 +63,22 @@ def open_plain(path: Path) -> FileIO:
 
 
 def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a plain file: as many bytes as it has when it is opened.
+    """Return the content of a regular file: as many bytes as it has when it is opened.
 
     Args:
         path: The file.
-        max_bytes: A larger file is refused.
+        max_bytes: A larger file is rejected.
 
     Raises:
         TooLargeError: it is larger.
-        OSError: it cannot be read, or is no plain file; ``strerror`` says what.
+        OSError: it cannot be read, or is not a regular file; ``strerror`` says why.
         MemoryError: its content does not fit into memory.
     """
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise TooLargeError(errno.EFBIG, f"it is larger than {_shown(max_bytes)}", str(path))
-        # Files of the kernel's say that they have 0 bytes, and some of those wait when they are read.
+        # Files of the operating system's kernel report 0 bytes, and reading some of them blocks.
         return file.readall()[:size] if size else b""
 
 

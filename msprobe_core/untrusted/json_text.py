@@ -1,4 +1,4 @@
-"""Bound how deeply JSON is nested: decoders differ in what they take, and so do releases of Python."""
+"""Bound the nesting of JSON: limits differ between decoders and between releases of Python."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, cast
 from msprobe_core.untrusted.malformed import MalformedError
 
 MAX_NESTING = 128
-"""Lists and objects within each other in one record; what is recorded has 64 of its own and a few of the format's."""
+"""Maximum nesting of lists and objects in one record. Recorded values have up to 64 levels, the format adds a few."""
 
 _AROUND_RECORDS = 8
-"""Lists and objects that a record stands in, and some more."""
+"""Levels of lists and objects around a record, with a margin."""
 
 _TOKEN = re.compile(rb'[\[\]{}"]|\\.', re.DOTALL)
 
@@ -35,15 +35,15 @@ def check_nesting(value: Any, most: int = MAX_NESTING) -> None:
 
 
 def too_deep() -> MalformedError:
-    """Return the error of a value that is nested too deeply."""
+    """Return the error for a value that is nested too deeply."""
     return MalformedError(f"its values are nested more than {MAX_NESTING} deep")
 
 
 def without_depth(content: bytes) -> bytes:
-    """Return JSON with a null in the place of each value that is nested so deeply that decoders give up.
+    """Return JSON with every value that is nested too deeply for decoders replaced by null.
 
-    What is left of such a value is still nested more deeply than `check_nesting` takes. Content that is cut off, or no
-    JSON, stays so.
+    The rest of such a value is still nested more deeply than `check_nesting` accepts. Truncated or invalid content
+    stays truncated or invalid.
     """
     most = MAX_NESTING + _AROUND_RECORDS
     pieces: list[bytes] = []

@@ -1,14 +1,14 @@
-"""What decoders of foreign content raise."""
+"""The exception of decoders of untrusted content."""
 
 from __future__ import annotations
 
 
 class MalformedError(ValueError):
-    """Content is not what it should be; the message is the reason in one line, for a sentence that names the file.
+    """Content is invalid. The message is the reason in one line, for a sentence that names the file.
 
     Attributes:
-        reason: Without the line.
-        line: Where in the text it is, counted from 1; ``None`` if that is not known.
+        reason: Reason without the line number.
+        line: 1-based line in the text; ``None`` if unknown.
     """
 
     def __init__(self, reason: str, line: int | None = None) -> None:

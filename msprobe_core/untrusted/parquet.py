@@ -1,9 +1,9 @@
-"""How much a Parquet file unfolds to, told from its headers before any library reads its values.
+"""Determine how much a Parquet file expands to, from its headers, before a library reads its values.
 
-A page says how long it is once it is unpacked, and how many values it has; equal values take no room at all. A file of
-a few kilobytes can so stand for any size, and libraries give what is asked for. The sums of what all pages say are
-compared with the length of the file. Headers are Thrift's compact protocol, of which the few types that they use are
-decoded here.
+A page header has the uncompressed length and the number of values; equal values take no space at all. So a file of a
+few kilobytes can claim any size, and libraries allocate it. The sums over all page headers are compared with the length
+of the file. Headers use Thrift's compact protocol; the few types that they need are decoded here.
+
 Sources: Apache Parquet format 2.10, ``parquet.thrift``; Apache Thrift, *Thrift Compact protocol encoding*.
 """
 
@@ -23,25 +23,25 @@ _MAGIC = b"PAR1"
 _FOOTER = struct.Struct("<I4s")
 _MAX_DEPTH = 32
 _MAX_HEADER_BYTES = 1 << 16
-"""Of a page; it may hold the least and the largest value."""
+"""Maximum length of a page header, which may contain the smallest and the largest value."""
 
 _BYTES_PER_VALUE = 16
-"""What a value takes in memory at the most, beside its text."""
+"""Maximum memory of a value, without its text."""
 
 _ENCODINGS = frozenset({0, 2, 3, 8})
-"""Plain, of a dictionary, and runs of equal values. Others take up parts of earlier values and can grow without end."""
+"""Plain, dictionary, and run-length encodings. Others reuse parts of earlier values and can expand without limit."""
 
 _Fields: TypeAlias = dict[int, Any]
 
 
 def check_parquet(file: FileIO) -> None:
-    """Raise if a Parquet file stands for more than a file of its length should.
+    """Raise if a Parquet file expands to more than its length justifies.
 
     Args:
-        file: Open; little of it is read.
+        file: Open file; little of it is read.
 
     Raises:
-        MalformedError: it does, or it is no such file.
+        MalformedError: it does, or it is not a Parquet file.
         OSError: it cannot be read.
     """
     size = file.seek(0, os.SEEK_END)
@@ -60,14 +60,14 @@ def check_parquet(file: FileIO) -> None:
 
 
 def _sums(file: FileIO, size: int) -> tuple[int, int]:
-    """Return the length of all pages once they are unpacked, and the number of their values."""
+    """Return the uncompressed length of all pages, and the number of their values."""
     length, magic = _FOOTER.unpack(_read(file, max(0, size - _FOOTER.size), _FOOTER.size).rjust(_FOOTER.size))
     begin = size - _FOOTER.size - length
     if magic != _MAGIC or begin < len(_MAGIC):
         raise MalformedError("its end is missing")
     metadata = _Compact(_read(file, begin, length)).struct()
     columns: list[_Fields] = [chunk[3] for group in metadata[4] for chunk in group[1]]
-    # Columns may claim the same pages, each of which is looked at.
+    # Columns may refer to the same pages, each of which is read every time.
     pages = list(itertools.islice((page for column in columns for page in _pages(file, column)), _most_pages(size)))
     if len(pages) == _most_pages(size):
         raise MalformedError("it has more pages than a file of its length should")
@@ -85,7 +85,7 @@ class _Page(NamedTuple):
 
 
 def _pages(file: FileIO, column: _Fields) -> Iterator[_Page]:
-    """Yield what the pages of a column say of themselves."""
+    """Yield the sizes in the page headers of a column."""
     position: int = column.get(11, column[9])
     end: int = position + column[7]
     while position < end:
@@ -140,7 +140,7 @@ class _Compact:
         return (value >> 1) ^ -(value & 1)
 
     def _skip(self, num_bytes: int) -> None:
-        """Pass over bytes; lengths are never negative, so that nothing is read twice."""
+        """Skip bytes; lengths are never negative, so that nothing is read twice."""
         self.position += num_bytes
         if self.position > len(self._content):
             raise MalformedError("its headers end within a value")
@@ -173,4 +173,4 @@ _READ: dict[int, Callable[[Any], Any]] = {
     7: lambda reader: reader._skip(8),
     8: lambda reader: reader._skip(reader._varint()),
 }
-"""How each type is read but for booleans, lists and structs; of maps there are none. Text is passed over."""
+"""Readers of each type except booleans, lists and structs; maps do not occur. Text is skipped."""

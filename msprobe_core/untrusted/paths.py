@@ -1,7 +1,7 @@
-r"""Names of files as text: they may hold any bytes, and what is no UTF-8 must be shown, written and found again.
+r"""File names as text. They may contain any bytes; bytes that are not UTF-8 must survive display, storage and look-up.
 
-Python has such a byte as half of a surrogate pair, which no terminal, JSON or column of text takes. It is written
-as ``\xff``, and looked for as that byte where there is no file of the name as it stands.
+Python represents such a byte as half of a surrogate pair, which no terminal, JSON or text column accepts. It is written
+as ``\xff``, and looked up as that byte if there is no file with the literal name.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")
 
 
 def shown(text: str) -> str:
-    r"""Return a text that can be encoded: bytes of a file's name that are no UTF-8 as ``\xff``."""
+    r"""Return a text that can be encoded: bytes of a file name that are not UTF-8 become ``\xff``."""
     if text.isascii():
         return text
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # half a pair that stands for no byte, out of a dump
+    except UnicodeEncodeError:  # half a pair that does not represent a byte, from a dump
         return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def path_of(text: str) -> Path:
-    """Return the path that a text written by `shown` stands for.
+    """Return the path for a text written by `shown`.
 
     Raises:
-        ValueError: it holds a null character.
+        ValueError: it contains a null character.
     """
     path = Path(text)
     if not _ESCAPED.search(text) or path.exists():
@@ -42,7 +42,7 @@ def path_of(text: str) -> Path:
 
 
 def source_of(path: Path) -> Path | io.BytesIO:
-    """Return what a library that wants paths to be text can read: the path, or else what the file holds.
+    """Return an argument for a library that requires paths to be text: the path, or the file's content.
 
     Raises:
         OSError: the file cannot be read.
@@ -55,11 +55,11 @@ def source_of(path: Path) -> Path | io.BytesIO:
 
 
 def encode_json(content: Any, *, indent: int | None = None) -> bytes:
-    """Return content as JSON, with every text in it as it is `shown`.
+    """Return content as JSON, with every text converted by `shown`.
 
     Args:
-        content: What msgspec can encode.
-        indent: Spaces for each level; ``None`` for everything in one line.
+        content: Anything that msgspec can encode.
+        indent: Spaces per level; ``None`` for a single line.
     """
     try:
         encoded = msgspec.json.encode(content)

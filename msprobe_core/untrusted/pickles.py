@@ -1,11 +1,12 @@
-"""Read pickles without running them: what they call is noted, and nothing is imported, hashed or compared.
+"""Read pickles without executing them: calls are only noted, and nothing is imported, hashed or compared.
 
-Python's own unpickler is a program in C that does what the file says. Some hundred bytes are enough to have it make a
-table of 2 GB, or hash a tuple of 2 to the power of 60 parts, which no signal ends. Here each operation takes as long as
-the bytes it stands for, or the values it takes together. `pickletools` of the standard library decodes the operations.
+Python's own unpickler is a C program that does what the file says. A few hundred bytes are enough to make it build a
+table of 2 GB, or hash a tuple of 2 to the power of 60 elements, which no signal interrupts. Here each operation takes
+time proportional to its bytes, or to the values it combines. `pickletools` of the standard library decodes the
+operations.
 
-A value may refer to one part many times. Whoever uses what was read takes it apart step by step, and shows or compares
-only what is text or a number.
+A value may refer to one part many times. Callers traverse the result step by step, and display or compare only text and
+numbers.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ class Named(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A call that the pickle makes, and that was not made."""
+    """A call in the pickle, which was not made."""
 
     function: Named
     args: tuple[Any, ...]
 
 
 class Outside(NamedTuple):
-    """What the pickle says lies outside of it."""
+    """A reference to data outside of the pickle."""
 
     id: Any
 
 
 def read_pickle(content: bytes, check: Callable[[Named], None]) -> Any:
-    """Return what a pickle describes, made of plain containers, `Named`, `Called` and `Outside`.
+    """Return the value that a pickle describes, as plain containers, `Named`, `Called` and `Outside`.
 
     Args:
-        content: In protocol 2 to 5; of the operations those that describe values and calls.
-        check: Called with each name; raises if there must be none such.
+        content: Protocol 2 to 5, restricted to operations that describe values and calls.
+        check: Called with each name; raises if the name is not allowed.
 
     Raises:
-        MalformedError: it is no pickle, or does something else.
+        MalformedError: it is not a pickle, or has other operations.
     """
     machine = _Machine(check)
     try:
@@ -65,11 +66,11 @@ def _action(operation: str) -> Callable[[_Machine, Any], None]:
 
 
 class _Machine:
-    """The stack of values, and what was put aside.
+    """The stack of values, and the memo.
 
     Attributes:
         stack: Values since the last mark.
-        memo: What was put aside, by the number that the pickle gives it; a table by number would be of any size.
+        memo: Stored values by the pickle's number for them. A table indexed by number could have any size.
     """
 
     def __init__(self, check: Callable[[Named], None]) -> None:
@@ -84,16 +85,16 @@ class _Machine:
         self.stack = []
 
     def push(self, value: Any) -> None:
-        """Put a value onto the stack."""
+        """Push a value onto the stack."""
         self.stack.append(value)
 
     def since_mark(self) -> list[Any]:
-        """Return the values since the mark, and go back to those before it."""
+        """Return the values since the mark, and return to those before it."""
         found, self.stack = self.stack, self._below.pop()
         return found
 
     def name(self, module: Any, name: Any) -> None:
-        """Refer to something by its name."""
+        """Push a reference to a name."""
         if not (isinstance(module, str) and isinstance(name, str)):
             raise MalformedError("refers to something that has no name")
         named = Named(module, name)
@@ -108,25 +109,25 @@ class _Machine:
         self.stack.append(Called(function, args))
 
     def drop(self) -> None:
-        """Forget a value: attributes that an object would be given are not kept."""
+        """Discard a value: attributes of objects are not kept."""
         self.stack.pop()
 
     def fill_list(self, values: list[Any]) -> None:
-        """Put values into the list before them."""
+        """Append values to the list before them."""
         target = self.stack[-1]
         if type(target) is not list:
             raise MalformedError("adds to what is no list")
         cast("list[Any]", target).extend(values)
 
     def fill_set(self, values: list[Any]) -> None:
-        """Put values into the set before them."""
+        """Add values to the set before them."""
         target = self.stack[-1]
         if type(target) is not set:
             raise MalformedError("adds to what is no set")
         cast("set[Any]", target).update(map(_plain, values))
 
     def fill_dict(self, values: list[Any]) -> None:
-        """Put keys and values into the dictionary before them; that of a call, such as an ordered one, is not kept."""
+        """Add keys and values to the dictionary before them; those of a call, such as an ordered one, are not kept."""
         target = self.stack[-1]
         if type(target) is dict:
             keys = map(_plain, values[::2])
@@ -136,7 +137,7 @@ class _Machine:
 
 
 def _plain(key: Any) -> Any:
-    """Return a key that takes no longer to hash than it is: a tuple may refer to itself as it was, again and again."""
+    """Return a key whose hash takes time proportional to its size: a tuple may contain one element many times over."""
     if key is None or type(key) in (str, bytes, int, bool, float):
         return key
     raise MalformedError("has keys that are neither text nor numbers")
@@ -198,4 +199,4 @@ _ACTIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "BUILD": lambda machine, _: machine.drop(),
     "BINPERSID": lambda machine, _: machine.push(Outside(machine.stack.pop())),
 }  # fmt: skip
-"""What each operation does."""
+"""Effect of each operation."""

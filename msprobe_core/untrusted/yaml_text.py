@@ -1,8 +1,8 @@
-"""Read YAML whose author may mean harm, in time and memory that its length bounds.
+"""Read untrusted YAML, in time and memory bounded by its length.
 
-An anchor names a node that aliases use again: nine lines of nine aliases each stand for a billion nodes, and merge keys
-copy what they refer to. So what a text stands for is counted on its nodes, before anything is made of them. Nesting is
-bounded before there are nodes: the time that libyaml takes is quadratic in the depth.
+An anchor names a node that aliases reuse: nine lines of nine aliases each expand to a billion nodes, and merge keys
+copy what they refer to. So the expanded size of a text is counted on its nodes, before objects are built from them.
+Nesting is bounded before there are nodes: libyaml's time is quadratic in the depth.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from yaml.constructor import BaseConstructor, SafeConstructor
 from msprobe_core.untrusted.malformed import MalformedError
 
 MAX_DEPTH = 64
-"""Lists and objects within each other, aliases followed."""
+"""Maximum nesting of lists and objects, with aliases followed."""
 
 MAX_NODES = 1_000_000
-"""Values of a text, of 400 bytes each once they are nodes."""
+"""Maximum number of values of a text; each takes 400 bytes as a node."""
 
 _FREE_NODES = 10_000
 _MOST_PER_NODE = 4
-"""Times that each node of a text may be used, on average."""
+"""Maximum average number of uses of each node of a text."""
 
 _MAX_NUMBER = 1_000
-"""Characters of a number or a date: numbers to base 60, which YAML 1.1 has, take time that is quadratic in them."""
+"""Maximum length of a number or date: parsing numbers in base 60, part of YAML 1.1, takes quadratic time."""
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 
 
 def load_yaml(text: str, *, has_types: bool = True) -> Any:
-    """Return what a text stands for; ``None`` if it is empty.
+    """Return the value of a text; ``None`` if it is empty.
 
     Args:
         text: One document.
-        has_types: Whether ``1`` is a number and ``on`` a boolean; else every scalar is text.
+        has_types: Whether ``1`` is a number and ``on`` a boolean; otherwise every scalar is text.
 
     Raises:
-        MalformedError: it is no YAML, nested too deeply, or stands for more than its length allows.
+        MalformedError: it is not YAML, is nested too deeply, or expands to more than its length justifies.
     """
     return construct(compose(text, has_types=has_types), SafeConstructor() if has_types else BaseConstructor())
 
 
 def compose(text: str, *, has_types: bool = True) -> yaml.Node | None:
-    """Return the nodes of a text, which know their lines; ``None`` if it is empty.
+    """Return the nodes of a text, which have line numbers; ``None`` if it is empty.
 
     Args:
         text: One document.
@@ -60,7 +60,7 @@ def compose(text: str, *, has_types: bool = True) -> yaml.Node | None:
     except yaml.YAMLError as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         problem = error.problem if mark is not None and isinstance(error, yaml.MarkedYAMLError) else str(error)
-        # To libyaml the end of the text is a line of its own.
+        # libyaml counts the end of the text as a separate line.
         line = None if mark is None else min(mark.line, text.count("\n")) + 1
         raise MalformedError(problem or "", line) from error
     except UnicodeEncodeError as error:
@@ -74,14 +74,14 @@ def compose(text: str, *, has_types: bool = True) -> yaml.Node | None:
 
 
 def construct(node: yaml.Node | None, constructor: BaseConstructor) -> Any:
-    """Return what nodes stand for.
+    """Return the value of nodes.
 
     Args:
         node: As `compose` returns it.
-        constructor: What makes objects of nodes; a new one.
+        constructor: A new constructor, which builds objects from nodes.
 
     Raises:
-        MalformedError: a node stands for nothing, such as the 99th of a month.
+        MalformedError: a node has no valid value, such as the 99th of a month.
     """
     if node is None:
         return None
@@ -90,7 +90,7 @@ def construct(node: yaml.Node | None, constructor: BaseConstructor) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         raise MalformedError(error.problem or "", None if mark is None else mark.line + 1) from error
-    except Exception as error:  # `!!int ""`, `!!bool x`, `!!float 1:…`: each type fails in ways of its own
+    except Exception as error:  # `!!int ""`, `!!bool x`, `!!float 1:…`: each type fails differently
         raise MalformedError(str(error) or type(error).__name__) from error
 
 
@@ -99,7 +99,7 @@ def _text_loader() -> Any:
 
 
 def _check_events(text: str, loader: Any) -> None:
-    """Raise if there are too many values, or they are nested too deeply; events are made one after the other."""
+    """Raise if there are too many values, or they are nested too deeply; events are generated one by one."""
     depth = 0
     for number, event in enumerate(cast("Any", yaml).parse(text, Loader=loader)):
         if number > MAX_NODES:
@@ -113,11 +113,11 @@ def _check_events(text: str, loader: Any) -> None:
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """Return how many nodes there are with all aliases replaced by what they stand for, and how deeply they nest.
+    """Return the number of nodes with all aliases expanded, and their nesting depth.
 
     Args:
         node: The outermost.
-        known: The same of each node whose sizes are known, by its identity; filled.
+        known: The result for each node already measured, by its identity; extended here.
     """
     if (found := known.get(id(node))) is not None:
         if not found[0]:
