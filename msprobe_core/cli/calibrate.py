@@ -1,4 +1,4 @@
-"""``msprobe calibrate``: measure how far healthy repetitions of a golden run are apart."""
+"""``msprobe calibrate``: measure how far apart healthy repetitions of a golden run are."""
 
 from __future__ import annotations
 
@@ -33,22 +33,29 @@ _MAX_MISSING = 10
 @click.option(
     "--run", "command", metavar="'COMMAND …'", help="Record the repetitions first, by running the golden program again."
 )
-@click.option("-k", "number", type=click.IntRange(1), default=3, show_default=True, help="How often --run runs it.")
+@click.option(
+    "-k",
+    "number",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Number of repetitions that --run records.",
+)
 @click.option(
     "--mode",
     type=click.Choice([mode.value for mode in PerturbMode]),
     default=PerturbMode.EVERYWHERE.value,
     show_default=True,
-    help="Where --run changes last digits: of all that operations make, or of what comes in.",
+    help="What --run perturbs: the results of all operations, or only the inputs.",
 )
 @click.option(
     "--dtype",
     type=click.Choice([unit.value for unit in RoundingUnit]),
-    help="Whose rounding --run takes, where that is coarser than a tensor's own.",
+    help="Format whose rounding --run uses, if it is coarser than a tensor's own.",
 )
-@click.option("--perturbation", metavar="TEXT", default="", help="How the repetitions differ, to be shown in reports.")
+@click.option("--perturbation", metavar="TEXT", default="", help="How the repetitions differ, shown in reports.")
 @click.option(
-    "--executor", metavar="NAME", help="Where ranks are compared: inline, processes, ray; by default as fits."
+    "--executor", metavar="NAME", help="What compares ranks: inline, processes, ray; chosen by size by default."
 )
 @click.option(
     "--workers", type=click.IntRange(1), help="How many ranks are compared at a time; one per core by default."
@@ -71,17 +78,16 @@ def calibrate(
 ) -> int:
     """Measure the noise of a golden run from repetitions of it.
 
-    GOLDEN is the directory of a run, which holds its steps. Each REPEAT is another recording of the same program, with
-    differences in the last digit, or in nothing but the order in which it adds; by default those that lie in
-    GOLDEN/calibration/run1, run2 and so on. Three are enough. With --run the golden program is run again, with other
-    last digits, and records them there.
+    GOLDEN is the directory of a run, which holds its steps. Each REPEAT is another recording of the same program that
+    differs only by rounding; by default those in GOLDEN/calibration/run1, run2 and so on. Three are enough. With --run
+    the golden program is run again with perturbed last digits, and its repetitions are recorded there.
 
-    What was measured is written beside the golden run, where `msprobe compare --noise auto` finds it.
+    The profile is written next to the golden run, where `msprobe compare --noise auto` finds it.
 
     Exit status: 0 if every step and rank was measured, 1 if some were not, 2 if none could be, or if a dump ended early
     or is damaged: what it lacks is not measured.
     """
-    # Not needed to say --help.
+    # Not needed for --help.
     from msprobe_core.calibrate import calibrate as measure
     from msprobe_core.calibrate.running import run_repetitions
     from msprobe_core.errors import CompareError

@@ -1,4 +1,4 @@
-"""The core's own commands, registered as plugins register theirs."""
+"""The core's own commands, registered like those of plugins."""
 
 from __future__ import annotations
 

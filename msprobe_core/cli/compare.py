@@ -1,4 +1,4 @@
-"""``msprobe compare``: compare two dumps and say where they part."""
+"""``msprobe compare``: compare two dumps and report where they diverge."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _options_of_other_modes(command: Any) -> Any:
-    """Accept the options of modes that are not here, with or without a value, to say where they went."""
+    """Accept options of modes that do not exist here, with or without a value, to name the replacement."""
     for names in COMPARE_OPTIONS:
         command = click.option(*names, is_flag=False, flag_value="", hidden=True)(command)
     return command
@@ -38,7 +38,7 @@ def _options_of_other_modes(command: Any) -> Any:
     "--mode",
     type=click.Choice(COMPARE_MODES),
     default="auto",
-    help="As 26.x has it; only auto, which finds out what the two are, is here.",
+    help="Accepted as in 26.x; only auto, which detects the kind of the two, is supported.",
 )
 @_options_of_other_modes
 @click.option(
@@ -49,57 +49,57 @@ def _options_of_other_modes(command: Any) -> Any:
 @output_option()
 @overwrite_option
 @click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx, and implied by -i.")
-@click.option(
-    "--format", "form", type=click.Choice(["csv", "xlsx", "parquet", "jsonl"]), help="What tables are written to."
-)
+@click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet", "jsonl"]), help="Format of the tables.")
 @click.option(
     "--compat",
     "layout",
     type=click.Choice(["a", "c"]),
-    help="Tables as mstt 8.x (a; implied by -i) or mindstudio-probe 26.x (c) have them, instead of ours.",
+    help="Write tables in the format of mstt 8.x (a; implied by -i) or mindstudio-probe 26.x (c).",
 )
-@click.option("-s", "--stack_mode", is_flag=True, help="With --compat a: show call stacks; others show them anyway.")
+@click.option("-s", "--stack_mode", is_flag=True, help="With --compat a: show call stacks; other tables always do.")
 @click.option("-c", "--compare_only", is_flag=True, help="With --compat a: write no advisor file.")
 @click.option("-hl", "--highlight", is_flag=True, help="With --compat a: colour rows by the rules of 8.x.")
 @pairing_options
-@click.option("--config", metavar="YAML", help="What tensors are multiplied by before they are compared.")
-@click.option("-da", "--diff_analyze", is_flag=True, help="Also write where ranks part first, as 26.x does.")
+@click.option("--config", metavar="YAML", help="Matrices to multiply tensors with before they are compared.")
+@click.option("-da", "--diff_analyze", is_flag=True, help="Also write where ranks diverge first, as 26.x does.")
 @click.option(
     "-tensor_log", "--is_print_compare_log", is_flag=True, help="Accepted; the table has a line for each row."
 )
 @click.option(
     "--replicas/--no-replicas",
     default=None,
-    help="Compare ranks of the target with each other where they should have the same; by default up to 16 of them.",
+    help="Compare ranks of the target that should hold equal values; by default for up to 16 ranks.",
 )
 @click.option(
     "--noise",
     type=click.Choice(["off", "auto", "measured", "closed"]),
     default="off",
     show_default=True,
-    help="Judge by what rounding explains: as measured by msprobe calibrate, by a formula, or as measured if it was.",
+    help="Judge by what rounding explains: measured by msprobe calibrate, by a formula, or auto.",
 )
 @click.option(
-    "--consistent_check", is_flag=True, help="Compare training with a serving engine; --backend says what trains."
+    "--consistent_check", is_flag=True, help="Compare training with a serving engine; --backend names the trainer's."
 )
 @click.option("--backend", metavar="NAME", help="With --consistent_check: fsdp or megatron, or what plugins offer.")
 @click.option(
     "--align-tokens", "aligns_tokens", is_flag=True, help="Pair rows of tensors by the token ids that both recorded."
 )
-@click.option("--resume", is_flag=True, help="Take over what an interrupted comparison to the same place has finished.")
+@click.option(
+    "--resume", is_flag=True, help="Reuse the finished parts of an interrupted comparison to the same directory."
+)
 @allow_incomplete_option
 def compare(**given: Any) -> int:
     """Compare the dump of a run under test with that of a trusted run.
 
-    Both paths name a dump.json or dump.arrow, a rank's directory, a step's directory, whose ranks are then paired by
-    number, or a run's directory, whose steps are.
+    Both paths name a dump.json or dump.arrow, a rank's directory, a step's directory (ranks are paired by number), or a
+    run's directory (steps are paired by number).
 
     Exit status: 0 if every row is matched and within its limit, 1 if not, 2 if the dumps, or not all of them, could be
     compared.
     """
     _refuse_other_modes(given)
     asked = _Asked(**given)
-    # polars and numpy are not needed to say --help.
+    # polars and numpy are not needed for --help.
     from msprobe_core.report.run import RunOptions, compare_run
     from msprobe_core.report.terminal import print_summary
 
@@ -125,7 +125,7 @@ def compare(**given: Any) -> int:
             )
         raise_if_interrupted()
     except KeyboardInterrupt:
-        # One that comes twice has ended the progress bar's block too.
+        # A second interruption also ends the block of the progress bar.
         _say_how_to_resume(asked.output_path)
         raise
     show(
@@ -222,7 +222,7 @@ def _options(asked: _Asked, request: CompareRequest) -> CompareOptions:
 
 
 class CompareRequest(msgspec.Struct, frozen=True):
-    """The fields of a ``compare.json``; fields that have no meaning here are passed over."""
+    """The fields of a ``compare.json``; fields without a meaning here are ignored."""
 
     npu_path: str
     bench_path: str
@@ -233,7 +233,7 @@ class CompareRequest(msgspec.Struct, frozen=True):
 
     @property
     def stack_file(self) -> Path | None:
-        """The stacks of the target, where they are given as a file; those of a directory are found there."""
+        """The stacks of the target, if given as a file; those of a directory are found there."""
         path = Path(self.stack_path) if self.stack_path else None
         if path is not None and not path.exists():
             raise CompareError(f"{path}: does not exist, and compare.json gives it as 'stack_path'")
@@ -268,7 +268,7 @@ def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:
 
     chosen = asked.chosen
     if (request.step_id or request.rank_id) and find_kernel_units(Path(request.npu_path)):
-        # In templates of other dumps they mean nothing.
+        # In templates for other dumps these fields have no meaning.
         return Chosen(chosen.steps or request.step_id, chosen.ranks or request.rank_id)
     return chosen
 

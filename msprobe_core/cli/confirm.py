@@ -1,4 +1,4 @@
-"""``msprobe confirm``: who is wrong at one call."""
+"""``msprobe confirm``: decide which run is wrong at one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe_core.errors import CompareError
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("golden", type=click.Path(path_type=Path))
 @click.argument("entry")
-@click.option("--golden_entry", metavar="ENTRY", help="What the golden run calls it, where that is another name.")
+@click.option("--golden_entry", metavar="ENTRY", help="Name of the call in the golden run, if it differs.")
 @click.option(
     "--model",
     metavar="FILE.py:FUNCTION",
@@ -36,15 +36,15 @@ def confirm(
     overwrites: bool,
     allows_incomplete: bool,
 ) -> int:
-    """Say who is wrong at the call ENTRY: TARGET, GOLDEN, or neither.
+    """Decide who is wrong at the call ENTRY: TARGET, GOLDEN, or neither.
 
-    Both are dumps of one rank of one step with whole tensors. Each side's call is made again with the inputs that this
-    side recorded, in its own precision and in float64, and its recorded results are held against that.
+    Both are dumps of one rank of one step with whole tensors. Each side's call is replayed with the inputs that this
+    side recorded, in its own precision and in float64, and its recorded results are compared with these replays.
 
-    Exit status: 0 if both are right, 1 if somebody is wrong, 2 if that cannot be told, or if a dump ended early or is
-    damaged.
+    Exit status: 0 if both are right, 1 if one or both are wrong, 2 if it cannot be decided, or if a dump ended early or
+    is damaged.
     """
-    # numpy and polars are not needed to say --help.
+    # numpy and polars are not needed for --help.
     from msprobe_core.cli.main import EXIT_FAILED
     from msprobe_core.compare.incomplete import ends_of
     from msprobe_core.compare.reading import read_dump
@@ -67,7 +67,7 @@ def confirm(
 
 
 def _one_rank(path: Path) -> Path:
-    """Return the one dump in a run or a step.
+    """Return the only dump in a run or a step.
 
     Raises:
         CompareError: it has several.

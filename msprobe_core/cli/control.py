@@ -26,10 +26,10 @@ def control(*, config: Path, action: str, settings: tuple[str, ...]) -> None:
     \b
     on, off   set dump_enable to true or false
     set       set fields: control config.json set level=mix step='["10-12"]' statistics.list='["layers.3"]'
-    status    change nothing; say what the file stands for
+    status    change nothing; print the current settings
 
     The file is checked first and replaced as a whole. A job follows it if it said dump_enable when the job started.
-    """  # noqa: D301  # click's mark for lines that are not to be joined
+    """  # noqa: D301  # click's mark for lines that must not be joined
     from msprobe_core.config.edit import edit_config
 
     changes = _changes(settings)
@@ -41,7 +41,7 @@ def control(*, config: Path, action: str, settings: tuple[str, ...]) -> None:
         changes = {_SWITCH: action == "on"}
     edit = edit_config(config, changes)
     if edit.lost_comments:
-        click.echo(f"{config} was written anew: comments in it are gone", err=True)
+        click.echo(f"{config} was rewritten: its comments are lost", err=True)
     click.echo(_describe(edit.config))
     click.echo(_say_who_follows(edit, has_changed=bool(changes)))
 
@@ -71,7 +71,7 @@ def _describe(config: Config) -> str:
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:
-    """Return numbers in ascending order as the configuration writes them, runs as ``a-b``."""
+    """Return ascending numbers in the configuration's notation, ranges as ``a-b``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

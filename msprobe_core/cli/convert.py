@@ -1,4 +1,4 @@
-"""``msprobe convert``: turn runs in one format into another."""
+"""``msprobe convert``: convert runs from one format to another."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from msprobe_core.errors import printable
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("destination", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Choice(["json", "arrow"]), help="Format to make; by default the one SOURCE is not in.")
-@click.option("--overwrite", is_flag=True, help="Replace a run that is in DESTINATION.")
+@click.option(
+    "--to", type=click.Choice(["json", "arrow"]), help="Target format; by default the one that SOURCE does not have."
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing run in DESTINATION.")
 @click.option(
     "--tensors",
     type=click.Choice(["copy", "link"]),
     default="copy",
     show_default=True,
-    help="Copy the files of whole tensors, or link to them without needing room.",
+    help="Copy the files of whole tensors, or link to them, which needs no space.",
 )
 @allow_incomplete_option
 def convert(
@@ -29,13 +31,13 @@ def convert(
 ) -> int:
     """Convert the dumps in SOURCE from json to arrow, or back, into DESTINATION.
 
-    SOURCE is the directory of a rank, of a step, or of a run with its steps; DESTINATION is made alike. It appears when
-    all of it is there, and SOURCE stays as it is.
+    SOURCE is the directory of a rank, of a step, or of a run with its steps; DESTINATION gets the same structure. It
+    appears when it is complete, and SOURCE is not changed.
 
-    Exit status: 0 if all of it is converted, 2 if not, or if a dump ended early or is damaged: what is there of it is
-    converted all the same, and DESTINATION says that it is not whole.
+    Exit status: 0 if everything is converted, 2 if not, or if a dump ended early or is damaged: its existing records
+    are converted all the same, and DESTINATION is marked as incomplete.
     """
-    from msprobe_core.store import convert as conversion  # brings polars, which --help does without
+    from msprobe_core.store import convert as conversion  # imports polars, which --help does not need
 
     with progress_bar("converting") as progress:
         done = conversion.convert(

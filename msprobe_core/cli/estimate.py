@@ -1,4 +1,4 @@
-"""``msprobe estimate``: say what recording a training program will cost, before anybody commits to it."""
+"""``msprobe estimate``: measure what recording a training program will cost."""
 
 from __future__ import annotations
 
@@ -28,28 +28,30 @@ def _listed(_context: click.Context, _parameter: click.Parameter, value: str) ->
     return names
 
 
-# Options end at the script: what follows is the script's own.
+# Options end at the script: all later arguments belong to the script.
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-@click.option("--levels", default=",".join(_LEVELS), show_default=True, callback=_listed, help="Levels, by commas.")
+@click.option(
+    "--levels", default=",".join(_LEVELS), show_default=True, callback=_listed, help="Levels, comma-separated."
+)
 @click.option(
     "--modes",
     default="statistics,tensor",
     show_default=True,
     callback=_listed,
-    help="What is kept, by commas: tensor, or values of summary_mode such as md5.",
+    help="What is kept, comma-separated: tensor, or values of summary_mode such as md5.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Steps that are measured.")
-@click.option("--warmup", type=click.IntRange(min=1), default=1, show_default=True, help="Steps before those.")
-@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Say how much disk so many ranks will need …")
-@click.option("--train-steps", type=click.IntRange(min=1), default=1, help="… for so many recorded steps.")
+@click.option("--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Number of measured steps.")
+@click.option("--warmup", type=click.IntRange(min=1), default=1, show_default=True, help="Number of steps before them.")
+@click.option("--ranks", type=click.IntRange(min=1), default=1, help="Report the disk space for this number of ranks …")
+@click.option("--train-steps", type=click.IntRange(min=1), default=1, help="… and of recorded steps.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=1800.0,
     show_default=True,
-    help="Seconds that one case may take.",
+    help="Time limit of one case, in seconds.",
 )
 @click.option(
     "--scratch",
@@ -73,16 +75,16 @@ def estimate(
     json_path: Path | None,
     overwrites: bool,
 ) -> int:
-    """Run some steps of a training, bare and recorded, and say what recording costs.
+    """Run a few steps of a training, bare and recorded, and report what recording costs.
 
-    SCRIPT is a training script that uses PrecisionDebugger, whatever it records; it is ended after the last measured
-    step. MODULE:FUNCTION trains one step each time it is called, or yields after each, and gives the model.
+    SCRIPT is a training script that uses PrecisionDebugger, with any settings; it is terminated after the last measured
+    step. MODULE:FUNCTION trains one step each time it is called, or yields after each, and returns the model.
 
-    Each level and mode is measured in a process of its own.
+    Each level and mode is measured in a separate process.
 
-    Exit status: 0 if all of it was measured, 2 if not.
+    Exit status: 0 if everything was measured, 2 if not.
     """
-    # Not needed to say --help.
+    # Not needed for --help.
     from msprobe_core.cli.main import EXIT_AGREES
     from msprobe_core.estimate import Request, Scale, check_json, print_estimate, write_json
     from msprobe_core.estimate import estimate as run
@@ -117,7 +119,7 @@ def estimate(
 
 
 def _complain(results: Iterable[CaseResult]) -> None:
-    """Raise for what was not measured, after what the program said about it."""
+    """Raise an error for cases that were not measured, after the program's own last output."""
     failed = [result for result in results if result.problem is not None]
     if not failed:
         return
@@ -141,7 +143,7 @@ def _cases(levels: Iterable[str], modes: Iterable[str]) -> list[Case]:
 
 @contextmanager
 def _progress() -> Generator[EstimateProgress, None, None]:
-    """Give a callback that draws a bar on the terminal, or prints a line for each case where there is none."""
+    """Provide a callback that draws a bar on a terminal, or prints a line for each case elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bar

@@ -1,4 +1,4 @@
-"""``msprobe export``: what `msprobe view` shows, for other viewers."""
+"""``msprobe export``: export what `msprobe view` shows, for other viewers."""
 
 from __future__ import annotations
 

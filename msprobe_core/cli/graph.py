@@ -1,4 +1,4 @@
-"""``msprobe graph_visualize``, formerly ``graph``: the page, asked for as established scripts ask for a graph."""
+"""``msprobe graph_visualize``, formerly ``graph``: the page, with the options of established scripts."""
 
 from __future__ import annotations
 
@@ -42,20 +42,23 @@ class _ListCommand(click.Command):
 
 
 _OPTIONS = (
-    click.option("-tp", "--target_path", type=click.Path(path_type=Path), help="A rank's, a step's or a run's."),
+    click.option("-tp", "--target_path", type=click.Path(path_type=Path), help="Directory of a rank, a step or a run."),
     click.option("-gp", "--golden_path", type=click.Path(path_type=Path), help="Trusted run, of the same kind."),
     click.option(
-        "-i", "--input_path", type=click.Path(path_type=Path), help="compare.json with npu_path and, maybe, bench_path."
+        "-i",
+        "--input_path",
+        type=click.Path(path_type=Path),
+        help="compare.json with npu_path and, optionally, bench_path.",
     ),
     output_option("Directory for build_TIME.html or compare_TIME.html."),
-    click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs."),
+    click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls even if their order differs."),
     click.option(
         "-lm", "--layer_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Layers that belong together."
     ),
     click.option("-oc", "--overflow_check", is_flag=True, help="Accepted; calls that make NaN or Inf always show."),
     click.option("-tensor_log", "--is_print_compare_log", is_flag=True, help="Accepted; the page has every value."),
     click.option("-progress_log", "--progress_log", is_flag=True, help="Accepted; on a terminal there is a bar."),
-    click.option("--rank_size", metavar="N [N]", help=f"How many ranks there are: {_BOTH}."),
+    click.option("--rank_size", metavar="N [N]", help=f"Number of ranks: {_BOTH}."),
     click.option("--tp", metavar="N [N]", help=f"Ranks that share each layer: {_BOTH}; they are merged."),
     click.option("--pp", metavar="N [N]", help=f"Stages of the pipeline: {_BOTH}; they are merged."),
     click.option("--vpp", metavar="N [N]", help="Model chunks of a stage; only 1 can be merged."),
@@ -63,7 +66,7 @@ _OPTIONS = (
     click.option(
         "--file_type",
         type=click.Choice(["db", "json"]),
-        help="db: also the SQLite file that the TensorBoard plugin reads; json: refused, see msprobe convert.",
+        help="db: also the SQLite file that the TensorBoard plugin reads; json: not supported, see msprobe convert.",
     ),
 )
 
@@ -94,8 +97,8 @@ def _run(
     allows_incomplete: bool,
     **accepted: bool,
 ) -> int:
-    """Show the graph of a run, or of two side by side, on one page: `msprobe view` as established scripts call it."""
-    del accepted  # what they ask for is always there
+    """Show the graph of a run, or of two side by side, on one page: `msprobe view` with established options."""
+    del accepted  # the page always has what they ask for
     from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.inputs import Subject, requested
 
@@ -136,7 +139,7 @@ def _given(path: Path | None) -> Path:
 def _rules(
     rank_size: str | None, tp: str | None, pp: str | None, vpp: str | None, order: str | None
 ) -> LayoutRules | None:
-    """Return how the ranks of both sides are arranged; ``None`` if nothing is said of it."""
+    """Return how the ranks of both sides are arranged; ``None`` if not given."""
     if all(text is None for text in (rank_size, tp, pp, vpp, order)):
         return None
     from msprobe_core.compare.layouts.rules import LayoutRules, Side

@@ -1,4 +1,4 @@
-"""Dumps that end early or are damaged: no command calls them healthy unless it is told to."""
+"""Dumps that ended early or are damaged: no command reports them as healthy unless the user allows it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def allow_incomplete_option(command: Callable[..., Any]) -> Callable[..., Any]:
         ALLOW_INCOMPLETE,
         "allows_incomplete",
         is_flag=True,
-        help="Exit with 0 also where a dump ended early, is damaged or missing, if nothing is wrong in what is there.",
+        help="Exit with 0 even if a dump ended early, is damaged or missing, if the rest shows no difference.",
     )(command)
 
 
@@ -29,8 +29,8 @@ def exit_status(*, is_wrong: bool, incomplete: Sequence[str], allows_incomplete:
 
     Args:
         is_wrong: Whether something is wrong in what could be judged.
-        incomplete: What could not be, in words.
-        allows_incomplete: Whether that may be.
+        incomplete: What could not be judged, in words.
+        allows_incomplete: Whether the user accepts that.
     """
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
 
@@ -40,7 +40,7 @@ def exit_status(*, is_wrong: bool, incomplete: Sequence[str], allows_incomplete:
 
 
 def say_incomplete(incomplete: Sequence[str]) -> None:
-    """Say on stderr what was not all there: for commands that have no verdict to put it into."""
+    """Print incomplete dumps to stderr, for commands without a verdict that could include them."""
     for line in incomplete[:_MAX_SHOWN]:
         click.echo(f"incomplete: {printable(line)}", err=True)
     if len(incomplete) > _MAX_SHOWN:

@@ -1,4 +1,4 @@
-"""``msprobe locate``: find where two runs part first, and whether by a fault or by rounding."""
+"""``msprobe locate``: find where two runs diverge first, and whether by a fault or by rounding."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "measured", "closed", "off"]),
     default="auto",
     show_default=True,
-    help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
+    help="What rounding explains: measured by `msprobe calibrate` if available, by a formula, or limits by dtype.",
 )
 @pairing_options
 @allow_incomplete_option
-@click.option("--confirm", "confirms", is_flag=True, help="Make the first suspects' calls again: who is wrong?")
+@click.option("--confirm", "confirms", is_flag=True, help="Replay the calls of the first suspects: who is wrong?")
 @click.option(
     "--model",
     metavar="FILE.py:FUNCTION",
     help="With --confirm: your function that returns the model, to replay modules with; it is run.",
 )
 def locate(**given: Any) -> int:
-    """Find where the run in TARGET first parts from the trusted run in GOLDEN.
+    """Find where the run in TARGET first diverges from the trusted run in GOLDEN.
 
-    Both name a dump, a rank's directory, a step's directory, whose ranks are then paired by number, or a run's
-    directory, whose steps are looked at in turn until one has a fault.
+    Both name a dump, a rank's directory, a step's directory (ranks are paired by number), or a run's directory, whose
+    steps are examined in order until one has a fault.
 
-    Exit status: 0 if rounding explains every difference, 1 if there is a fault, 2 if that cannot be said, also because
-    a dump ended early, is damaged or missing.
+    Exit status: 0 if rounding explains every difference, 1 if there is a fault, 2 if that cannot be decided, also
+    because a dump ended early, is damaged or missing.
     """
     asked = _Asked(**given)
-    # polars and numpy are not needed to say --help.
+    # polars and numpy are not needed for --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.locate import LocateVerdict
     from msprobe_core.locate import locate as search

@@ -21,14 +21,14 @@ EXIT_AGREES = 0
 EXIT_DIFFERENT = 1
 EXIT_FAILED = 2
 EXIT_SIGNAL = 128
-"""To which the signal's number is added."""
+"""The signal's number is added to this."""
 
 DEBUG_VARIABLE = "MSPROBE_DEBUG"
 _OFF = {"", "0", "false", "no", "off"}
 
 
 class _PluginGroup(click.Group):
-    """A group whose commands come from plugins, asked for when the first one is needed."""
+    """A group whose commands come from plugins, which are loaded when a command is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(_commands())
@@ -44,7 +44,7 @@ def _commands() -> dict[str, click.Command]:
 
 
 def _former(name: str) -> click.Command | None:
-    """Return a stand-in for a command of another release, which says what to use, whatever its arguments are."""
+    """Return a placeholder for a command of another release, which names the replacement, whatever its arguments."""
     if name not in COMMANDS:
         return None
 
@@ -63,12 +63,12 @@ def _former(name: str) -> click.Command | None:
     "-f",
     "--framework",
     metavar="NAME",
-    help="Accepted as published tutorials write it (-f pytorch); dumps say themselves what they are of.",
+    help="Accepted as in published tutorials (-f pytorch), without effect: dumps name their framework.",
 )
 @click.pass_context
 def _root(ctx: click.Context, *, debug: bool, framework: str | None) -> None:
     """Find where a training run goes wrong: compare its dump with that of a trusted run."""
-    del debug  # `_run` has seen it already: parsing may fail too
+    del debug  # `_run` has evaluated it already, because parsing may fail too
     ctx.obj = framework
 
 
@@ -76,14 +76,14 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit.
 
     Args:
-        arguments: Without the program's name; ``None`` takes those of the process.
+        arguments: Without the program's name; ``None`` uses those of the process.
 
-    Exit status: 0 if all is well, 1 if a comparison found differences, 2 if a command could not do its work, 128 and
-    the number of the signal if one has ended it: 130 after Ctrl-C, 143 after SIGTERM.
+    Exit status: 0 on success, 1 if a comparison found differences, 2 if a command could not do its work, and 128 plus
+    the number of the signal that ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # paths may hold bytes that are no text
+            stream.reconfigure(errors="backslashreplace")  # paths may contain bytes that are not text
     logging.basicConfig(format="msprobe: %(levelname)s: %(message)s", level=logging.WARNING)
     sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
 
@@ -105,8 +105,8 @@ def _status_of(arguments: list[str], interrupts: Interrupts) -> int:
         return EXIT_FAILED
     except (click.Abort, KeyboardInterrupt):
         return EXIT_SIGNAL + signal.SIGINT
-    except Exception as error:  # noqa: BLE001  # a traceback is no answer
-        if interrupts.number is not None:  # and went wrong because of it, in native code
+    except Exception as error:  # noqa: BLE001  # users get a sentence, not a traceback
+        if interrupts.number is not None:  # the error is a consequence of the signal, in native code
             return EXIT_FAILED
         if wants_traceback:
             traceback.print_exc()

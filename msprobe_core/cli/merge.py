@@ -1,4 +1,4 @@
-"""``msprobe merge_result``: lay the results of several ranks side by side."""
+"""``msprobe merge_result``: put the results of several ranks side by side."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, sa
     "config",
     type=click.Path(path_type=Path),
     required=True,
-    help="YAML with api: [parts of names] and, if wanted, compare_index: [columns].",
+    help="YAML with api: [parts of names] and, optionally, compare_index: [columns].",
 )
 @allow_incomplete_option
 def merge_result(*, input_dir: Path, output_dir: Path, config: Path, allows_incomplete: bool) -> int:
-    """Lay the tables of several ranks side by side in one spreadsheet.
+    """Put the tables of several ranks side by side in one spreadsheet.
 
     It has one sheet for each index, a row for each value of the APIs named in the YAML, and a column for each rank.
 
-    Exit status: 0 if all of it is there, 2 if not, or if summary.json beside the tables says that a dump ended early,
+    Exit status: 0 if all of it is there, 2 if not, or if summary.json next to the tables says that a dump ended early,
     is damaged or missing.
     """
-    # polars is not needed to say --help.
+    # polars is not needed for --help.
     from msprobe_core.report.merge import merge_results, read_request
 
     merged = merge_results(input_dir, output_dir, read_request(config))

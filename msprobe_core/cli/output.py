@@ -1,4 +1,4 @@
-"""The options that say where a command writes, and over what."""
+"""Options for the output directory and for replacing files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 
 def output_option(help_text: str = "Directory for the results.") -> Callable[[Any], Any]:
-    """Return the option ``-o``, ``--output_path``, which a command gets as a path; ``output`` if it is left out."""
+    """Return the option ``-o``, ``--output_path``, which a command receives as a path; default ``output``."""
     return click.option(
         "-o",
         "--output_path",
@@ -22,10 +22,10 @@ def output_option(help_text: str = "Directory for the results.") -> Callable[[An
 
 
 def overwrite_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--overwrite`` to a command, which gets it as ``overwrites``."""
+    """Add ``--overwrite`` to a command, which receives it as ``overwrites``."""
     return click.option(
         "--overwrite",
         "overwrites",
         is_flag=True,
-        help="Replace a file of the result's name also where msprobe has not written it.",
+        help="Replace a file of the result's name even if msprobe has not written it.",
     )(command)

@@ -20,18 +20,18 @@ from msprobe_core.cli.show import show
 def overflow_check(
     *, directory: Path | None, input_path: Path | None, output_path: Path, overwrites: bool, allows_incomplete: bool
 ) -> int:
-    """Find the first calls, on all ranks, that turn finite values into NaN or Inf, and say what is to blame.
+    """Find the first calls, on all ranks, that turn finite values into NaN or Inf, and report what is to blame.
 
     DIRECTORY is that of a run, of a step with its ranks, or of a rank.
 
-    Exit status: 0 if there is no harmful NaN or Inf, 1 if there is, 2 if that cannot be told, also because a dump ended
-    early, is damaged or missing.
+    Exit status: 0 if there is no harmful NaN or Inf, 1 if there is, 2 if it cannot be decided, also because a dump
+    ended early, is damaged or missing.
     """
     if (directory is None) == (input_path is None):
         raise click.UsageError("give one directory: msprobe overflow_check DIRECTORY (or -i DIRECTORY)")
     path = directory or input_path
     assert path is not None
-    # polars is not needed to say --help.
+    # polars is not needed for --help.
     from msprobe_core.overflow import search
     from msprobe_core.overflow.report import check_result, write_result
     from msprobe_core.overflow.terminal import print_result

@@ -1,4 +1,4 @@
-"""The options of commands that lay two dumps beside each other: what belongs together, limits, what is looked at."""
+"""Options of commands that compare two dumps: pairing, limits, and the selection of steps and ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _PAIRING = (
-    click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls also where their order differs."),
+    click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls even if their order differs."),
     click.option("-dm", "--data_mapping", metavar="YAML", help="Row names that belong together."),
     click.option(
         "-cm", "--cell_mapping", metavar="[YAML]", is_flag=False, flag_value="", help="Modules that belong together."
@@ -35,7 +35,7 @@ _PAIRING = (
         "--layout",
         "layouts",
         metavar="YAML|auto",
-        help="How tensors and ranks of the two sides lie differently; auto: as recorded.",
+        help="Layouts of tensors and ranks that differ between the sides; auto: as recorded.",
     ),
     click.option(
         "--limit",
@@ -43,23 +43,23 @@ _PAIRING = (
         nargs=2,
         multiple=True,
         metavar="PATTERN LIMIT",
-        help="Another limit for rows of that name, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
+        help="Another limit for rows whose name matches, for example '.*lm_head.*' 'rel<=1e-2'; may be repeated.",
     ),
-    click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits, laid over ours."),
-    click.option("--steps", "--step", metavar="LIST", help="Of two runs: steps to look at, for example 0-3,10."),
-    click.option("--ranks", "--rank", metavar="LIST", help="Ranks to look at, for example 0,2; all by default."),
+    click.option("--limits", "limits_file", type=click.Path(path_type=Path), help="File of limits that override ours."),
+    click.option("--steps", "--step", metavar="LIST", help="Steps to examine, for example 0-3,10; all by default."),
+    click.option("--ranks", "--rank", metavar="LIST", help="Ranks to examine, for example 0,2; all by default."),
     click.option(
-        "--executor", metavar="NAME", help="Where ranks are worked on: inline, processes, ray; by default as fits."
+        "--executor", metavar="NAME", help="What processes ranks: inline, processes, ray; chosen by size by default."
     ),
     click.option(
-        "--workers", type=click.IntRange(1), help="How many ranks are worked on at a time; one per core by default."
+        "--workers", type=click.IntRange(1), help="How many ranks are processed at a time; one per core by default."
     ),
-    click.option("--ray-address", metavar="HOST:PORT", help="Of a Ray cluster; implies --executor ray."),
+    click.option("--ray-address", metavar="HOST:PORT", help="Address of a Ray cluster; implies --executor ray."),
 )
 
 
 def pairing_options(command: _Command) -> _Command:
-    """Add the options to a command; it gets them as the fields of `Pairing`."""
+    """Add the options to a command; it receives them as the fields of `Pairing`."""
     for option in reversed(_PAIRING):
         command = option(command)
     return command
@@ -67,7 +67,7 @@ def pairing_options(command: _Command) -> _Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """The options, as click gives them. What reads them imports what it needs: ``--help`` needs none of it."""
+    """The options, as click provides them. Properties import what they need: ``--help`` needs none of it."""
 
     fuzzy_match: bool
     data_mapping: str | None
@@ -88,7 +88,7 @@ class Pairing:
         """Which rows belong together.
 
         Raises:
-            CompareError: a mapping file is wrong.
+            CompareError: a mapping file is invalid.
         """
         from msprobe_core.compare.mapping_files import read_matching
 
@@ -102,23 +102,23 @@ class Pairing:
 
     @property
     def layout_rules(self) -> LayoutRules | None:
-        """How tensors and ranks lie differently; ``None`` if nothing is said of it.
+        """Layouts of tensors and ranks; ``None`` if not given.
 
         Raises:
-            CompareError: the file is wrong.
+            CompareError: the file is invalid.
         """
         if self.layouts is None:
             return None
-        from msprobe_core.compare.layouts.rules import LayoutRules, load_layouts  # takes time, and few need it
+        from msprobe_core.compare.layouts.rules import LayoutRules, load_layouts  # slow, and rarely needed
 
         return LayoutRules() if self.layouts == "auto" else load_layouts(self.layouts)
 
     @property
     def limit_table(self) -> LimitTable:
-        """The limits in force.
+        """The effective limits.
 
         Raises:
-            CompareError: the file or a limit is wrong.
+            CompareError: the file or a limit is invalid.
         """
         from msprobe_core.judge.limits import conventional, load_limits, parse_limit
 
@@ -127,26 +127,26 @@ class Pairing:
 
     @property
     def chosen(self) -> Chosen:
-        """Which steps and ranks are looked at."""
+        """Selected steps and ranks."""
         from msprobe_core.compare import Chosen
 
         return Chosen(_numbers(self.steps, "--steps"), _numbers(self.ranks, "--ranks"))
 
     @property
     def executor_name(self) -> str | None:
-        """Where ranks are worked on; ``None`` leaves it open."""
+        """The executor for ranks; ``None`` lets the command choose."""
         return "ray" if self.ray_address and self.executor is None else self.executor
 
     @property
     def executor_options(self) -> ExecutorOptions:
-        """How many at a time, and on which cluster."""
+        """Number of workers, and address of the cluster."""
         from msprobe_core.model import ExecutorOptions
 
         return ExecutorOptions(workers=self.workers, address=self.ray_address)
 
 
 def noise_given(asked: str, golden: Path) -> NoiseModel | None:
-    """Return what the option ``--noise`` asks for; ``None`` for the conventional limits."""
+    """Return the noise model for the option ``--noise``; ``None`` for the conventional limits."""
     from msprobe_core.judge.noise import NoiseModel, load_noise, measured_noise
 
     if asked == "off":

@@ -1,4 +1,4 @@
-"""``msprobe plugins``: which plugins there are, what each offers, and why one does not work."""
+"""``msprobe plugins``: list the plugins, what each offers, and why one does not work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from msprobe_core.protocols.framework import FrameworkOffer
 
 @click.command()
 def plugins() -> None:
-    """List the plugins that were found, and what each offers."""
+    """List the installed plugins, and what each offers."""
     found = registry()
-    # Asked for everything, so that a plugin that fails only then is listed as broken.
+    # Call every hook, so that a plugin that fails only then is listed as broken.
     offers = {
         "frameworks": [_framework(offer) for offer in found.frameworks().values()],
         "processors": list(found.processors()),

@@ -1,4 +1,4 @@
-"""What a command shows of its progress: a bar on a terminal, a line now and then in a log."""
+"""Progress display of a command: a bar on a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Told how many are done, of how many, and what is counted or what the last one was."""
+"""Called with the number of finished items, the total, and the unit or the name of the last one."""
 
 LINE_PERIOD_S = 30.0
-"""How often a log gets a line, at the most; what takes less time than this gets none."""
+"""Minimum interval between two lines in a log; shorter work gets none."""
 
 
 @contextmanager
 def progress_bar(verb: str, clock: Callable[[], float] = time.monotonic) -> Generator[Progress, None, None]:
-    """Give a callback that draws a bar on the terminal or, where there is none, writes a line now and then.
+    """Provide a callback that draws a bar on the terminal or, without one, writes occasional lines.
 
     Args:
-        verb: What is being done, for example ``comparing``; what the callback names stands after it.
-        clock: Seconds that never go back.
+        verb: Description of the work, for example ``comparing``; the callback's text follows it.
+        clock: Monotonic clock, in seconds.
     """
     from rich.console import Console
     from rich.progress import Progress as Bar

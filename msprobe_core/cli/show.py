@@ -1,4 +1,4 @@
-"""Print a result on a terminal that may be full, or a pipe whose reader has gone."""
+"""Print a result on a terminal that may be full, or to a pipe whose reader may be gone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def show(draw: Callable[[Console], None], advice: str) -> None:
-    """Print. A reader that has closed its end of the pipe has seen enough; the exit status stays.
+    """Print a result. If the reader has closed its end of the pipe, stop silently; the exit status is unchanged.
 
     Args:
-        draw: Prints to the console that it is given.
-        advice: Where else the result is, or how to get it there, for the error.
+        draw: Prints to the console that it receives.
+        advice: Where else the result is, or how to write it there, for the error.
 
     Raises:
         StoreError: it cannot be written.
@@ -28,21 +28,21 @@ def show(draw: Callable[[Console], None], advice: str) -> None:
 
     class PatientConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            """Print; what is not to be seen in a text that may come out of a dump, such as an escape, is spelt out."""
+            """Print; invisible characters in text that may come from a dump, such as escapes, are spelt out."""
             for text in objects:
                 if isinstance(text, Text) and not text.plain.isprintable():
                     text.plain = printable(text.plain)
             super().print(*objects, **options)
 
         def on_broken_pipe(self) -> None:
-            """Do not exit, which rich would do with status 1."""
+            """Do not exit; rich would exit with status 1."""
             raise BrokenPipeError
 
     try:
         draw(PatientConsole(highlight=False))
         sys.stdout.flush()
     except OSError as error:
-        # Python writes what is left when it ends, and would fail again.
+        # Python flushes the rest at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return

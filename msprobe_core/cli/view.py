@@ -1,4 +1,4 @@
-"""``msprobe view``: look at a run, or at two and where they part, on one page."""
+"""``msprobe view``: show a run, or two and their divergence, on one page."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _SUBJECT = (
         type=click.Choice(["auto", "measured", "closed", "off"]),
         default="auto",
         show_default=True,
-        help="What rounding explains: as measured by `msprobe calibrate` if it was, by a formula, or limits by dtype.",
+        help="What rounding explains: measured by `msprobe calibrate` if available, by a formula, or limits by dtype.",
     ),
     click.option(
         "--mapping",
         type=click.Path(path_type=Path),
-        help="Manual matches, as the page has written them; the same as -dm.",
+        help="Manual matches, as downloaded from the page; the same as -dm.",
     ),
     click.option(
-        "--groups", metavar="LIST", help="How ranks are arranged, the nearest first, for example tp=2,pp=2,dp=4."
+        "--groups", metavar="LIST", help="How ranks are arranged, innermost first, for example tp=2,pp=2,dp=4."
     ),
 )
 
@@ -49,7 +49,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def subject_options(command: _Command) -> _Command:
-    """Add what says what is looked at to a command; it gets them as fields of `Asked`."""
+    """Add the arguments and options for the input to a command; it receives them as fields of `Asked`."""
     for option in reversed(_SUBJECT):
         command = option(command)
     return command
@@ -62,16 +62,18 @@ def subject_options(command: _Command) -> _Command:
 @pairing_options
 @click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
 @click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="With --serve: where; any that is free.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="With --serve: port number; any free one by default."
+)
 @allow_incomplete_option
 def view(**given: Any) -> int:
-    """Show the run in SUBJECT, or where it parts from the trusted run in GOLDEN, on one page.
+    """Show the run in SUBJECT, or where it diverges from the trusted run in GOLDEN, on one page.
 
-    SUBJECT is a dump, a rank's, a step's or a run's directory; or the directory of what `msprobe locate` or `compare`
-    has found, which says itself which two runs it is of. The page is one file that needs neither network nor server.
+    SUBJECT is a dump, a rank's, a step's or a run's directory; or the directory of a result of `msprobe locate` or
+    `compare`, which names its two runs itself. The page is one file that needs neither network nor server.
 
-    Exit status: 0 if there is a page of all that was to be shown, 2 if not: there is none, or there is one, and it says
-    which dump ended early, is damaged or missing.
+    Exit status: 0 if there is a page of everything that was requested, 2 if not: there is none, or there is one that
+    says which dump ended early, is damaged or missing.
     """
     flags = ("is_served", "port", "overwrites", "allows_incomplete")
     is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
@@ -94,14 +96,14 @@ def view(**given: Any) -> int:
 
 
 def status_of_page(data: ViewData, *, allows_incomplete: bool) -> int:
-    """Say what the page lacks because dumps did, and return the exit status."""
+    """Report what the page lacks because of incomplete dumps, and return the exit status."""
     say_incomplete(data.verdict.incomplete)
     return exit_status(is_wrong=False, incomplete=data.verdict.incomplete, allows_incomplete=allows_incomplete)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Pairing):
-    """The arguments and options, as click gives them."""
+    """The arguments and options, as click provides them."""
 
     subject: Path
     golden: Path | None
@@ -111,11 +113,11 @@ class Asked(Pairing):
     groups: str | None
     has_maps: bool = True
     declared: LayoutRules | None = None
-    """How ranks are arranged, where options and not a file say it."""
+    """How ranks are arranged, if given by options instead of a file."""
 
 
 def built(subject: Subject, asked: Asked, spool: Spool) -> ViewData:
-    """Return the data of a page, drawing a bar meanwhile."""
+    """Return the data of a page, drawing a progress bar meanwhile."""
     from msprobe_core.view.build import build
 
     with progress_bar("looked at") as progress:
@@ -162,13 +164,13 @@ def _ranks_of(text: str) -> Ranks:
 
 
 def page_path(path: Path) -> Path:
-    """Return where the page goes: the file that was named, or one in the directory."""
+    """Return the path of the page: the named file, or one in the named directory."""
     is_file = path.suffix.lower() in {".html", ".htm"} and not path.is_dir()
     return path if is_file else path / PAGE
 
 
 def write(data: ViewData, spool: Spool, path: Path) -> None:
-    """Write the page, and say where it is."""
+    """Write the page, and print its path."""
     from msprobe_core.view.page_file import units_that_fit, write_page
 
     units = units_that_fit(data, spool)

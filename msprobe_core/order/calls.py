@@ -1,8 +1,8 @@
-"""The calls of communication in a dump: what each of them sends and receives, through which channel.
+"""The communication calls in a dump: what each one sends and receives, and through which channel.
 
-A *channel* is what messages keep their order in: one kind of collective in one group of ranks, or what one rank sends
-another under one tag. Whose data reach whom depends on the kind of call, so a broadcast's source waits for nobody, and
-who is not the destination of a reduction learns nothing from it.
+Messages keep their order within a *channel*: one kind of collective in one group of ranks, or the messages from one
+rank to another under one tag. The data flow depends on the kind of call: the source of a broadcast waits for no other
+rank, and only the destination of a reduction receives data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 _COMMUNICATES = rf"{names.COMMUNICATION}|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier){names.API_END}"  # noqa: E501
-"""Entries that may be calls of communication: functions, and MindSpore's primitives, whatever a Cell calls them."""
+"""Entries that may be communication calls: functions, and MindSpore's primitives under any attribute name of a Cell."""
 
 SENDS = frozenset({"send", "isend"})
 RECEIVES = frozenset({"recv", "irecv", "receive"})
@@ -33,24 +33,26 @@ _COLLECTIVE = re.compile(r"reduce|gather|scatter|broadcast|all_?to_?all|neighbor
 _ALWAYS_ASYNCHRONOUS = frozenset({"isend", "irecv", _BATCH})
 
 _PEERS = {"src": False, "dst": False, "group_src": True, "group_dst": True}
-"""Names of the argument that says which rank, and whether it counts within the group."""
+"""Names of the argument for the peer rank, and whether the number is relative to the group."""
 
 Group = str | None
-"""A group as dumps write it, which is equal on all its ranks; ``None`` for that of all ranks. Not the ranks themselves:
-there may be thousands in each of a million calls."""
+"""A group as dumps write it, equal on all its ranks; ``None`` for the group of all ranks.
+
+The ranks themselves are not stored: there may be thousands in each of a million calls.
+"""
 
 
 COLLECTIVE, _GRADIENTS, POINT_TO_POINT = "collective", "gradients", "point to point"
-"""What the first part of a channel may be."""
+"""Possible first elements of a channel."""
 
 
 class Message(NamedTuple):
-    """One part of a call of communication: what goes through one channel.
+    """One part of a communication call: its data in one channel.
 
     Attributes:
-        channel: Equal on all ranks that take part.
+        channel: Equal on all participating ranks.
         sends: Whether this rank's data go into it.
-        receives: Whether what others send comes out of it.
+        receives: Whether this rank receives data of others from it.
     """
 
     channel: tuple[object, ...]
@@ -59,17 +61,17 @@ class Message(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """A call of communication.
+    """A communication call.
 
     Attributes:
-        entry: Its name.
-        stem: The same without number and phase.
-        number: Its number among the calls of that name, in the order in which they were begun.
-        position: Its place among all entries of its rank: where its results are there.
-        begun: Where it was begun at the latest; a later call of the same name was not begun before it.
-        is_waited_for: Whether it was begun before it was complete, nobody knows when.
-        messages: What it sends and receives; of a backward, the same in the other direction.
-        forward: Of a backward the entry of its forward, whose place in its channel it has; empty for others.
+        entry: Entry name.
+        stem: Entry name without number and phase.
+        number: Number among the calls of that name, in the order in which they began.
+        position: Position among all entries of its rank, where its results are available.
+        begun: Latest possible position of its start; a later call of the same name did not begin before it.
+        is_waited_for: Whether it is asynchronous, so that its start is unknown.
+        messages: What it sends and receives; for a backward, the same in the other direction.
+        forward: For a backward the entry of its forward, whose number in the channel it has; empty otherwise.
     """
 
     entry: str
@@ -84,14 +86,14 @@ class Communication(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """What the order needs of one rank.
+    """The data of one rank that the order needs.
 
     Attributes:
         entries: All entry names, in execution order.
-        communication: Its calls of communication, likewise.
-        groups: The ranks of each group that it takes part in, as far as the dump says.
-        num_unknown: How many calls of communication there are of which the dump does not say with whom.
-        unknown: The first of these; empty where there is none.
+        communication: Its communication calls, in execution order.
+        groups: The ranks of each group that it participates in, as far as the dump has them.
+        num_unknown: Number of communication calls whose peers are not in the dump.
+        unknown: The first of these; empty if there is none.
     """
 
     entries: pl.Series
@@ -102,12 +104,12 @@ class RankCalls:
 
 
 def is_communication(entry: str) -> bool:
-    """Whether an entry is a call of communication, in either direction."""
+    """Whether an entry is a communication call, in either direction."""
     return re.search(_COMMUNICATES, entry) is not None and kind_of(entry) is not None
 
 
 def kind_of(entry: str) -> str | None:
-    """Return the kind of a call of communication as PyTorch spells it, such as ``all_reduce``; ``None`` for others."""
+    """Return the kind of a communication call in PyTorch's spelling, such as ``all_reduce``; ``None`` for others."""
     stem = names.stem_of(entry)
     return None if stem is None else _kind_of_stem(stem)
 
@@ -124,10 +126,10 @@ def _kind_of_stem(stem: str) -> str | None:
 
 
 def calls_of(dump: Dump, rank: int) -> RankCalls:
-    """Return what the order needs of a dump.
+    """Return the data of a dump that the order needs.
 
     Args:
-        dump: Of one rank; only its frame is read.
+        dump: Dump of one rank; only its frame is read.
         rank: Its number in the job.
     """
     frame = dump.frame
@@ -150,7 +152,7 @@ def calls_of(dump: Dump, rank: int) -> RankCalls:
 
 
 _Arguments = dict[str, list[tuple[str, str, str]]]
-"""Place, type and text of the arguments of each entry that are no tensors."""
+"""Position, type and text of the arguments of each entry that are not tensors."""
 
 
 def _arguments_in(rows: pl.DataFrame) -> _Arguments:
@@ -175,7 +177,7 @@ class _CallReader:
         self.unknown = ""
 
     def read(self, entry: str, position: int, stem: str | None, number: str) -> Communication | None:
-        """Return the call, or ``None`` if this rank says nothing in it."""
+        """Return the call, or ``None`` if this rank does not take part in it."""
         kind = None if stem is None else _kind_of_stem(stem)
         if stem is None or kind is None:
             return None
@@ -198,7 +200,7 @@ class _CallReader:
         return Communication(entry, stem, int(number), position, position, is_waited_for, (message,))
 
     def _read_backward(self, entry: str, stem: str, number: int, position: int) -> Communication | None:
-        # Gradients go the other way: to where the data came from.
+        # Gradients flow in the opposite direction.
         forward = names.forward_of(entry) or ""
         message = self._forwards.get(forward)
         if message is None:
@@ -232,7 +234,7 @@ class _CallReader:
         return Message((POINT_TO_POINT, peer, self._rank, tag, group), sends=False, receives=True)
 
     def _operations(self, given: list[tuple[str, str, str]]) -> tuple[Message, ...]:
-        """Return the messages of a batch, whose operations stand in it with their fields."""
+        """Return the messages of a batch, whose arguments list its operations with their fields."""
         fields: dict[str, dict[str, str]] = {}
         for place, _, text in given:
             operation, _, name = place.rpartition(".")
@@ -246,7 +248,7 @@ class _CallReader:
         return tuple(messages)
 
     def _peer(self, given: list[tuple[str, str, str]], group: Group) -> int | None:
-        """Return the other rank, or that in the middle, which may be given in several ways."""
+        """Return the peer rank or the root, which can be given in several ways."""
         members = self._members(group)
         for place, kind, text in given:
             is_named = place in _PEERS
@@ -276,9 +278,9 @@ class _CallReader:
 
 
 def _as_issued(calls: list[Communication]) -> list[Communication]:
-    """Return the calls with those of one name in the order in which they were begun, which is that of their numbers.
+    """Return the calls with those of one name in the order in which they began, which is that of their numbers.
 
-    Those that are waited for stand where somebody has waited for them; channels count them by when they were begun.
+    An asynchronous call is recorded where the program waited for it; channels count calls by their start.
     """
     waiting: dict[str, list[int]] = {}
     for place, call in enumerate(calls):

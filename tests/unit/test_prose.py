@@ -20,7 +20,7 @@ PHRASES = {
     r"takes? note (that|of)": "record, or name what happens",
     r"of such as": "name the thing",
     r"(is|are) told": "is reported",
-    r"(is|are) another\b": "differs",
+    r"(is|are) another[,.;:)]": "differs",
     r"part (first|from|there)\b": "diverge",
     r"what is \w+ when": "say what happens in which order",
     r"(how|as) manieth": "index",
