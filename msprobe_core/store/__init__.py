@@ -1,4 +1,4 @@
-"""Run directories: written while training runs, read by everything that comes after."""
+"""Run directories: written during training, read by all later commands."""
 
 from msprobe_core.store.json_reader import JsonDump, read_json_dump
 from msprobe_core.store.layout import Unit, find_units

@@ -1,4 +1,4 @@
-"""A file that grows at its end, is whole after every append, and of which nothing is ever written twice."""
+"""An append-only file that is valid after every append. No byte is written twice."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from msprobe_core.store.layout import create_file
 
 
 class GrowingFile:
-    """A head, then what was appended, then a tail that says that nothing is missing.
+    """A head, the appended content, and a tail that marks the file as complete.
 
-    The tail is written behind each append and overwritten by the next one, so a reader always finds a whole file, and
-    a process killed in the middle of an append loses that append only. An append costs the bytes that it adds.
+    The tail is written after each append and overwritten by the next one. So a reader always finds a complete file, and
+    a process killed during an append loses that append only. An append costs only the bytes that it adds.
     """
 
     def __init__(self, path: Path, head: bytes, tail: bytes) -> None:
-        """Create the file with nothing between head and tail.
+        """Create the file with an empty content.
 
         Args:
-            path: Replaced if it is there.
-            head: What the file begins with.
-            tail: What it ends with at all times.
+            path: An existing file is replaced.
+            head: First bytes of the file.
+            tail: Last bytes of the file at all times.
 
         Raises:
             StoreError: the file cannot be created or written.
@@ -39,18 +39,18 @@ class GrowingFile:
             raise
 
     def append(self, content: bytes) -> None:
-        """Put ``content`` between what is there and the tail; the operating system has it when this returns.
+        """Insert ``content`` before the tail; the operating system has it when this returns.
 
         Raises:
-            StoreError: it cannot be written; the file is then as it was before.
+            StoreError: it cannot be written; the file is then unchanged.
         """
         self._write(content, self._tail)
 
     def end_with(self, tail: bytes | None) -> None:
-        """Put another tail in the place of the usual one, until the next append.
+        """Replace the usual tail, until the next append.
 
         Args:
-            tail: Ends a whole file, as the usual one does; ``None`` puts that back.
+            tail: A valid end of the file; ``None`` restores the usual one.
 
         Raises:
             StoreError: it cannot be written; the file then has its usual tail.
@@ -75,13 +75,13 @@ class GrowingFile:
         self._file.close()
 
     def _restore(self) -> None:
-        """Cut off a half-written append; the few bytes of the tail fit where they were before."""
+        """Remove a partial append; the few bytes of the tail fit where they were before."""
         try:
             os.ftruncate(self._file.fileno(), self._end)
             write_at(self._file.fileno(), self._tail, self._end)
             self._last_tail = self._tail
         except OSError:
-            # Readers recover what is whole from a file without its tail.
+            # Readers recover the complete part of a file without its tail.
             return
 
 
@@ -89,7 +89,7 @@ def write_at(descriptor: int, content: bytes | memoryview, position: int) -> Non
     """Write all of ``content`` at ``position``, in bytes from the file's start.
 
     Raises:
-        OSError: the disk is full, or the like; a part may have been written.
+        OSError: for example the disk is full; a part may have been written.
     """
     rest = memoryview(content)
     while rest:

@@ -1,6 +1,6 @@
 """Runs as Arrow IPC streams: ``dump.arrow``, ``stack.arrow`` and ``construct.arrow``; needs the extra ``arrow``.
 
-The format is there under its name also where pyarrow is not installed, so that whoever asks for it learns what to do.
+The format is registered even if pyarrow is not installed, so that users who select it get instructions.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ArrowWriterFactory:
     name = "arrow"
 
     def check(self) -> None:
-        """Raise if pyarrow is not there."""
-        from msprobe_core.store.arrow_columns import import_pyarrow  # brings NumPy, which the command line does without
+        """Raise if pyarrow is not installed."""
+        from msprobe_core.store.arrow_columns import import_pyarrow  # imports NumPy, slow to load
 
         import_pyarrow()
 
@@ -44,7 +44,7 @@ class ArrowReader:
 
     def read(self, path: Path) -> Dump:
         """Read the dump at ``path``, a file or a rank's directory."""
-        from msprobe_core.store.arrow_reader import read_arrow_dump  # brings polars
+        from msprobe_core.store.arrow_reader import read_arrow_dump  # imports polars
 
         path = path / layout.ARROW_DUMP_FILE if path.is_dir() else path
         try:

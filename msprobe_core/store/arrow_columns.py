@@ -1,9 +1,9 @@
-"""What stands in which column of an Arrow dump: the only module that maps entries, tensors and digests to columns.
+"""The columns of an Arrow dump: the only module that maps entries, tensors and digests to columns.
 
-``dump.arrow`` has one row per value. A new field of `Entry`, `Stats` or `Digest` is one more line in ``COLUMNS``; one
-of `TensorMeta` needs nothing here: a tensor's description and an argument are the JSON text that they have in
-``dump.json``, each distinct one stored once a batch. Columns that a file lacks are read as nulls and unknown ones are
-passed over, so that files of older and newer releases are read.
+``dump.arrow`` has one row per value. A new field of `Entry`, `Stats` or `Digest` needs one more line in ``COLUMNS``; a
+new field of `TensorMeta` needs nothing here: a tensor's description and an argument are stored as the JSON text that
+they have in ``dump.json``, each distinct text once per batch. Missing columns are read as nulls and unknown ones are
+ignored, so that files of older and newer releases can be read.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from msprobe_core.model import (
 from msprobe_core.store.json_writer import clean_text, leaf_text
 
 FORMAT_VERSION = 1
-"""Raised when a reader of an earlier version would misread the file; more columns do not raise it."""
+"""Incremented when a reader of an earlier version would misread the file; additional columns do not need that."""
 
 HEADER_KEY = b"msprobe"
-"""Where the metadata of a file's schema has its `FileHeader`, as JSON."""
+"""Key, in the metadata of a file's schema, of its `FileHeader` as JSON."""
 
 END_KEY = b"msprobe.end"
-"""Where the metadata of a last batch without rows has an `Ending`, as JSON, once it is known."""
+"""Key, in the metadata of a last batch without rows, of an `Ending` as JSON, once it is known."""
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""What every whole file ends with. Source: Arrow columnar format 1.4, IPC streaming format."""
+"""Last bytes of every complete file. Source: Arrow columnar format 1.4, IPC streaming format."""
 
 
 class FileHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an Arrow file says about itself.
+    """The header of an Arrow file.
 
     Attributes:
         version: ``FORMAT_VERSION`` of the writer.
-        run: What the dump is.
-        others: Of a file that was made of one in JSON, what that said beside its records, as it did.
+        run: Header of the dump.
+        others: For a file converted from JSON, the other members of that file's header, unchanged.
     """
 
     version: int
@@ -62,11 +62,11 @@ class FileHeader(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 PyArrow: TypeAlias = Any
-"""The module ``pyarrow``, or something of it: the library has no type annotations."""
+"""The module ``pyarrow`` or one of its objects: the library has no type annotations."""
 
 
 def import_pyarrow() -> PyArrow:
-    """Return ``pyarrow``, which is an extra: whoever reads and writes JSON does without.
+    """Return ``pyarrow``, an optional library that JSON dumps do not need.
 
     Raises:
         PluginError: it is not installed, or cannot be imported.
@@ -75,12 +75,12 @@ def import_pyarrow() -> PyArrow:
 
 
 class Cell(Enum):
-    """What the cells of a column are."""
+    """Type of the cells of a column."""
 
     TEXT = "text"
-    """One of few texts: stored once a batch, and as a number in each row."""
+    """One of few texts: stored once per batch, and as a number in each row."""
     OWN_TEXT = "own text"
-    """Text that hardly any two rows share."""
+    """Text that is rarely shared between rows."""
     NUMBER = "number"
     COUNT = "count"
     SKETCH = "sketch"
@@ -89,12 +89,12 @@ class Cell(Enum):
 
 
 class Source(Enum):
-    """What a column's cells are taken of."""
+    """Object that provides a column's cells."""
 
     ENTRY = "entry"
-    """The entry that a value belongs to; asked once an entry."""
+    """The entry of a value; evaluated once per entry."""
     PLACE = "place"
-    """A list of `Rows`, as it is."""
+    """A list of `Rows`, unchanged."""
     DIGEST = "digest"
     STATS = "stats"
 
@@ -104,10 +104,10 @@ class Column(NamedTuple):
 
     Attributes:
         name: Its name.
-        cell: What its cells are.
-        source: What they are taken of.
-        get: Takes a cell of the source; of ``PLACE`` the list.
-        frame: The frame's column that has these cells; ``None`` if the reader makes something else of them.
+        cell: Type of its cells.
+        source: Object that provides them.
+        get: Returns a cell of the source; for ``PLACE`` the list.
+        frame: The frame's column with these cells; ``None`` if the reader converts them.
     """
 
     name: str
@@ -130,7 +130,7 @@ def _recompute(entry: Entry) -> int | None:
 
 
 def _exact(stats: Stats) -> str | None:
-    """Return extremes that float64 does not hold, as the frame of ``dump.json`` shows them."""
+    """Return extremes that float64 cannot represent, as in the frame of ``dump.json``."""
     high, low = stats.max, stats.min
     if type(high) is float and type(low) is float:
         return None
@@ -165,7 +165,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 STACK_COLUMNS = {"entry": Cell.OWN_TEXT, "stack": Cell.COUNT, "frames": Cell.LINES}
-"""Columns of ``stack.arrow``: ``frames`` is given where the number ``stack`` is used first, and null elsewhere."""
+"""Columns of ``stack.arrow``: ``frames`` is set where the number ``stack`` is used first, and null elsewhere."""
 
 CONSTRUCT_COLUMNS = {"entry": Cell.OWN_TEXT, "parent": Cell.TEXT}
 """Columns of ``construct.arrow``."""
@@ -178,16 +178,16 @@ DUMP_COLUMNS = {column.name: column.cell for column in COLUMNS}
 
 
 class Rows:
-    """The values of some entries, one after the other, in the order in which the frame of ``dump.json`` has them.
+    """The values of some entries, in the order of the frame of ``dump.json``.
 
     Attributes:
         entries: The entries.
         ends: Number of rows up to the end of each of them.
-        parts: Name of the part of the record, as ``dump.json`` has it.
-        paths: Place in the part; ``None`` for an entry without values, which has one row all the same.
-        leaves: JSON text of an argument, or of a tensor without its digest; ``None`` where there is no value.
-        digests: What is kept of the tensor's values; an empty one where there is no tensor.
-        file_names: Where the whole tensor is kept.
+        parts: Name of the part of the record, as in ``dump.json``.
+        paths: Position in the part; ``None`` for an entry without values, which still has one row.
+        leaves: JSON text of an argument, or of a tensor without its digest; ``None`` if there is no value.
+        digests: Digest of the tensor's values; empty if there is no tensor.
+        file_names: File of the whole tensor.
     """
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Rows:
         return len(self.paths)
 
     def add(self, entry: Entry) -> None:
-        """Append the values of one entry; of one that cannot be stored, why it is not."""
+        """Append the values of one entry; for an entry that cannot be stored, append the reason."""
         num_rows = len(self)
         try:
             for part, values in _parts(entry):
@@ -296,7 +296,7 @@ def to_small_batch(columns: Mapping[str, Cell], cells: Sequence[Sequence[Any]]) 
 
     Args:
         columns: ``STACK_COLUMNS`` or ``CONSTRUCT_COLUMNS``.
-        cells: Those of each column.
+        cells: Cells of each column.
     """
     pyarrow = import_pyarrow()
     arrays = [_array(pyarrow, cell, part) for cell, part in zip(columns.values(), cells, strict=True)]
@@ -308,13 +308,13 @@ def _array(pyarrow: PyArrow, cell: Cell, cells: Sequence[Any]) -> PyArrow:
     try:
         array = pyarrow.array(cells, kind)
     except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
-        # Extremes of integers and booleans among floats; whatever else a processor of others put into a digest.
+        # Extremes of integers and booleans among floats; anything that a plugin's processor put into a digest.
         array = pyarrow.array([None if part is None else _converted(cell, part) for part in cells], kind)
     return array.dictionary_encode() if cell is Cell.TEXT else array
 
 
 def _converted(cell: Cell, part: Any) -> Any:
-    """Return a cell in its column's type; ``None`` if it cannot have it."""
+    """Return a cell in its column's type; ``None`` if it cannot be converted."""
     try:
         if cell is Cell.NUMBER:
             return float(part)
@@ -330,7 +330,7 @@ def _converted(cell: Cell, part: Any) -> Any:
 
 @cache
 def types() -> dict[Cell, PyArrow]:
-    """Return Arrow's type for each kind of cell."""
+    """Return the Arrow type for each type of cell."""
     pyarrow = import_pyarrow()
     return {
         Cell.TEXT: pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),

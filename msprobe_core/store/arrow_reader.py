@@ -1,4 +1,4 @@
-"""Read ``dump.arrow`` and the files beside it: all whole batches, whatever became of the rest."""
+"""Read ``dump.arrow`` and the files next to it: all complete batches, even if the rest is damaged."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from msprobe_core.untrusted.files import most_unfolded
 from msprobe_core.untrusted.malformed import MalformedError
 
 NEEDED = frozenset({"entry", "phase", "part", "path", "value"})
-"""Columns without which there is no frame; the others may be missing."""
+"""Columns that a frame requires; the others may be missing."""
 
 
 class ArrowDump(StoredDump):
-    """A dump read from ``dump.arrow`` and the files beside it."""
+    """A dump read from ``dump.arrow`` and the files next to it."""
 
     stack_file = layout.ARROW_STACK_FILE
     construct_file = layout.ARROW_CONSTRUCT_FILE
@@ -50,7 +50,7 @@ class ArrowDump(StoredDump):
         table = _read_stream(self.path, columns, needed=("entry",)).table
         if "recompute" not in table.schema.names:
             return frozenset()
-        # A filter costs less than it takes to look at every row.
+        # A filter is cheaper than converting every row to Python.
         found = table.filter(table["recompute"].is_valid())
         return frozenset(found["entry"].unique().to_pylist())
 
@@ -92,7 +92,7 @@ def read_arrow_dump(path: Path) -> ArrowDump:
     stream = _read_stream(path, DUMP_COLUMNS, needed=NEEDED)
     try:
         rows = _frame_of(stream.table)
-    except Exception as error:  # foreign content: there is no list of the ways in which it is no dump
+    except Exception as error:  # untrusted content may fail in any way
         raise DumpError(f"{path}: is not a sound dump ({error or type(error).__name__})") from error
     damage = [note.removeprefix(f"{path}: ") for note in stream.notes]
     ending = ending_in(stream.header, stream.mark, rows["entry"].n_unique(), damage)
@@ -103,7 +103,7 @@ def read_arrow_dump(path: Path) -> ArrowDump:
 
 
 class _Stream(NamedTuple):
-    """What could be read of a file."""
+    """The readable part of a file."""
 
     header: RunHeader
     table: PyArrow
@@ -116,25 +116,25 @@ class _Stream(NamedTuple):
 
 
 class BatchReader:
-    """Gives the whole batches of a file, with the columns of it that are known here, one by one.
+    """Iterates over the complete batches of a file, restricted to known columns.
 
     Attributes:
-        path: Of the file.
-        header: What the file says about itself.
-        notes: Afterwards, what was lost at its end.
-        mark: Afterwards, what it says of how the recording ended, decoded; ``None`` if it says nothing.
+        path: Path of the file.
+        header: Header of the file.
+        notes: After iteration, what was lost at its end.
+        mark: After iteration, its end mark, decoded; ``None`` if it has none.
     """
 
     def __init__(self, path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> None:
         """Open a file.
 
         Args:
-            path: Of the file.
-            columns: Those that are known.
-            needed: Those that it must have.
+            path: Path of the file.
+            columns: Known columns.
+            needed: Required columns.
 
         Raises:
-            DumpError: there is no such file, or it is another.
+            DumpError: there is no such file, or it is of another kind.
             PluginError: pyarrow is not installed.
         """
         pyarrow = import_pyarrow()
@@ -150,7 +150,7 @@ class BatchReader:
             raise
         except MalformedError as error:
             raise DumpError(f"{path}: {error}") from error
-        except Exception as error:  # foreign bytes: there is no list of the ways in which they break
+        except Exception as error:  # untrusted bytes may fail in any way
             reason = f"is not an Arrow stream ({_said(error)}); the file is damaged or of another kind"
             raise DumpError(f"{path}: {reason}") from error
         self.schema: PyArrow = pyarrow.schema([self._stream.schema.field(name) for name in self._known])
@@ -162,7 +162,7 @@ class BatchReader:
         """Yield each batch.
 
         Raises:
-            DumpError: not even the first is whole.
+            DumpError: not even the first one is complete.
         """
         num_batches = num_rows = num_text_bytes = 0
         problem: str | None = None
@@ -173,13 +173,13 @@ class BatchReader:
                     self.mark = msgspec.json.decode(metadata[END_KEY])
                     continue
                 found = found.select(self._known)
-                found.validate(full=True)  # before anything looks into it: indices and lengths may lead anywhere
+                found.validate(full=True)  # before any access: indices and lengths may be out of bounds
                 num_text_bytes += _text_bytes(found)
                 if num_text_bytes > self._most:
                     raise MalformedError("its rows refer to longer texts than those of a file of its length should")  # noqa: TRY301
             except StopIteration:
                 break
-            except Exception as error:  # noqa: BLE001  # likewise
+            except Exception as error:  # noqa: BLE001  # untrusted bytes
                 problem = _said(error)
                 break
             num_batches += 1
@@ -192,12 +192,12 @@ class BatchReader:
         if problem is not None:
             self.notes.append(
                 f"{self.path}: the file is cut off or damaged after {num_batches} whole batches of together "
-                f"{num_rows:,} rows, which were recovered; rows behind them are missing ({problem})"
+                f"{num_rows:,} rows, which were recovered; later rows are missing ({problem})"
             )
 
 
 def _check_unpacked(pyarrow: PyArrow, content: bytes, most: int) -> None:
-    """Raise if the messages of a stream stand for more than ``most`` bytes; what is damaged ends them.
+    """Raise if the messages of a stream expand to more than ``most`` bytes; stops at the first damaged message.
 
     Raises:
         MalformedError: they do.
@@ -216,11 +216,11 @@ def _check_unpacked(pyarrow: PyArrow, content: bytes, most: int) -> None:
 
 
 _BYTES_PER_ROW = 128
-"""What a row takes in a frame at least."""
+"""Minimum size of a row in a frame."""
 
 
 def _text_bytes(batch: PyArrow) -> int:
-    """Return how long the texts of all rows are together, each as often as rows refer to it."""
+    """Return the total length of the texts of all rows, counted as often as rows refer to them."""
     texts = [column for column in batch.columns if isinstance(column, import_pyarrow().DictionaryArray)]
     lengths = [_series(text.dictionary, pl.String).str.len_bytes() for text in texts]
     used: list[Any] = [own.gather(_series(text.indices, pl.UInt32)) for own, text in zip(lengths, texts, strict=True)]
@@ -274,7 +274,7 @@ def _known_columns(path: Path, schema: PyArrow, columns: Mapping[str, Cell], nee
 
 
 def _frame_of(table: PyArrow) -> pl.DataFrame:
-    """Return the frame that `FrameBuilder` makes of the same entries in ``dump.json``."""
+    """Return the same frame as `FrameBuilder` builds from these entries in ``dump.json``."""
     texts = {name: _Texts.of(table[name]) for name in NEEDED}
     if texts["entry"].indices.null_count() or texts["phase"].indices.null_count():
         raise ValueError("a value belongs to no entry")
@@ -289,7 +289,7 @@ def _frame_of(table: PyArrow) -> pl.DataFrame:
     ).with_columns(role=pl.when(is_call).then(pl.lit(Role.OUTPUT.value, _ROLE)).otherwise("role"))
     leaves = texts["value"]
     decoded = [msgspec.json.decode(text) for text in leaves.distinct]
-    # The row behind the last is that of a value which is none.
+    # The row after the last one is used for missing values.
     number = leaves.indices.fill_null(len(decoded))
     rows = rows.hstack(frame.leaf_frame([*decoded, None])[number])
     own = {
@@ -312,7 +312,7 @@ _ROLE, _PHASE = frame.COLUMNS["role"], frame.COLUMNS["phase"]
 
 
 class _Texts(NamedTuple):
-    """A column of texts: each distinct one, and which of them stands in each row."""
+    """A column of texts: the distinct texts, and the index of the text in each row."""
 
     distinct: list[str]
     indices: pl.Series
@@ -326,5 +326,5 @@ class _Texts(NamedTuple):
         return _Texts(column.chunk(0).dictionary.to_pylist(), _series(indices, pl.Int32))
 
     def gather(self, values: Sequence[str], dtype: Any = pl.String) -> pl.Series:
-        """Return a column that has, for each distinct text, another one."""
+        """Return a column with ``values``, one for each distinct text, in place of the texts."""
         return pl.Series(values, dtype=dtype).gather(self.indices)

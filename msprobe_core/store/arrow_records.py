@@ -1,9 +1,9 @@
-"""Records of ``dump.json`` as rows of ``dump.arrow`` and back, with nothing lost on the way.
+"""Convert records of ``dump.json`` to rows of ``dump.arrow`` and back, without loss.
 
-A row holds what a reader needs. What it does not need, so that the record can be made again from its rows, stands in
-one more column: ``record``, JSON text on an entry's first row. ``tree`` in it is the record with the number of the row
-in the place of each value, ``rest`` has the parts that have no rows. Files that were recorded in this format lack the
-column; how lists and objects were nested is then told from the places of the values.
+A row has what a reader needs. Everything else that is needed to restore the record from its rows is in one more column:
+``record``, JSON text on an entry's first row. Its ``tree`` is the record with each value replaced by its row number;
+its ``rest`` has the parts without rows. Files that were recorded in this format lack the column; the nesting of lists
+and objects is then inferred from the positions of the values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msprobe_core.untrusted.json_text import check_nesting
 
 RECORD = "record"
 RECORD_COLUMNS = DUMP_COLUMNS | {RECORD: Cell.TEXT}
-"""Columns of a file that was made of a ``dump.json``."""
+"""Columns of a file that was converted from a ``dump.json``."""
 
 _NUMBERS = {"Max": "max", "Min": "min", "Mean": "mean", "Norm": "norm"}
 _COUNTS = ("num_nan", "num_inf")
@@ -39,7 +39,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Place(NamedTuple):
-    """Where a value stands in its record; both are ``None`` for a record that has none."""
+    """Position of a value in its record; both fields are ``None`` for a record without values."""
 
     part: str | None
     path: str | None
@@ -49,7 +49,7 @@ class _Place(NamedTuple):
 
 
 class RecordRows:
-    """The rows of some records, one after the other."""
+    """The rows of some records, in order."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
@@ -61,7 +61,7 @@ class RecordRows:
         """Append the rows of one record.
 
         Raises:
-            TypeError, ValueError, KeyError, AttributeError, RecursionError: it does not have the shape of a record.
+            TypeError, ValueError, KeyError, AttributeError, RecursionError: it does not have the structure of a record.
         """
         check_nesting(record)
         found: list[tuple[_Place, Any]] = []
@@ -129,7 +129,7 @@ def _numbered(value: Any, path: str, part: str | None, found: list[tuple[_Place,
 
 
 def _columns_of(execution: Any) -> tuple[int | None, int | None, int | None]:
-    """Return the cells of what is said of the execution; three times ``None`` if it says anything else."""
+    """Return the cells for the execution fields; three times ``None`` if there are other fields."""
     if not isinstance(execution, dict) or not execution or not set(cast("dict[str, Any]", execution)) <= _EXECUTION:
         return None, None, None
     fields = cast("dict[str, Any]", execution)
@@ -143,14 +143,14 @@ def _columns_of(execution: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def _cells_of(leaf: Any) -> tuple[Any, ...]:
-    """Return the cells from ``value`` on; what does not fit its column stays in the text of ``value``."""
+    """Return the cells from ``value`` on; fields that do not fit their column stay in the text of ``value``."""
     if leaf is None:
         return (None,) * 11
     if not (isinstance(leaf, dict) and "shape" in leaf and "dtype" in leaf and not is_failure(leaf)):
         return (_text(leaf), *(None,) * 10)
     rest = dict(cast("dict[str, Any]", leaf))
     cells: dict[str, Any] = {}
-    # Extremes that float64 does not hold stay, both of them: a reader shows them together.
+    # If float64 cannot represent an extreme, both extremes stay there: a reader shows them together.
     are_exact = all(type(rest.get(name)) is not int or abs(rest[name]) <= _LARGEST_EXACT for name in ("Max", "Min"))
     for name, column in _NUMBERS.items() if are_exact else ():
         if (number := _as_number(rest.get(name))) is not None:
@@ -203,7 +203,7 @@ def _text(value: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    # As in a frame: what is no text becomes a question mark.
+    # As in a frame: characters that cannot be encoded become question marks.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -214,11 +214,11 @@ def records_of(batches: Iterable[PyArrow], summary_mode: str) -> Iterator[tuple[
     """Yield entry and record, as JSON, for each entry of some record batches.
 
     Args:
-        batches: Of a ``dump.arrow``, checked; their entries may go over the end of a batch.
-        summary_mode: Of its header.
+        batches: Checked batches of a ``dump.arrow``; entries may continue across the end of a batch.
+        summary_mode: From its header.
 
     Raises:
-        ValueError, KeyError: what a row holds is not what rows of a dump hold.
+        ValueError, KeyError: a row is not valid for a dump.
     """
     has_statistics = summary_mode not in _WITHOUT_STATISTICS
     pending: list[Mapping[str, Any]] = []
@@ -255,7 +255,7 @@ def _made(rows: Sequence[Mapping[str, Any]], *, has_statistics: bool) -> tuple[s
 
 
 def _numeric(value: Any) -> Any:
-    """Return a JSON value as `json_number` has its numbers, also those that a column of texts holds."""
+    """Return a JSON value with its numbers as `json_number` writes them, also those in a column of texts."""
     if isinstance(value, dict):
         fields = cast("dict[str, Any]", value)
         kind, text = fields.get("type"), fields.get("value")
@@ -302,7 +302,7 @@ def _leaf_of(row: Mapping[str, Any], *, has_all: bool) -> Any:
 
 
 def _exact_of(row: Mapping[str, Any]) -> dict[str, int]:
-    """Return extremes that float64 does not hold; empty where it does."""
+    """Return extremes that float64 cannot represent; empty if it can."""
     high, _, low = (row.get("exact") or "").partition(" and ")
     try:
         return {"Max": int(high), "Min": int(low)}
@@ -311,7 +311,7 @@ def _exact_of(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _nested(phase: Phase, rows: Sequence[Mapping[str, Any]], leaves: Sequence[Any]) -> dict[str, Any]:
-    """Return a record whose values lead to the same rows, as the places of the values tell."""
+    """Return a record whose values have the same rows, inferred from the positions of the values."""
     parts: dict[str, dict[str, Any]] = {}
     for row, leaf in zip(rows, leaves, strict=True):
         if row["part"] is not None and row["path"] is not None:
@@ -331,7 +331,7 @@ def _nested_part(part: str, values: Mapping[str, Any]) -> Any:
         for key in keys:
             place = place.setdefault(key, _Inner())
             if type(place) is not _Inner:
-                return dict(values)  # a name with dots of its own: flat, which reads the same
+                return dict(values)  # a name that contains dots: keep it flat, which reads the same
         if last in place:
             return dict(values)
         place[last] = leaf
@@ -339,7 +339,7 @@ def _nested_part(part: str, values: Mapping[str, Any]) -> Any:
 
 
 class _Inner(dict[str, Any]):
-    """An object that is no value."""
+    """An object that is not a value itself."""
 
 
 def _with_lists(tree: dict[str, Any], *, may_be_list: bool = True) -> Any:

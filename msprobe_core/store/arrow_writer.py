@@ -1,4 +1,4 @@
-"""Write ``dump.arrow``, ``stack.arrow`` and ``construct.arrow``: whole record batches, appended."""
+"""Write ``dump.arrow``, ``stack.arrow`` and ``construct.arrow`` as appended record batches."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from msprobe_core.store.ending import says_anything
 from msprobe_core.store.json_writer import clean_text
 
 MAX_BATCH_ROWS = 16_384
-"""A batch ends with the entry that reaches this number: a batch is what a file that is cut off loses at most."""
+"""A batch ends with the entry that reaches this number of rows. A truncated file loses at most one batch."""
 
 
 class ArrowStream:
-    """An Arrow IPC stream that grows at its end and is a whole stream after every append; see `GrowingFile`.
+    """An append-only Arrow IPC stream that is complete after every append; see `GrowingFile`.
 
-    Dictionaries are those of one batch and are replaced by the next, so that a batch costs the same wherever it stands.
+    Dictionaries belong to one batch and are replaced by the next, so that a batch costs the same at any position.
     """
 
     def __init__(self, path: Path, columns: Mapping[str, Cell], header: FileHeader) -> None:
-        """Create the file with no batches.
+        """Create the file without batches.
 
         Args:
-            path: Replaced if it is there.
-            columns: What it holds.
-            header: Kept in the schema's metadata.
+            path: An existing file is replaced.
+            columns: Its columns.
+            header: Stored in the schema's metadata.
 
         Raises:
             StoreError: the file cannot be created or written.
@@ -68,11 +68,11 @@ class ArrowStream:
         self._failure: StoreError | None = None
 
     def append(self, batch: PyArrow) -> None:
-        """Add a record batch.
+        """Append a record batch.
 
         Raises:
-            StoreError: it cannot be written, or an earlier one could not: the library leaves out what the batch before
-                has said already. The file then holds all earlier ones and is valid.
+            StoreError: it cannot be written, or an earlier one could not: the library omits dictionaries that the
+                previous batch already contained. The file then has all earlier batches and is valid.
         """
         if self._failure is not None:
             raise self._failure
@@ -90,16 +90,16 @@ class ArrowStream:
             raise
 
     def end_with(self, ending: Ending) -> None:
-        """Say how the recording ended in a last batch, which the next one replaces; it has no rows for who ignores it.
+        """Store how the recording ended in a last batch without rows, which the next append replaces.
 
         Raises:
-            StoreError: it cannot be written; the file then has the usual end.
+            StoreError: it cannot be written; the file then has its usual end.
         """
         if not says_anything(ending):
             self._file.end_with(None)
             return
         pyarrow = import_pyarrow()
-        # By a library's stream of its own: this one's would leave out later what the last batch has said already.
+        # Use a separate library stream: this one would later omit dictionaries that this batch already contained.
         with io.BytesIO() as written:
             stream = _open_stream(pyarrow, written, self._schema)
             stream.write_batch(
@@ -115,8 +115,8 @@ class ArrowStream:
 
 
 def _open_stream(pyarrow: PyArrow, target: io.BytesIO, schema: PyArrow) -> PyArrow:
-    # A value takes 28 bytes (40 with four random float64), 46 (54) with lz4 and 107 as it is, for 0.1 µs more: zstd
-    # also codes the zeros behind numbers that were float32.
+    # A value takes 28 bytes (40 with four random float64), 46 (54) with lz4 and 107 uncompressed, for 0.1 µs more: zstd
+    # also encodes the trailing zeros of numbers that were float32.
     options = pyarrow.ipc.IpcWriteOptions(compression=pyarrow.Codec("zstd", 1), use_threads=False)
     return pyarrow.ipc.new_stream(target, schema, options=options)
 
@@ -149,7 +149,7 @@ class ArrowWriter:
         self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
-        """Append a batch to all files, to that of the values last: what is in it has its stack and its place."""
+        """Append a batch to all files, values last: every value in the file has its stack and its nesting."""
         if self._stacks is not None:
             self._write_stacks(self._stacks, batch.entries)
         if self._construct is not None and batch.parents:
@@ -161,7 +161,7 @@ class ArrowWriter:
         self._num_calls += sum(map(_has_rows, batch.entries))
 
     def end(self, ending: Ending) -> None:
-        """Say how the recording ended; see `msprobe_core.plugin.EndingWriter`."""
+        """Store how the recording ended; see `msprobe_core.plugin.EndingWriter`."""
         reason = clean_text(ending.reason)
         self._dump.end_with(msgspec.structs.replace(ending, num_calls=self._num_calls, reason=reason))
 

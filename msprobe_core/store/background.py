@@ -1,4 +1,4 @@
-"""One thread that writes, so that recording does not wait for the disk."""
+"""A writer thread, so that recording does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Job = Callable[[], None]
 
 
 class BackgroundQueue:
-    """Runs jobs in order on a thread of its own; holds back the caller while too much waits.
+    """Runs jobs in order on its own thread; blocks the caller while too much data is queued.
 
-    A job that fails keeps none of the others from running; ``wait`` raises the first error, once.
+    A failing job does not keep later jobs from running; ``wait`` raises the first error, once.
     """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         """Begin idle; the thread starts with the first job.
 
         Args:
-            max_bytes: How much data may wait, in bytes; one larger job is accepted when nothing else waits.
+            max_bytes: How much data may be queued, in bytes; a larger job is accepted when the queue is empty.
         """
         self._max_bytes = max_bytes
         self._jobs: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
@@ -62,7 +62,7 @@ class BackgroundQueue:
             raise RuntimeError(f"what was to be written raised {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """End the thread once all jobs are done."""
+        """Stop the thread once all jobs are done."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -73,7 +73,7 @@ class BackgroundQueue:
             job, size_bytes = item
             try:
                 job()
-            except BaseException as error:  # noqa: BLE001  # raised again by wait, on the thread that asked for the work
+            except BaseException as error:  # noqa: BLE001  # raised again by wait, on the calling thread
                 self._error = self._error or error
             finally:
                 del job, item

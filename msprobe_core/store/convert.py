@@ -37,46 +37,46 @@ from msprobe_core.store.stored_dump import clip, read_content
 from msprobe_core.untrusted.files import open_plain
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]
-"""Told how many ranks are done, of how many, and which one is next."""
+"""Called with the number of finished ranks, the total, and the next rank."""
 
 _T = TypeVar("_T")
 
 _BATCH_RECORDS = 1000
 _MICRO_STEPS = "megatron_micro_step_number"
 _CONSTRUCT_COLUMNS = CONSTRUCT_COLUMNS | {"micro_step": Cell.COUNT}
-"""Other tools say here to which micro-step a call belongs."""
+"""Other tools store the micro-step of a call in the nesting."""
 
 
 class Format(str, Enum):
-    """How a dump is stored."""
+    """Storage format of a dump."""
 
     JSON = "json"
     ARROW = "arrow"
 
     @property
     def other(self) -> Format:
-        """The other one."""
+        """The other format."""
         return Format.ARROW if self is Format.JSON else Format.JSON
 
 
 class TensorFiles(str, Enum):
-    """What becomes of the files of whole tensors, which are the same for both formats."""
+    """How to transfer the files of whole tensors, which are the same for both formats."""
 
     COPY = "copy"
     LINK = "link"
-    """Hard links: at once and without room, but files that have the permissions that they had."""
+    """Hard links: immediate and without disk space, but the files keep their original permissions."""
 
 
 @dataclass
 class Conversion:
-    """What was done.
+    """The result of a conversion.
 
     Attributes:
-        to: The format that there is now.
-        num_units: How many ranks, over all steps.
-        size_before: Of their records, stacks and nesting, in bytes.
-        size_after: The same of what was made of them.
-        notes: What there is to say about single files.
+        to: The new format.
+        num_units: Number of ranks, over all steps.
+        size_before: Size of their records, stacks and nesting, in bytes.
+        size_after: Size of the converted ones.
+        notes: Notes on single files.
         incomplete: Which dumps do not hold all of their step, in words.
     """
 
@@ -97,22 +97,22 @@ def convert(
     tensors: TensorFiles = TensorFiles.COPY,
     progress: ConvertProgress | None = None,
 ) -> Conversion:
-    """Convert the dumps in ``source``, and give ``destination`` the same directories.
+    """Convert the dumps in ``source`` into ``destination``, which gets the same directory structure.
 
-    ``destination`` appears when all of it is there; if anything fails, or the process ends, it is as it was before. One
-    batch of records is held beside the file that is being read.
+    ``destination`` appears when it is complete; if anything fails, or the process ends, it is unchanged. In addition to
+    the file being read, one batch of records is in memory.
 
     Args:
-        source: Directory of one rank, of a step, or of a run with its steps; or the dump's file in the first.
-        destination: Made.
-        to: ``None`` for the format that the first dump has not.
-        overwrite: Whether a run that is there is replaced. Anything else that is there never is.
-        tensors: What becomes of the files of whole tensors.
+        source: Directory of one rank, of a step, or of a run with its steps; or the file of a dump in the first.
+        destination: Created.
+        to: ``None`` for the format that the first dump does not have.
+        overwrite: Whether an existing run is replaced. Anything else is never replaced.
+        tensors: How to transfer the files of whole tensors.
         progress: Called before each rank, and at the end.
 
     Raises:
         DumpError: there is no dump in ``source``, or one that cannot be read.
-        StoreError: ``destination`` is there, or cannot be written.
+        StoreError: ``destination`` exists, or cannot be written.
         PluginError: pyarrow is not installed.
     """
     import_pyarrow()
@@ -181,7 +181,7 @@ def _check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _replaced(destination: Path) -> Generator[Path, None, None]:
-    """Give a new directory that takes the place of ``destination`` at the end, or goes if an error leaves it."""
+    """Provide a new directory that replaces ``destination`` at the end, or is removed on an error."""
     destination = destination.absolute()
     scratch = destination.with_name(f".{destination.name}.{os.getpid()}.new")
     former = destination.with_name(f".{destination.name}.{os.getpid()}.old")
@@ -220,13 +220,13 @@ class _Unit:
     """One rank's directory of one step."""
 
     def __init__(self, source: Path, target: Path, final: Path, done: Conversion) -> None:
-        """Prepare.
+        """Prepare the conversion.
 
         Args:
-            source: Where it is.
+            source: Its directory.
             target: Where it is written.
-            final: Where it will be.
-            done: What is told of it.
+            final: Its final location.
+            done: Result to update.
         """
         self._source = source
         self._target = target
@@ -234,7 +234,7 @@ class _Unit:
         self._done = done
 
     def convert(self) -> None:
-        """Convert the records and the files beside them."""
+        """Convert the records and the files next to them."""
         layout.make_directory(self._target)
         try:
             if self._done.to is Format.ARROW:
@@ -305,7 +305,7 @@ class _Unit:
         self._beside(layout.CONSTRUCT_FILE, lambda path: self._construct_to_arrow(path, header))
 
     def _end(self, stream: JsonObjectStream | ArrowStream, path: Path, ending: Ending, num_calls: int) -> None:
-        """Let what is made say of its end what its source says, and take note of one that is not whole."""
+        """Copy the source's end mark to the converted file, and note if the source is incomplete."""
         if not ending.is_whole:
             self._done.incomplete.append(sentence(path, ending))
         ending = msgspec.structs.replace(ending, num_calls=num_calls)
@@ -320,7 +320,7 @@ class _Unit:
         self._note(f"{self._source}: {layout.DEBUG_FILE} stays as it is; saved values are always kept as json")
 
     def _beside(self, name: str, convert_file: Callable[[Path], None]) -> None:
-        """Convert a file that helps and is not needed: a damaged one costs a note."""
+        """Convert an optional file: a damaged one becomes a note."""
         path = self._source / name
         if not path.exists():
             return
@@ -358,7 +358,7 @@ class _Unit:
                 cells: list[tuple[str, str | None, int | None]] = []
                 for entry, value in part:
                     parent, micro_step = cast("list[Any]", value) if _is_numbered(value) else (value, None)
-                    if isinstance(parent, str | None):  # as those are left out that are no calls when they are read
+                    if isinstance(parent, str | None):  # a reader also skips parents that are not calls
                         cells.append((_text(entry), None if parent is None else _text(parent), micro_step))
                 if cells:
                     stream.append(to_small_batch(_CONSTRUCT_COLUMNS, list(zip(*cells, strict=True))))
@@ -417,7 +417,7 @@ class _Unit:
     # --- tensors ---
 
     def add_tensors(self, how: TensorFiles) -> None:
-        """Copy or link the files of whole tensors; only files: what links lead to is not of this dump."""
+        """Copy or link the files of whole tensors. Only regular files: targets of links do not belong to this dump."""
         source, target = self._source / layout.TENSOR_DIRECTORY, self._target / layout.TENSOR_DIRECTORY
         if not source.is_dir() or source.is_symlink():
             return
@@ -443,13 +443,13 @@ _CONVERTED = frozenset(
 
 
 def _other_fields(path: Path) -> dict[str, Any]:
-    """Return what the header of a dump says beyond what ours says."""
+    """Return the members of a dump's header beyond our own."""
     try:
         fields = msgspec.json.decode(read_content(path), type=dict[str, msgspec.Raw])
         known = {*RunHeader.__struct_fields__, "dump_data_dir", "data", "end"}
         return {name: msgspec.json.decode(value) for name, value in fields.items() if name not in known}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}  # a damaged dump, or one with bare NaN, of which more is not known
+        return {}  # a damaged dump, or one with bare NaN, whose other members are unknown
 
 
 def _text(value: str) -> str:
@@ -457,7 +457,7 @@ def _text(value: str) -> str:
 
 
 def _is_numbered(value: Any) -> bool:
-    """Whether a call's parent is given with the number of the micro-step."""
+    """Whether a call's parent is stored with the number of the micro-step."""
     if not isinstance(value, list) or len(cast("list[Any]", value)) != 2:
         return False
     number = cast("list[Any]", value)[1]
@@ -480,7 +480,7 @@ def _parts(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
 
 
 def _linked(source: Path, target: Path) -> bool:
-    """Whether a hard link could be made; not so on another file system, and on some at all."""
+    """Whether a hard link could be created, which is impossible across file systems and on some of them."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

@@ -1,8 +1,8 @@
-"""Whether a dump holds all of its step: what the mark at its end says, and that in words.
+"""Whether a dump holds all of its step: the end mark, and its description in words.
 
-A writer puts the mark behind everything else, after each window and at the end of the step, and takes it back before it
-writes more. So a process that is killed at any time leaves a dump that is whole, or one without a mark. Dumps of other
-tools and of earlier versions say in no header who recorded them and have no mark either; nothing is known of these.
+A writer puts the mark after everything else, after each window and at the end of the step, and removes it before it
+writes more. So a process that is killed at any time leaves a complete dump, or one without a mark. Dumps of other tools
+and of earlier versions have neither a recorder in their header nor a mark; their ending is unknown.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from msprobe_core.store import layout
 
 
 def says_anything(ending: Ending) -> bool:
-    """Whether there is something to put into a file: a recording that just breaks off cannot say so."""
+    """Whether there is a mark to store: a recording that is cut off cannot store one."""
     return ending.state is not EndState.UNKNOWN and (ending.state is not EndState.EARLY or bool(ending.reason))
 
 
 def ending_in(header: RunHeader, mark: Any, num_calls: int, damage: Sequence[str] = ()) -> Ending:
-    """Return how a recording ended, by what its file says and what could be read of it.
+    """Return how a recording ended, from its file's mark and what could be read.
 
     Args:
-        header: Of the file.
-        mark: What the file has as its mark, decoded; ``None`` if it has none.
-        num_calls: How many calls could be read.
-        damage: What is wrong with the file, in words.
+        header: Header of the file.
+        mark: The file's mark, decoded; ``None`` if it has none.
+        num_calls: Number of calls that could be read.
+        damage: Damage of the file, in words.
     """
     said = _said(mark)
     if header.task == Task.STRUCTURE.value and said is not None:
@@ -59,7 +59,7 @@ def ending_of(dump: Dump) -> Ending:
 
 
 def ending_of_all(dumps: Sequence[Dump]) -> Ending:
-    """Return what holds for several dumps together: that of the one of which most is missing; all calls count."""
+    """Return the ending of several dumps together: that of the least complete one; all calls are counted."""
     endings = [ending_of(dump) for dump in dumps]
     worst = min(endings, key=lambda ending: _SEVERITY.index(ending.state), default=Ending())
     broken = [sentence(dump.path, own) for dump, own in zip(dumps, endings, strict=True) if not own.is_whole]
@@ -72,11 +72,11 @@ _SEVERITY = (EndState.DAMAGED, EndState.EARLY, EndState.STOPPED, EndState.UNKNOW
 
 
 def sentence(path: Path, ending: Ending) -> str:
-    """Say what is known of a recording that may lack calls at its end.
+    """Describe a recording that may lack calls at its end.
 
     Args:
-        path: Of the dump.
-        ending: Not ``COMPLETE`` nor ``UNKNOWN``.
+        path: Path of the dump.
+        ending: Neither ``COMPLETE`` nor ``UNKNOWN``.
     """
     calls = f"{ending.num_calls:,} {'call' if ending.num_calls == 1 else 'calls'}"
     because = f" ({ending.reason})" if ending.reason else ""
@@ -88,9 +88,9 @@ def sentence(path: Path, ending: Ending) -> str:
 
 
 def sentence_of_empty(directory: Path) -> str | None:
-    """Say what is known of a rank's directory without any file; ``None`` if it has one, or is no rank's directory.
+    """Describe a rank's directory without files; ``None`` if it has one, or is not a rank's directory.
 
-    A process that is killed as soon as its directory has been made leaves one.
+    A process that is killed right after it has created its directory leaves an empty one.
     """
     if not (layout.is_unit(directory.name) and directory.is_dir()) or any(directory.iterdir()):
         return None

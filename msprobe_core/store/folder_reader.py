@@ -1,7 +1,7 @@
-"""Read a folder of bare tensors as a dump: ``.pt``, ``.npy`` and ``.safetensors`` files, without any record of them.
+"""Read a folder of plain tensor files as a dump: ``.pt``, ``.npy`` and ``.safetensors`` files without records.
 
-Each tensor is one saved value. Its name is the path of its file within the folder, without the suffix, and in a
-``.safetensors`` file the tensor's key behind that. Values are in natural order of their names: ``layer2`` comes before
+Each tensor is one saved value. Its name is the path of its file within the folder, without the suffix, followed in a
+``.safetensors`` file by the tensor's key. Values are in natural order of their names: ``layer2`` comes before
 ``layer10``. One such file can be given instead of a folder.
 """
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".pt", ".npy", layout.SHARD_SUFFIX)
 _MAX_LOOKED_AT = 1000
-"""How many files are looked at before a directory counts as something else."""
+"""Number of files to check before a directory is not considered a folder of tensors."""
 
 FRAMEWORK = "files"
-"""What stands for the framework of such a dump."""
+"""Value of the field ``framework`` for such a dump."""
 
 
 class _Place(NamedTuple):
-    """Where a tensor is: its file and, in a ``.safetensors`` file, its key."""
+    """Location of a tensor: its file and, in a ``.safetensors`` file, its key."""
 
     file: Path
     key: str | None
@@ -58,10 +58,10 @@ class FolderDump:
         self.ending = _ending_of(unreadable, self.frame.height)
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a tensor; its elements are read when they are asked for.
+        """Return a tensor; its elements are read on demand.
 
         Raises:
-            DumpError: it is missing, damaged or no tensor.
+            DumpError: it is missing, damaged or not a tensor.
         """
         from msprobe_core.store.tensors import open_member, open_tensor
 
@@ -71,7 +71,7 @@ class FolderDump:
         return open_tensor(place.file) if place.key is None else open_member(place.file, place.key)
 
     def _read_frame(self, unreadable: list[str]) -> pl.DataFrame:
-        from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
+        from msprobe_core.store.frame import FrameBuilder  # imports polars, which the command line does not need
 
         builder = FrameBuilder()
         for name in self._places:
@@ -88,7 +88,7 @@ class FolderDump:
 
 
 def _listed(path: Path) -> tuple[dict[str, _Place], list[str]]:
-    """Return the tensors by name, and what cannot be read of the files."""
+    """Return the tensors by name, and the files that cannot be read."""
     from msprobe_core.store.tensors import shard_keys
 
     root = path if path.is_dir() else path.parent
@@ -97,7 +97,7 @@ def _listed(path: Path) -> tuple[dict[str, _Place], list[str]]:
     for file in sorted(_files(path), key=lambda file: _natural(file.as_posix())):
         name = file.relative_to(root).with_suffix("").as_posix()
         if file.suffix != layout.SHARD_SUFFIX:
-            # Two kinds of file of one name are two tensors.
+            # Two files with the same name and different suffixes are two tensors.
             found[name if name not in found else f"{name}{file.suffix}"] = _Place(file, None)
             continue
         try:
@@ -133,7 +133,7 @@ class FolderReader:
     name = "tensors"
 
     def recognises(self, path: Path) -> bool:
-        """Whether ``path`` is such a folder, or one such file, and nothing else that is known."""
+        """Whether ``path`` is such a folder, or one such file, and no other known format."""
         if path.is_file():
             return path.suffix in _SUFFIXES
         is_of_dump = layout.is_unit(path.name) or path.name == layout.TENSOR_DIRECTORY or kernel_files.is_in_place(path)
@@ -142,7 +142,7 @@ class FolderReader:
     def _holds_tensors(self, path: Path) -> bool:
         num_looked_at = 0
         for directory, directories, names in os.walk(path):
-            # Of a dump without its record, or of kernels.
+            # The directory of a dump without its record, or of kernels.
             place = Path(directory)
             if layout.TENSOR_DIRECTORY in directories or layout.holds_units(place) or kernel_files.holds_kernels(place):
                 return False
@@ -157,7 +157,7 @@ class FolderReader:
         """Read the tensors at ``path``.
 
         Raises:
-            DumpError: none of them can be read.
+            DumpError: no tensor can be read.
         """
         return FolderDump(path)
 

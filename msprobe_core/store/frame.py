@@ -1,4 +1,4 @@
-"""Many records as columns: what readers make and compare works on."""
+"""Many records as columns: the data structure that readers build and compare works on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from msprobe_core.untrusted.malformed import MalformedError
 
 
 class RowKind(str, Enum):
-    """What a row holds."""
+    """Kind of a row."""
 
     TENSOR = "tensor"
     SCALAR = "scalar"
@@ -32,8 +32,8 @@ class RowKind(str, Enum):
 
 
 COLUMNS: dict[str, Any] = {
-    "name": pl.String,  # what reports call the row
-    "key": pl.String,  # what rows are matched by
+    "name": pl.String,  # name of the row in reports
+    "key": pl.String,  # key for matching rows
     "entry": pl.String,
     "role": pl.Enum([role.value for role in Role]),
     "phase": pl.Enum([phase.value for phase in Phase]),
@@ -61,7 +61,7 @@ COLUMNS: dict[str, Any] = {
 """Columns of a dump's frame, one row per value, in execution order. Statistics are null where there are none."""
 
 _CELLS = dict(list(COLUMNS.items())[list(COLUMNS).index("kind") :])
-"""Those that a value gives; the others say where it stands."""
+"""Columns that come from the value; the others give its position."""
 
 PARTS: tuple[tuple[str, Role], ...] = (
     ("input_args", Role.INPUT),
@@ -77,23 +77,23 @@ ROLE_OF_PART = dict(PARTS) | {Phase.PARAMETERS_GRAD.value: Role.PARAMETERS_GRAD}
 """Role of the values in each part; gradients of parameters are a part by themselves."""
 
 _BATCH_ROWS = 16_384
-"""How many rows are objects of Python at a time: in columns they take a tenth of that."""
+"""Maximum number of rows held as Python objects; columns take a tenth of that memory."""
 
 _NOT_FINITE = {
     sign + word: float(sign + word) for sign in ("", "+", "-") for word in ("nan", "inf", "infinity")
 }  # fmt: skip
-"""What numbers that are none are called in lower case. JSON has no such numbers, and each tool has other words."""
+"""Lower-case spellings of NaN and infinities. JSON has no such numbers, and tools spell them differently."""
 
 
 class FrameBuilder:
-    """Collects rows; the only place that knows what the records of ``dump.json`` mean."""
+    """Collects rows; the only place that knows the meaning of records of ``dump.json``."""
 
     def __init__(self, num_bytes: int | None = None) -> None:
         """Begin with no rows.
 
         Args:
-            num_bytes: Length of the file that the records are of, which bounds that of the rows' names; ``None`` if
-                they are not foreign.
+            num_bytes: Length of the file with the records, which bounds the total length of the rows' names; ``None``
+                if they are trusted.
         """
         self._names: list[str] = []
         self._keys: list[str] = []
@@ -129,7 +129,7 @@ class FrameBuilder:
         """Append the rows of one entry.
 
         Raises:
-            TypeError, ValueError, KeyError, AttributeError: the record does not have the shape of a record.
+            TypeError, ValueError, KeyError, AttributeError: the record does not have the structure of a record.
         """
         self._make_room()
         num_rows = len(self._cells)
@@ -141,12 +141,12 @@ class FrameBuilder:
             raise
 
     def build(self) -> pl.DataFrame:
-        """Return the frame; the builder is empty then."""
+        """Return the frame and empty the builder."""
         if not self._batches:
             return self._pop_batch()
         batches = [*self._batches, self._pop_batch()]
         self._batches.clear()
-        # Column by column, so that no more than one of them is there twice.
+        # Column by column, so that at most one column exists twice.
         frame = pl.DataFrame([_joined([batch.drop_in_place(name) for batch in batches]) for name in COLUMNS])
         return _with_shared_names(frame)
 
@@ -155,7 +155,7 @@ class FrameBuilder:
             self._batches.append(self._pop_batch())
 
     def _pop_batch(self) -> pl.DataFrame:
-        # Series by Series: polars takes several times as long when it is handed all of them at once.
+        # Series by Series: polars is several times slower with all of them at once.
         places = (self._names, self._keys, self._entries, self._roles, self._phases)
         columns = zip(COLUMNS.items(), places, strict=False)
         rows = pl.DataFrame([_series(name, column, dtype) for (name, dtype), column in columns])
@@ -184,7 +184,7 @@ class FrameBuilder:
             self._add_empty_call(entry, phase, num_rows)
 
     def _add_call(self, entry: str, phase: Phase, call: Call) -> None:
-        """Append the rows of a record in its usual shape, of which there may be a million."""
+        """Append the rows of a record with the usual structure, of which there may be a million."""
         if call.type is not UNSET:
             raise _UnusualError
         num_rows = len(self._cells)
@@ -205,7 +205,7 @@ class FrameBuilder:
         self._add_empty_call(entry, phase, num_rows)
 
     def _add_part(self, entry: str, role: Role, values: Part) -> None:
-        """Append the rows of a part, but for what all parts of the call share."""
+        """Append the rows of a part, except for the columns that all parts of the call share."""
         add_name, add_key, add_cells = self._names.append, self._keys.append, self._cells.append
         num_rows = len(self._cells)
         stem = names.row_name(entry, role, "")
@@ -226,7 +226,7 @@ class FrameBuilder:
         self._roles += [role] * (len(self._cells) - num_rows)
 
     def _add_empty_call(self, entry: str, phase: Phase, num_rows: int) -> None:
-        """Append a row for a call that has made none: named like the entry, it tells that the call was made."""
+        """Append a row for a call without rows. It has the entry's name, so that the call itself is visible."""
         if len(self._cells) == num_rows:
             self._append(entry, entry, entry, Role.OUTPUT, phase, _NONE_CELLS)
 
@@ -236,7 +236,7 @@ class FrameBuilder:
                 self._add_gradient(entry, name, values)
 
     def _add_gradient(self, entry: str, name: str, values: Any) -> None:
-        # The list has one element; if a tool ever writes more, they get a number of their own.
+        # The list has one element; if a tool ever writes more, each gets its own number.
         numbered = names.numbered_gradients(entry)
         for path, leaf in self._leaves(entry + name, values, "", 1):
             place = name + path.removeprefix("0")
@@ -251,7 +251,7 @@ class FrameBuilder:
     def _leaves(self, entry: str, values: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         """Yield every leaf of a tree with its dotted path; ``depth``: lists and objects of the record around it.
 
-        A leaf is null, or an object that says its type.
+        A leaf is null, or an object with a type.
         """
         length = len(entry) + len(path)
         self._text_left -= length
@@ -269,7 +269,7 @@ class FrameBuilder:
             yield path, values
 
     def _check_text(self, num_chars: int) -> None:
-        """Raise if names become longer than those of a file of this length should be: each row has the whole of one."""
+        """Raise if the total length of names exceeds what a file of this size can have: each row has its full name."""
         if num_chars > self._text_left:
             raise MalformedError("the names of its values are longer than those of a file of its length should be")
 
@@ -289,7 +289,7 @@ class FrameBuilder:
 
 
 class _UnusualError(Exception):
-    """A record is not of the usual shape, and has to be decoded without expectations."""
+    """A record does not have the usual structure and must be decoded without expectations."""
 
 
 def _file_name(cells: Leaf | tuple[Any, ...]) -> Any:
@@ -297,9 +297,9 @@ def _file_name(cells: Leaf | tuple[Any, ...]) -> Any:
 
 
 def _shown(file_name: Any) -> str | None:
-    """Return the row name of a tensor that has a file of its own, which is called like it; ``None`` of others.
+    """Return the row name of a tensor with its own file, which has the same name; ``None`` for others.
 
-    One in a shard may be called like another, which had these values first.
+    A tensor in a shard may have the name of another tensor that had these values first.
     """
     if isinstance(file_name, str) and layout.shard_member(file_name) is None:
         return names.row_of_file(file_name)
@@ -310,10 +310,10 @@ def leaf_frame(leaves: Sequence[Any]) -> pl.DataFrame:
     """Return the columns from ``kind`` on, one row per leaf of a record.
 
     Args:
-        leaves: As they stand in ``dump.json``, decoded.
+        leaves: Decoded, as in ``dump.json``.
 
     Raises:
-        TypeError, ValueError, KeyError, AttributeError: one of them is no leaf.
+        TypeError, ValueError, KeyError, AttributeError: one of them is not a leaf.
     """
     return _frame_of_cells([_leaf_cells(leaf) for leaf in leaves])
 
@@ -336,7 +336,7 @@ def _frame_of_tuples(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
 
 
 def _frame_of_tensors(leaves: Sequence[Leaf]) -> pl.DataFrame:
-    """Return the columns from ``kind`` on; column by column, which takes a fraction of the time that rows take."""
+    """Return the columns from ``kind`` on; built column by column, which takes a fraction of the time of rows."""
     shapes = {shape: _shape_cells(shape) for shape in {leaf.shape for leaf in leaves if leaf.shape is not UNSET}}
     shape_cells = [shapes[leaf.shape] for leaf in leaves if leaf.shape is not UNSET]
     extremes = [leaf.high for leaf in leaves], [leaf.low for leaf in leaves]
@@ -377,23 +377,23 @@ def _numbers(values: Sequence[Any]) -> Sequence[float | None]:
 
 
 def _shape_cells(shape: Sequence[Any]) -> tuple[str, int | None]:
-    """Return a shape as text, and the number of elements; ``None`` of a shape that no tensor has."""
+    """Return a shape as text, and the number of elements; ``None`` for a shape that no tensor can have."""
     if any(type(size) is not int for size in shape):
         raise ValueError("its shape has sizes that are no integers")
-    # The product of many sizes takes time that is quadratic in their number.
+    # The product of many sizes takes quadratic time.
     numel = math.prod(shape) if len(shape) <= _MAX_DIMS else -1
     return str(list(shape)), numel if 0 <= numel < 2**63 else None
 
 
 _MAX_DIMS = 64
-"""As NumPy 2 has it; PyTorch has as many."""
+"""The maximum of NumPy 2 and of PyTorch."""
 
 
 def with_names(rows: pl.DataFrame) -> pl.DataFrame:
     """Return ``rows`` with ``name`` and ``key``, as `FrameBuilder` names them.
 
     Args:
-        rows: Has ``entry``, ``role``, ``file_name`` and ``path``: its place, null in a call without values.
+        rows: Has ``entry``, ``role``, ``file_name`` and ``path``, which is null for a call without values.
     """
     entry, path = pl.col("entry"), pl.col("path")
     is_gradient = pl.col("role") == Role.PARAMETERS_GRAD.value
@@ -423,11 +423,11 @@ def with_names(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 _REPEATED = frozenset({"entry", "type", "dtype", "shape"})
-"""Columns of few texts, which many rows share."""
+"""Columns of few texts that many rows share."""
 
 
 def _with_shared_names(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a frame whose keys, which are nearly always its names, take no memory of their own."""
+    """Return a frame whose keys, which nearly always equal its names, take no additional memory."""
     return frame.with_columns(key=pl.col("name")) if frame["key"].equals(frame["name"]) else frame
 
 
@@ -444,16 +444,16 @@ def _series(name: str, column: Sequence[Any], dtype: Any) -> pl.Series:
             texts = pl.Series(name, list(places), dtype=dtype)
             return texts.gather(pl.Series([places[text] for text in column], dtype=pl.UInt32))
         if len(column) > 0 and column[0] is None and column.count(None) == len(column):
-            return pl.Series(name, [], dtype=dtype).clear(len(column))  # which takes no memory
+            return pl.Series(name, [], dtype=dtype).clear(len(column))  # takes no memory
         return pl.Series(name, column, dtype=dtype, strict=False)
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON allows and text does not
+    except UnicodeEncodeError:  # half a surrogate pair, valid in JSON but not in text
         cleaned = [cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell for cell in column]
         return pl.Series(name, cleaned, dtype=dtype, strict=False)
 
 
 def phase_of(entry: str) -> Phase:
-    """Return what an entry is of, also of one outside of the grammar."""
-    # Not parse_entry: dumps of other tools may hold names outside of the grammar, and they are shown all the same.
+    """Return the phase of an entry, also of one outside of the grammar."""
+    # Not parse_entry: dumps of other tools may have names outside of the grammar, which are shown as well.
     head, _, last = entry.rpartition(".")
     phase = _LAST.get(last) or _CALLS.get(head.rpartition(".")[2])
     return phase or Phase.FORWARD
@@ -464,15 +464,15 @@ _LAST = _CALLS | {Phase.DEBUG.value: Phase.DEBUG}
 
 
 def is_leaf(tree: Mapping[str, Any]) -> bool:
-    """Whether an object is a value, which says its type, and not several of them."""
+    """Whether an object is a single value, with a type, and not a container of values."""
     return isinstance(tree.get("type"), str)
 
 
 def check_leaf(leaf: Any) -> None:
-    """Raise if ``leaf``, decoded, is no value.
+    """Raise if ``leaf``, decoded, is not a value.
 
     Raises:
-        TypeError, ValueError, KeyError, AttributeError: it is none.
+        TypeError, ValueError, KeyError, AttributeError: it is not.
     """
     _leaf_cells(leaf)
 
@@ -484,7 +484,7 @@ _FAILURE = "error"
 
 
 def is_failure(record: Any) -> bool:
-    """Whether this stands in the place of a record or value that could not be recorded."""
+    """Whether this replaces a record or value that could not be recorded."""
     return isinstance(record, dict) and cast("dict[str, Any]", record).get("type") == _FAILURE
 
 
@@ -493,18 +493,18 @@ def _failed_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
 
 
 _LARGEST_EXACT = 2**53
-"""Float64 holds all integers up to this one."""
+"""Float64 represents all integers up to this one."""
 
 
 _AROUND_VALUE = 3
-"""A record, its part, and the leaf."""
+"""Levels around a value: the record, its part, and the leaf."""
 
 
 def _usual_cells(leaf: Leaf) -> Leaf | tuple[Any, ...]:
-    """Return the cells of a leaf in its usual shape; a tensor's are made column by column later.
+    """Return the cells of a leaf with the usual structure; a tensor's are built column by column later.
 
     Raises:
-        _UnusualError: it has another shape.
+        _UnusualError: it has another structure.
     """
     if leaf.type != _FAILURE and leaf.placements is UNSET:
         if leaf.shape is not UNSET and leaf.dtype is not UNSET:
@@ -535,7 +535,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
     if not isinstance(shape := fields["shape"], list):
         raise ValueError(f"its shape is {shape!r}")  # noqa: TRY004  # a value in a file, not an argument
     text, numel = _shape_cells(cast("list[Any]", shape))
-    if isinstance(own := fields.get("md5"), float) and numel == 1:  # so other tools keep tensors without dimensions
+    if isinstance(own := fields.get("md5"), float) and numel == 1:  # the representation of 0-d tensors in other tools
         fields = {"Max": own, "Min": own, "Mean": own, "Norm": abs(own)} | fields
     get = fields.get
     return (

@@ -1,4 +1,4 @@
-"""Large JSON dumps in pieces, so that reading one takes little more memory than what is made of it."""
+"""Read large JSON dumps in pieces, so that reading takes little more memory than the result."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 from msprobe_core.untrusted.files import open_plain
 
 _HEAD_BYTES = 1 << 16
-"""The fields before the records are shorter."""
+"""Upper bound for the length of the fields before the records."""
 
 _DATA = re.compile(rb'"data"\s*:\s*\{')
 
 _FIRST_PART = b'"input'
-"""What the record of a call begins with, whoever wrote it."""
+"""Beginning of a call's record, in dumps of every tool."""
 
 _BEFORE_FIRST_PART = re.compile(rb',\s*("[^"\\]*"\s*:\s*\{\s*)\Z')
 _MAX_NAME_BYTES = 1 << 12
 
 
 class OddDocumentError(ValueError):
-    """The file is not laid out as dumps are, and has to be read as a whole."""
+    """The file does not have the layout of dumps and must be read as a whole."""
 
 
 def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
     """Yield JSON documents, each with the fields before ``data`` of the file ``path`` and some of its records.
 
-    If all of them are valid JSON, the file is too, and has these records in this order; the last has the fields after
-    ``data`` as well.
+    If all of them are valid JSON, the file is too, and has these records in this order. The last one also has the
+    fields after ``data``.
 
     Args:
         path: A ``dump.json``.
@@ -53,7 +53,7 @@ def read_pieces(path: Path, piece_bytes: int) -> Iterator[bytes]:
 
 
 def _end_of_last_whole_record(content: bytes) -> int:
-    """Return the position of the comma before the last record that begins in ``content``; 0 if none is seen to."""
+    """Return the position of the comma before the last record that begins in ``content``; 0 if none is found."""
     place = len(content)
     while (place := content.rfind(_FIRST_PART, 0, place)) > 0:
         start = max(0, place - _MAX_NAME_BYTES)

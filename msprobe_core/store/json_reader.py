@@ -1,4 +1,4 @@
-"""Read dumps in ``dump.json`` form: ours, and those that ``mindstudio-probe`` 8.x and 26.x wrote."""
+"""Read dumps in ``dump.json`` form: ours, and those written by ``mindstudio-probe`` 8.x and 26.x."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 PIECE_BYTES = 4 << 20
-"""How much of a dump is JSON in memory at a time."""
+"""Maximum size of the JSON text of a dump in memory."""
 
 
 class JsonDump(StoredDump):
-    """A dump read from ``dump.json`` and the files beside it."""
+    """A dump read from ``dump.json`` and the files next to it."""
 
     stack_file = layout.STACK_FILE
     construct_file = layout.CONSTRUCT_FILE
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Entries of forward calls that ran inside a backward pass; no other tool says it."""
+        """Entries of forward calls that ran inside a backward pass; other tools do not record this."""
         content = read_content(self.path)
         if b'"recompute"' not in content:
             return frozenset()
         try:
             data = msgspec.json.decode(content, type=_Executions).data
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # what it would help to tell apart is read already
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # optional: the records have been read
             return frozenset()
         return frozenset(entry for entry, call in data.items() if call.execution.recompute)
 
@@ -86,16 +86,16 @@ class JsonReader:
 
 
 def _file_in(directory: Path) -> Path:
-    """Return the file that holds the records of a rank's directory."""
+    """Return the file with the records of a rank's directory."""
     saved = directory / layout.DEBUG_FILE
     return saved if saved.is_file() and not (directory / layout.DUMP_FILE).exists() else directory / layout.DUMP_FILE
 
 
 def read_stacks(path: Path) -> Mapping[str, Sequence[str]]:
-    """Return the frames of each entry in a ``stack.json`` of either layout.
+    """Return the frames of each entry in a ``stack.json`` of either format.
 
     Raises:
-        DumpError: the file is missing or is no such file.
+        DumpError: the file is missing or is not such a file.
     """
     content = read_object(path)
     groups = content.values() if _is_grouped(content) else [[[entry], frames] for entry, frames in content.items()]
@@ -110,7 +110,7 @@ def read_stacks(path: Path) -> Mapping[str, Sequence[str]]:
 
 
 def _is_grouped(content: Mapping[str, Any]) -> bool:
-    """Whether entries with one stack are listed together; older releases write one list per entry."""
+    """Whether entries with the same stack are listed together; older releases write one list per entry."""
     first = cast("Any", content.get("0"))
     return isinstance(first, list) and len(cast("list[Any]", first)) == 2
 
@@ -119,11 +119,11 @@ def read_parents(path: Path) -> Mapping[str, str | None]:
     """Return the enclosing call of each entry in a ``construct.json``.
 
     Raises:
-        DumpError: the file is missing or is no such file.
+        DumpError: the file is missing or is not such a file.
     """
     parents: dict[str, str | None] = {}
     for entry, value in read_object(path).items():
-        # Under Megatron a value is [parent, micro step], and one key holds their number.
+        # With Megatron a value is [parent, micro step], and one key has the number of micro steps.
         parent = cast("Any", value[0] if isinstance(value, list) and value else value)
         if isinstance(parent, str | None):
             parents[entry] = parent
@@ -131,7 +131,7 @@ def read_parents(path: Path) -> Mapping[str, str | None]:
 
 
 class Document(msgspec.Struct):
-    """A dump whose records are still JSON, or in one that was hard to read decoded already."""
+    """A dump whose records are still JSON or, in a damaged or unusual one, already decoded."""
 
     task: str
     data: dict[str, msgspec.Raw] | dict[str, Any]
@@ -143,7 +143,7 @@ class Document(msgspec.Struct):
     end: Any = None
 
     def header(self, summary_mode: str) -> RunHeader:
-        """Return what the dump says about itself, with what it may not say."""
+        """Return the header of the dump, with defaults for missing fields."""
         return RunHeader(
             task=clip(self.task),
             level=clip(self.level) if isinstance(self.level, str) else "",
@@ -160,7 +160,7 @@ class Document(msgspec.Struct):
             return None
 
     def ending(self, header: RunHeader, num_records: int, damage: Sequence[str]) -> Ending:
-        """Return how the recording of so many records ended; ``damage`` is what is wrong with the file."""
+        """Return how the recording of ``num_records`` records ended; ``damage`` describes damage of the file."""
         return ending_in(header, self.end, num_records, damage)
 
 
@@ -187,26 +187,26 @@ def read_json_dump(path: Path) -> JsonDump:
 
 
 def _read_in_pieces(path: Path) -> JsonDump | None:
-    """Return a large dump; ``None`` for a small one, and for one that is damaged or laid out in an odd way."""
+    """Return a large dump; ``None`` for a small one, and for one that is damaged or has an unusual layout."""
     try:
         if not PIECE_BYTES < path.stat().st_size <= MAX_BYTES:
             return None
         dump = _built(path, map(_sound_document, read_pieces(path, PIECE_BYTES)), [])
     except (OSError, OddDocumentError):
         return None
-    # Of two records of one name, which pieces may hide, the later one counts; the whole document shows it.
+    # Of two records with the same name the later one counts. Pieces may hide this; the whole document does not.
     entries = dump.frame["entry"]
     return dump if entries.rle_id().n_unique() == entries.n_unique() else None
 
 
 def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonDump:
-    """Return the dump whose records ``documents``, of which there is at least one, have in this order.
+    """Return the dump with the records of ``documents``, at least one, in this order.
 
     Raises:
-        DumpError: no record is sound.
+        DumpError: no record is valid.
         OddDocumentError: see `_sound_document`.
     """
-    from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
+    from msprobe_core.store.frame import FrameBuilder  # imports polars, which the command line does not need
 
     malformed, num_malformed = "", 0
     has_execution: list[bool] = []
@@ -236,13 +236,13 @@ def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonD
 
 
 def _has_execution(document: Document) -> bool:
-    """Whether the first record says what only our own say."""
+    """Whether the first record has a field that only our dumps have."""
     first: Any = next(iter(document.data.values()), None)
     return b'"execution"' in bytes(first) if isinstance(first, msgspec.Raw) else "execution" in str(first)
 
 
 def _summary_mode_in(frame: pl.DataFrame, *, is_ours: bool) -> str:
-    """Return what a dump must have been recorded with that does not say it; empty if it cannot be told."""
+    """Infer the summary mode of a dump whose header lacks it; empty if that is impossible."""
     if frame["sketch"].null_count() < frame.height:
         return "sketch"
     checksum = frame["checksum"].drop_nulls().head(1).to_list()
@@ -250,7 +250,7 @@ def _summary_mode_in(frame: pl.DataFrame, *, is_ours: bool) -> str:
         return "statistics"
     if len(checksum[0]) == _NUM_CRC_DIGITS:
         return "md5"
-    return "" if is_ours else "xor"  # early releases of ours did not say which of xor and hash it was
+    return "" if is_ours else "xor"  # our early releases did not record which of xor and hash it was
 
 
 _NUM_CRC_DIGITS = 8
@@ -260,7 +260,7 @@ def _add_record(builder: FrameBuilder, entry: str, record: Any) -> None:
     """Append the rows of a record.
 
     Raises:
-        TypeError, ValueError, KeyError, AttributeError, RecursionError: it does not have the shape of a record.
+        TypeError, ValueError, KeyError, AttributeError, RecursionError: it does not have the structure of a record.
     """
     if not isinstance(record, msgspec.Raw):
         builder.add_entry(entry, record)
@@ -282,12 +282,12 @@ def decode_record(record: Any) -> Any:
     try:
         return msgspec.json.decode(record)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Numbers beyond what strict JSON readers take, and bytes that are no text, do not make a record malformed.
+        # Numbers that strict JSON readers reject, and bytes that are not text, do not make a record malformed.
         return _loads_text(bytes(record).decode("utf-8", "replace"))
 
 
 def read_document(path: Path, notes: list[str]) -> Document:
-    """Return the dump in ``path``; what is left of it if the file is cut off, which ``notes`` then says."""
+    """Return the dump in ``path``. If the file is truncated, return the rest of it and add a note."""
     content = read_content(path)
     with suppress(OddDocumentError):
         return _sound_document(content)
@@ -300,10 +300,10 @@ def read_document(path: Path, notes: list[str]) -> Document:
 
 
 def _sound_document(content: bytes) -> Document:
-    """Return the dump that ``content`` is.
+    """Return the dump in ``content``.
 
     Raises:
-        OddDocumentError: it is none, or not JSON.
+        OddDocumentError: it is not a dump, or not JSON.
     """
     content = content.removeprefix(_BYTE_ORDER_MARK)
     for make_sound in (bytes, _with_quoted_numbers):
@@ -313,7 +313,7 @@ def _sound_document(content: bytes) -> Document:
 
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Editors add it."""
+"""Added by some editors."""
 
 _LINE_OF_NUMBER = re.compile(rb'[ \t]*"[^"\\]*"[ \t]*:[ \t]*(NaN|-?Infinity)[ \t]*,?[ \t\r]*')
 
@@ -321,7 +321,8 @@ _LINE_OF_NUMBER = re.compile(rb'[ \t]*"[^"\\]*"[ \t]*:[ \t]*(NaN|-?Infinity)[ \t
 def _with_quoted_numbers(content: bytes) -> bytes:
     """Return ``content`` with NaN and infinities as strings, where other tools write them as bare words.
 
-    Only words that are alone with their key on a line: as no string goes over the end of a line, they are in none.
+    Only words that are alone with their key on a line are replaced. They cannot be inside a string, because no string
+    continues across the end of a line.
     """
     pieces: list[bytes] = []
     done = 0
@@ -333,7 +334,7 @@ def _with_quoted_numbers(content: bytes) -> bytes:
 
 
 def _lines_with(content: bytes, words: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each line that has one of the words; each is searched through ``content`` once."""
+    """Yield begin and end of each line with one of the words; ``content`` is searched once per word."""
     places = [content.find(word) for word in words]
     while (found := min((place for place in places if place >= 0), default=-1)) >= 0:
         begin, end = content.rfind(b"\n", 0, found) + 1, content.find(b"\n", found)
@@ -348,7 +349,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        DumpError: the file is missing, or holds none.
+        DumpError: the file is missing, or has no object.
     """
     return _as_object(path, _decode(path, read_content(path).removeprefix(_BYTE_ORDER_MARK), None))
 
@@ -360,7 +361,7 @@ def _as_object(path: Path, decoded: Any) -> dict[str, Any]:
 
 
 def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
-    """Return what JSON stands for; of a dump that is cut off what is left, where ``notes`` may say so."""
+    """Return decoded JSON; for a truncated dump its readable part, if ``notes`` is given to report it."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         return _in_depth(msgspec.json.decode, content)
     try:
@@ -372,13 +373,13 @@ def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
             raise DumpError(f"{path}: is not valid JSON ({error}); the file is damaged or of another kind") from error
         notes.append(
             f"{path}: the file is cut off or damaged after {len(recovered['data'])} whole records, which were "
-            "recovered; rows behind them are missing"
+            "recovered; later rows are missing"
         )
         return recovered
 
 
 def _in_depth(decode: Callable[[bytes], _T], content: bytes) -> _T:
-    """Return decoded JSON; if it is nested too deeply to be decoded, without what is too deep."""
+    """Return decoded JSON; if it is nested too deeply to be decoded, without the parts that are too deep."""
     try:
         return decode(content)
     except RecursionError:
@@ -386,7 +387,7 @@ def _in_depth(decode: Callable[[bytes], _T], content: bytes) -> _T:
 
 
 def _loads_text(text: str) -> Any:
-    """Return what JSON stands for, with a question mark for each half of a surrogate pair: it is in no text.
+    """Return decoded JSON, with a question mark for each half of a surrogate pair, which text cannot contain.
 
     Raises:
         ValueError, RecursionError: it is not JSON.
@@ -408,7 +409,7 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def _recover(text: str) -> dict[str, Any]:
-    """Return the members of a damaged dump up to the first that is not whole."""
+    """Return the members of a damaged dump up to the first incomplete one."""
     found: dict[str, Any] = {}
     for key, start in _members(text, _skip(text, 0) + 1):
         if key == "data":
@@ -422,7 +423,7 @@ def _recover(text: str) -> dict[str, Any]:
 def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
     """Yield key and position of the value for each member of the object whose brace is before ``position``.
 
-    Ends at the first member that is not whole, but still yields a last ``data``, whose own members may be.
+    Ends at the first incomplete member, but still yields a last ``data``, whose own members may be complete.
     """
     while (position := _skip(text, position, ",")) < len(text) and text[position] == '"':
         key, start = "", position
@@ -439,7 +440,7 @@ def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
 
 def _whole_members(text: str, position: int) -> Iterator[tuple[str, Any]]:
     for key, start in _members(text, position):
-        with suppress(ValueError, StopIteration):  # called "data" and cut off
+        with suppress(ValueError, StopIteration):  # named "data" and truncated
             yield _without_surrogates(key), _without_surrogates(_value_at(text, start)[0])
 
 

@@ -1,7 +1,7 @@
-"""Records of ``dump.json`` in the shape that nearly all of them have, decoded without objects in between.
+"""Decode records of ``dump.json`` with the most common structure without intermediate objects.
 
-A record that deviates from it in anything is refused here, and decoded again without expectations: that takes several
-times as long and knows every shape that there is.
+A record that deviates in anything is rejected here, and decoded again without expectations. That takes several times as
+long and accepts every valid structure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msprobe_core.model import Fp8Stats
 class Leaf(
     msgspec.Struct, gc=False, rename={"high": "Max", "low": "Min", "mean": "Mean", "norm": "Norm", "checksum": "md5"}
 ):
-    """A tensor, or another value that says its type; what a tensor has beyond these fields is of no use to a frame."""
+    """A tensor, or another value with a type; a frame does not need any other field of a tensor."""
 
     type: str
     dtype: str | UnsetType = UNSET
@@ -35,12 +35,12 @@ class Leaf(
     fp8: Fp8Stats | None = None
     error: str | None = None
     data_name: str | int | None = None
-    placements: Any = UNSET  # only of a part of a distributed tensor
+    placements: Any = UNSET  # only for a part of a distributed tensor
     value: Any = UNSET
 
 
 Node: TypeAlias = Leaf | list[Any] | None
-"""A value of a part. What a list holds that stands among the values is decoded without expectations."""
+"""A value of a part. Lists among the values are decoded without expectations."""
 
 Part: TypeAlias = list[Node] | dict[str, Node]
 
@@ -54,11 +54,11 @@ class Call(msgspec.Struct):
     parameters: Part | None = None
     output: Part | None = None
     output_kwargs: Part | None = None
-    type: Any = UNSET  # only of what stands in the place of a record that could not be written
+    type: Any = UNSET  # only for the replacement of a record that could not be written
 
 
 decode_call = msgspec.json.Decoder(Call).decode
 """Decode a forward or backward record. Raises `msgspec.MsgspecError`."""
 
 decode_gradients = msgspec.json.Decoder(dict[str, list[Node] | dict[str, Any]]).decode
-"""Decode a record of parameters' gradients by name; an object in their place is said of the execution, or unusual."""
+"""Decode a record of parameters' gradients by name; an object instead of a list is an execution field, or unusual."""

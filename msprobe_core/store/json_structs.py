@@ -1,4 +1,4 @@
-"""Small JSON files that hold one struct: written whole, read strictly."""
+"""Small JSON files with one struct: written atomically, read strictly."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from msprobe_core.untrusted.files import TooLargeError, read_plain
 _Content = TypeVar("_Content")
 
 MAX_BYTES = 1 << 30
-"""Largest file that is read: more cannot be what it should be."""
+"""Largest file that is read; a larger one cannot be valid."""
 
 
 def save_struct(path: Path, content: msgspec.Struct) -> None:
-    """Write ``content`` to ``path``, for the owner only; who reads meanwhile sees the old file or the new one.
+    """Write ``content`` to ``path``, for the owner only; concurrent readers see the old file or the new one.
 
-    Missing directories are made. Numbers that are no numbers (NaN, infinities) become null.
+    Missing directories are created. NaN and infinities become null.
 
     Raises:
         StoreError: it cannot be written.
@@ -40,10 +40,10 @@ def save_struct(path: Path, content: msgspec.Struct) -> None:
 
 
 def load_struct(path: Path, kind: type[_Content]) -> _Content:
-    """Return the struct that ``path`` holds.
+    """Return the struct in ``path``.
 
     Raises:
-        DumpError: the file is missing, cut off or no such file; says which field is wrong.
+        DumpError: the file is missing, truncated or not such a file; the message names the invalid field.
     """
     try:
         return msgspec.json.decode(read_plain(path, MAX_BYTES), type=kind)

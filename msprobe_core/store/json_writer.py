@@ -1,4 +1,4 @@
-"""Write ``dump.json``, ``stack.json`` and ``construct.json`` as streams: one record a line, valid after each batch."""
+"""Write ``dump.json``, ``stack.json`` and ``construct.json`` as streams: a record per line, valid after each batch."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _encode = msgspec.json.Encoder(enc_hook=lambda value: f"<{type(value).__name__}>
 
 
 class JsonObjectStream:
-    """A JSON object that grows at its end and is valid after every append; see `GrowingFile`."""
+    """An append-only JSON object that is valid after every append; see `GrowingFile`."""
 
     def __init__(self, path: Path, head: bytes, tail: bytes) -> None:
-        """Create the file with no members.
+        """Create the file without members.
 
         Args:
-            path: Replaced if it is there.
+            path: An existing file is replaced.
             head: Everything before the first member.
-            tail: Everything behind the last.
+            tail: Everything after the last.
 
         Raises:
             StoreError: the file cannot be created or written.
@@ -52,10 +52,10 @@ class JsonObjectStream:
         self._is_empty = True
 
     def append(self, members: Sequence[tuple[str, bytes]]) -> None:
-        """Add members, each a key and its encoded value.
+        """Append members, each a key and its encoded value.
 
         Raises:
-            StoreError: they cannot be written; the file then holds all earlier ones and is valid.
+            StoreError: they cannot be written; the file then has all earlier ones and is valid.
         """
         if not members:
             return
@@ -64,7 +64,7 @@ class JsonObjectStream:
         self._is_empty = False
 
     def end_with(self, tail: bytes | None) -> None:
-        """Put another tail in the place of the usual one, until members are added; ``None`` puts that back.
+        """Replace the usual tail, until members are appended; ``None`` restores it.
 
         Raises:
             StoreError: it cannot be written; the file then has its usual tail.
@@ -93,7 +93,7 @@ class JsonWriter:
         self._keeps_values = header.task != Task.STRUCTURE.value
 
     def write(self, batch: Batch) -> None:
-        """Append a batch to all files, to that of the records last: what is in it has its stack and its place."""
+        """Append a batch to all files, records last: every record in the file has its stack and its nesting."""
         if self._stacks is not None:
             self._stacks.append(self._grouped_by_stack(batch.entries))
         if self._construct is not None:
@@ -105,7 +105,7 @@ class JsonWriter:
         self._num_calls += len(batch.entries)
 
     def end(self, ending: Ending) -> None:
-        """Say how the recording ended; see `msprobe_core.plugin.EndingWriter`."""
+        """Store how the recording ended; see `msprobe_core.plugin.EndingWriter`."""
         self._dump.end_with(dump_tail(msgspec.structs.replace(ending, num_calls=self._num_calls)))
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class JsonWriter:
 
 
 def _encoded(entry: Entry) -> bytes:
-    """Return the entry as JSON; one that cannot be says why instead, so that the others are written."""
+    """Return the entry as JSON; if that fails, return the reason instead, so that the others are written."""
     try:
         return _encode(entry_json(entry))
     except Exception as error:  # noqa: BLE001  # arguments are objects of the user
@@ -136,11 +136,11 @@ def _encoded(entry: Entry) -> bytes:
 
 
 DUMP_TAIL = b"\n}}\n"
-"""What stands behind the last record, until it is known how the recording ended."""
+"""The text after the last record while the ending is unknown."""
 
 
 def dump_tail(ending: Ending) -> bytes:
-    """Return what stands behind the last record once it is known how the recording ended."""
+    """Return the text after the last record once the ending is known."""
     if not says_anything(ending):
         return DUMP_TAIL
     cleaned = msgspec.structs.replace(ending, reason=clean_text(ending.reason))
@@ -148,12 +148,12 @@ def dump_tail(ending: Ending) -> bytes:
 
 
 def dump_head(directory: Path, header: RunHeader, others: Mapping[str, Any] | None = None) -> bytes:
-    """Return what stands before the first record.
+    """Return the text before the first record.
 
     Args:
-        directory: Where the dump will lie.
-        header: What it says about itself.
-        others: What else.
+        directory: Final directory of the dump.
+        header: Header of the dump.
+        others: Additional members.
     """
     keeps_tensors = header.keeps_tensors or header.task == Task.TENSOR.value
     fields: dict[str, Any] = {
@@ -169,7 +169,7 @@ def dump_head(directory: Path, header: RunHeader, others: Mapping[str, Any] | No
 
 
 def entry_json(entry: Entry) -> Any:
-    """Return an entry in the shape that it has in ``dump.json``, or a saved value in that of ``debug.json``."""
+    """Return an entry in the structure of ``dump.json``, or a saved value in that of ``debug.json``."""
     if entry.phase is Phase.DEBUG:
         return value_json((entry.outputs or [None])[0])
     if entry.phase is Phase.PARAMETERS_GRAD:
@@ -185,7 +185,7 @@ def entry_json(entry: Entry) -> Any:
                 "parameters": entry.parameters,
             }
         )
-    # A parameter may be called anything, so it keeps the name for itself.
+    # A parameter may be named "execution" too; it takes precedence.
     record.setdefault("execution", _execution_json(entry))
     return record
 
@@ -204,7 +204,7 @@ def _parts(parts: Mapping[str, list[Value] | dict[str, Value] | None]) -> dict[s
 
 
 def value_json(value: Value) -> Any:
-    """Return a value in the shape that it has in ``dump.json``."""
+    """Return a value in the structure of ``dump.json``."""
     if isinstance(value, TensorValue):
         return _tensor_json(value)
     if isinstance(value, list):
@@ -221,7 +221,7 @@ def value_json(value: Value) -> Any:
 
 
 def leaf_text(value: TensorValue | Argument | Failure) -> str:
-    """Return a value as the JSON text that stands for it in ``dump.arrow``: infinities are text there."""
+    """Return the JSON text of a value in ``dump.arrow``, where infinities are text."""
     fields = _argument_json(value, finite_number) if isinstance(value, Argument) else value_json(value)
     return _encode(fields).decode()
 
@@ -229,7 +229,7 @@ def leaf_text(value: TensorValue | Argument | Failure) -> str:
 def _tensor_json(value: TensorValue) -> dict[str, Any]:
     meta, stats = value.meta, value.digest.stats
     fields: dict[str, Any] = {"type": meta.type, "dtype": meta.dtype, "shape": meta.shape}
-    if stats is not None:  # not asked for with summary_mode xor or hash
+    if stats is not None:  # absent with summary_mode xor or hash
         fields["Max"] = json_number(stats.max)
         fields["Min"] = json_number(stats.min)
         fields["Mean"] = json_number(stats.mean)
@@ -284,20 +284,20 @@ def _argument_json(argument: Argument, number: Callable[[Any], Any]) -> Any:
 
 
 def clean_text(text: str) -> str:
-    """Return ``text`` as UTF-8 can have it: text out of a tokenizer's bytes may hold lone surrogates."""
+    """Return ``text`` as valid UTF-8: text from a tokenizer's bytes may contain lone surrogates."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def json_number(number: Any) -> Any:
-    """Return ``number`` as strict JSON has it.
+    """Return ``number`` as strict JSON.
 
-    NaN is a string. Infinities are numbers beyond the range of float64: mindstudio-probe takes their names for texts
-    that differ, and refuses texts that begin with a minus.
+    NaN is a string. Infinities are numbers beyond the range of float64: mindstudio-probe treats their names as
+    different texts, and rejects texts that begin with a minus.
     """
     if isinstance(number, float) and not math.isfinite(number):
         return "NaN" if math.isnan(number) else _INFINITE[number > 0]
     if isinstance(number, int) and not -(2**63) <= number < 2**64:
-        return msgspec.Raw(str(number).encode())  # which the encoder refuses as a number
+        return msgspec.Raw(str(number).encode())  # the encoder rejects it as a number
     return number
 
 
@@ -305,7 +305,7 @@ _INFINITE = (msgspec.Raw(b"-1e999"), msgspec.Raw(b"1e999"))
 
 
 def finite_number(number: Any) -> Any:
-    """Return ``number`` as it can be decoded where no number may be beyond float64: NaN and infinities as strings."""
+    """Return ``number`` for decoders that accept no number beyond float64: NaN and infinities as strings."""
     if isinstance(number, float) and math.isinf(number):
         return "Infinity" if number > 0 else "-Infinity"
     return json_number(number)
@@ -317,7 +317,7 @@ class JsonWriterFactory:
     name = "json"
 
     def check(self) -> None:
-        """Return: nothing is needed."""
+        """Do nothing: this format has no requirements."""
 
     def open(self, directory: Path, header: RunHeader) -> Writer:
         """Begin a dump in ``directory``."""

@@ -1,4 +1,4 @@
-"""Where MindSpore's dump of kernels lies, and what its file names and tables say.
+"""Paths, file names and tables of MindSpore's kernel dump.
 
 ::
 
@@ -6,10 +6,10 @@
         {type}.{name}.{task}.{stream}.{timestamp}.{input|output}.{slot}.{format}[.{dtype}].npy      a file
         mapping.csv                                                                  stored name, name that was too long
     {root}/rank_{R}/execution_order/ms_execution_order_graph_{graph}.csv             names of kernels, in order
-    {root}/rank_{R}/graphs/ms_output_trace_code_graph_{graph}.ir                     kernels, and where they come from
+    {root}/rank_{R}/graphs/ms_output_trace_code_graph_{graph}.ir                     kernels, and their source lines
 
-Older releases call a rank's directory ``{R}``. Timestamps are in microseconds. Source: MindSpore 2.10, *Using Dump in
-the Graph Mode*, and what it writes on the CPU.
+Older releases name a rank's directory ``{R}``. Timestamps are in microseconds. Source: MindSpore 2.10, *Using Dump in
+the Graph Mode*, and its output on the CPU.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class KernelUnit:
 
 
 def find_kernel_units(root: Path) -> list[KernelUnit]:
-    """Return what lies in the directory of a dump of kernels, in order; empty if it is none."""
+    """Return the graph runs in the directory of a kernel dump, in order; empty if it is not one."""
     children = _directories(root)
     ranks = {int(found[1]): path for path in children if (found := _RANK.fullmatch(path.name))}
     ranks = ranks or {int(path.name): path for path in children if _OLD_RANK.fullmatch(path.name)}
@@ -69,7 +69,7 @@ def find_kernel_units(root: Path) -> list[KernelUnit]:
 
 
 def is_in_place(path: Path) -> bool:
-    """Whether a directory is where a dump of kernels is or has one run of a graph, whatever it holds."""
+    """Whether a directory is at the position of a kernel dump or has a graph run, whatever its content."""
     is_run = all(_NUMBER.fullmatch(name) for name in (path.name, path.parent.name))
     return is_run or bool(find_kernel_units(path))
 
@@ -100,14 +100,14 @@ def holds_kernels(directory: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which value of which kernel.
+    """Identity of a kernel's value.
 
     Attributes:
-        kernel: What the kernel is called in reports: name and number of the task, which is 0 on the CPU. A parameter of
-            the network is said to be one.
+        kernel: Name of the kernel in reports: name and number of the task, which is 0 on the CPU. A parameter of the
+            network is marked as such.
         op_name: For example ``Default_network-Net_a-Dense_MatMul-op0``.
         side: ``input`` or ``output``.
-        slot: Which of those.
+        slot: Index of the input or output.
     """
 
     kernel: str
@@ -127,10 +127,10 @@ class TensorFile:
     """A value in a file.
 
     Attributes:
-        place: Which one.
+        place: Identity of the value.
         time: When it was written, in microseconds.
-        dtype: As the name has it, in lower case; ``None`` if it has none.
-        file_name: Of the file that is there.
+        dtype: From the file name, in lower case; ``None`` if it has none.
+        file_name: Name of the existing file.
     """
 
     place: Place
@@ -141,7 +141,7 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A value in a table of statistics; what the table does not have is ``None``."""
+    """A value in a table of statistics; columns that the table lacks are ``None``."""
 
     place: Place
     time: int
@@ -157,7 +157,7 @@ class Line:
 
 
 def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
-    """Return the values that have files of their own, as they are found.
+    """Return the values with their own files, in directory order.
 
     Raises:
         DumpError: the directory cannot be read.
@@ -187,7 +187,7 @@ def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
 
 
 def _read_mapping(path: Path, notes: list[str]) -> Mapping[str, str]:
-    """Return the name that would have been too long by the file's."""
+    """Return the original names, which were too long, by file name."""
     if not path.is_file():
         return {}
     mapping: dict[str, str] = {}
@@ -223,7 +223,7 @@ _DTYPES = {"bool_": "bool", "float": "float32", "int": "int32", "half": "float16
 
 
 def read_lines(path: Path, notes: list[str]) -> list[Line]:
-    """Return the lines of a table of statistics, as they come.
+    """Return the lines of a table of statistics, in file order.
 
     Raises:
         DumpError: it cannot be read, or lacks a column.
@@ -253,10 +253,10 @@ def read_lines(path: Path, notes: list[str]) -> list[Line]:
 
 
 def _line_of(cells: Mapping[str, str]) -> Line:
-    """Return what a line says.
+    """Parse a line.
 
     Raises:
-        ValueError, OverflowError: a cell is none of its column's.
+        ValueError, OverflowError: a cell is invalid for its column.
     """
     side = cells["io"].strip().lower()
     if side not in {"input", "output"}:
@@ -295,13 +295,13 @@ _NOTHING = ("", "none", "null", "n/a", "-")
 _TRUTH = {"true": 1, "false": 0}
 
 
-# --- what lies beside the ranks' iterations -------------------------------------------------------------------------
+# --- files next to the ranks' iterations ----------------------------------------------------------------------------
 
 
 def read_order(unit_directory: Path) -> Mapping[str, int]:
-    """Return the position of kernels in the order of execution, by name; empty if it was not kept.
+    """Return the position of kernels in execution order, by name; empty if it was not recorded.
 
-    Names are as file names have them; the last part of a scope stands for it where that is enough.
+    Names are those in file names; the last part of a scope is used instead if it is unique.
     """
     path = _beside_ranks_nets(unit_directory, "execution_order/ms_execution_order_graph_{}.csv")
     if not path.is_file():
@@ -315,11 +315,11 @@ def read_order(unit_directory: Path) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
-    """What the compiled graph says of a kernel.
+    """Source information on a kernel from the compiled graph.
 
     Attributes:
-        stack: Frames that it comes from, the innermost first.
-        own: Inputs that no kernel has made: weights and constants, by slot.
+        stack: Source frames, innermost first.
+        own: Inputs that no kernel produced: weights and constants, by slot.
     """
 
     stack: Sequence[str]
@@ -327,7 +327,7 @@ class KernelCode:
 
 
 def read_code(unit_directory: Path) -> Mapping[str, KernelCode]:
-    """Return what the compiled graph says of each kernel, by name as `read_order`; empty if it was not kept."""
+    """Return the source information of each kernel, by name as in `read_order`; empty if it was not recorded."""
     path = _beside_ranks_nets(unit_directory, "graphs/ms_output_trace_code_graph_{}.ir")
     if not path.is_file():
         return {}
@@ -360,12 +360,12 @@ _CODE = re.compile(r"# In file (.+):(\d+), \d+~\d+/(.*)", re.ASCII | re.DOTALL)
 
 
 def _comments(definition: str) -> tuple[str | None, list[str]]:
-    """Return name and frames of a kernel, each of which has a line to itself."""
+    """Return name and frames of a kernel, each of which is on a separate line."""
     lines = [line.partition("# ") for line in definition.splitlines()]
-    # At the beginning of a line, or behind code: not at every place where the words stand, of which there may be many.
+    # Only at the beginning of a line, or after code: the words may occur many times elsewhere.
     comments = [f"# {comment}".strip() for _, mark, comment in lines if mark]
     scope = next((found[1] for comment in comments if (found := _SCOPE.fullmatch(comment))), None)
-    # Without its last slash, so that the pattern has nothing to search for after the code: that needs quadratic time.
+    # Without its last slash, so that the pattern need not search for it after the code, in quadratic time.
     codes = [comment[:-1] for comment in comments if comment.endswith("/")]
     calls = [found.groups() for code in codes if (found := _CODE.fullmatch(code))]
     return scope, [f"File {file}, line {line}, {code.strip()}" for file, line, code in calls]
@@ -373,11 +373,11 @@ def _comments(definition: str) -> tuple[str | None, list[str]]:
 
 _BRACKET = re.compile(r"[()\[\]{},]")
 _MAX_OPERANDS = 1 << 16
-"""Characters that are looked at: constants may be long."""
+"""Maximum number of characters to parse: constants may be long."""
 
 
 def _operands(definition: str) -> list[str]:
-    """Return the operands of ``%2(name) = Function(%0, F32(1), …)``, as text; those of a long one as far as looked."""
+    """Return the operands of ``%2(name) = Function(%0, F32(1), …)``, as text; only the first of many."""
     begin = definition.find("(", definition.find(" = ")) + 1
     operands: list[str] = []
     depth, start = 0, begin
@@ -395,7 +395,7 @@ def _operands(definition: str) -> list[str]:
 
 
 def _by_name(names: Sequence[str], values: Sequence[_V]) -> dict[str, _V]:
-    """Return ``values`` by what their kernels are called in file names; the first of several counts."""
+    """Return ``values`` by the kernels' names in file names; the first of several is used."""
     found: dict[str, _V] = {}
     for name, value in zip(names, values, strict=True):
         found.setdefault(name.replace("/", "_"), value)
@@ -408,5 +408,5 @@ def _by_name(names: Sequence[str], values: Sequence[_V]) -> dict[str, _V]:
 
 
 def _beside_ranks_nets(unit_directory: Path, place: str) -> Path:
-    """Return a file that belongs to the graph, ``{}`` in ``place``, of the unit's rank."""
+    """Return a file of the graph in the unit's rank; ``{}`` in ``place`` is its number."""
     return unit_directory / "../../.." / place.format(unit_directory.absolute().parent.name)

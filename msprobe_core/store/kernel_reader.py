@@ -1,7 +1,8 @@
-"""Read MindSpore's dump of kernels: one run of one graph, as a dump like any other.
+"""Read MindSpore's kernel dump: one run of one graph, as a dump like any other.
 
 An entry is one execution of a kernel, ``{name}.{task}`` or, from the second in the run on, ``{name}.{task}.{n}``. Its
-rows are ``{entry}.input.{slot}`` and ``{entry}.output.{slot}``. Streams and times are in no name: they differ by run.
+rows are ``{entry}.input.{slot}`` and ``{entry}.output.{slot}``. Names do not contain streams and times, which differ
+from run to run.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ class KernelDump:
         self.header = header
         self.frame = frame
         self.stacks = stacks
-        """Where in the program kernels come from, by entry, as the compiled graph says it; empty if it was not kept."""
+        """Source frames of kernels, by entry, from the compiled graph; empty if they were not recorded."""
         self.notes: Sequence[str] = notes
 
     @property
     def parents(self) -> Mapping[str, str | None]:
-        """None is known."""
+        """Always empty."""
         return {}
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a stored tensor; its elements are read when they are asked for.
+        """Return a stored tensor; its elements are read on demand.
 
         Raises:
-            DumpError: it is missing, damaged, no tensor, or lies outside of the run's directory.
+            DumpError: it is missing, damaged, not a tensor, or outside of the run's directory.
         """
-        from msprobe_core.store.tensors import open_tensor  # statistics are compared without it
+        from msprobe_core.store.tensors import open_tensor  # not needed to compare statistics
 
         if Path(file_name).name != file_name:
             raise DumpError(f"{self.path}: the tensor file name {file_name!r} leads out of it")
@@ -113,7 +114,7 @@ _Entry: TypeAlias = tuple[str, list[tuple[Place, "_Value"]]]
 
 
 def _frame_of(entries: Sequence[_Entry], directory: Path, notes: list[str]) -> pl.DataFrame:
-    from msprobe_core.store.frame import FrameBuilder  # brings polars, which the command line does without
+    from msprobe_core.store.frame import FrameBuilder  # imports polars, which the command line does not need
 
     builder = FrameBuilder()
     unreadable: list[str] = []
@@ -125,12 +126,12 @@ def _frame_of(entries: Sequence[_Entry], directory: Path, notes: list[str]) -> p
         builder.add_entry(entry, record)
     if unreadable:
         notes.append(f"{directory}: files that cannot be read: {len(unreadable):,}; the first is {unreadable[0]}")
-    # Rows of whole tensors would be called like their files, which have the time in their names.
+    # Rows of whole tensors would have their files' names, which contain the time.
     return builder.build().with_columns(name="key")
 
 
 def _with_own(frame: pl.DataFrame, own: Sequence[str]) -> pl.DataFrame:
-    """Return the rows with inputs that no kernel has made told to be parameters: the fault may begin there."""
+    """Return the rows with inputs that no kernel produced as parameters: the fault may begin there."""
     import polars as pl
 
     role = (
@@ -160,7 +161,7 @@ _P = TypeVar("_P", bound=_Placed)
 
 
 def _numbered(values: Sequence[_P]) -> list[tuple[int, _P]]:
-    """Return values with how many of the same place were before them, by time."""
+    """Return values with the number of earlier values of the same identity, by time."""
     seen: dict[Hashable, int] = defaultdict(int)
     numbered: list[tuple[int, _P]] = []
     for value in sorted(values, key=lambda value: value.time):
@@ -170,10 +171,10 @@ def _numbered(values: Sequence[_P]) -> list[tuple[int, _P]]:
 
 
 def _in_order(values: Mapping[tuple[int, Place], _Value], order: Mapping[str, int]) -> list[_Entry]:
-    """Return the entries in the order of execution, each with its values.
+    """Return the entries in execution order, each with its values.
 
-    That is the order that the graph was compiled to; without it that of time, in which kernels that run beside each
-    other may change places. A kernel that has no place in the former comes behind the one before it in time.
+    This is the compiled order of the graph or, without it, that of time, in which concurrent kernels may change places.
+    A kernel without a position in the former follows the kernel before it in time.
     """
     entries: dict[tuple[int, str], list[tuple[Place, _Value]]] = defaultdict(list)
     for (number, place), value in values.items():
@@ -194,7 +195,7 @@ def _in_order(values: Mapping[tuple[int, Place], _Value], order: Mapping[str, in
 
 
 def _leaf_of(value: _Value, directory: Path, unreadable: list[str]) -> dict[str, Any] | None:
-    """Return a value as a record of a ``dump.json`` has it; ``None`` for one whose file cannot be read."""
+    """Return a value in the structure of ``dump.json``; ``None`` if its file cannot be read."""
     leaf: dict[str, Any] = {"type": "mindspore.Tensor"}
     line, file = value.line, value.file
     if line is not None:

@@ -1,4 +1,4 @@
-"""Where things lie on disk, and how files are made: for their owner only, never through a symbolic link.
+"""Paths on disk, and creation of files: for their owner only, never through a symbolic link.
 
 ::
 
@@ -32,7 +32,7 @@ TENSOR_DIRECTORY = "dump_tensor_data"
 SHARD_SUFFIX = ".safetensors"
 
 RECORD_FILES = (DUMP_FILE, ARROW_DUMP_FILE, DEBUG_FILE)
-"""Those of a rank's directory that hold its records; one of them is there."""
+"""Files with the records of a rank's directory; one of them exists."""
 
 _DUMP_FILES = (
     DUMP_FILE, DEBUG_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
@@ -52,7 +52,7 @@ def unit_directory(root: Path, step: int, rank: int | None) -> Path:
 
 
 def place_of(path: Path) -> str:
-    """Return in words which step and rank a dump is of, as its directories say; its path if they say nothing."""
+    """Return the step and rank of a dump in words, from its directories; its path if they do not show it."""
     if whole := _STEP.fullmatch(path.name):
         return f"step {whole[1]}"
     unit = path if is_unit(path.name) else path.parent
@@ -67,20 +67,20 @@ def place_of(path: Path) -> str:
 
 
 def is_unit(name: str) -> bool:
-    """Whether a directory of this name is that of a rank or process."""
+    """Whether this is the name of the directory of a rank or process."""
     return bool(_RANK.fullmatch(name) or _PROCESS.fullmatch(name))
 
 
 def make_directory(path: Path, below: Path | None = None) -> None:
-    """Create ``path`` and what is missing above it, for the owner only.
+    """Create ``path`` and missing directories above it, for the owner only.
 
     Args:
         path: The directory.
-        below: The directory that the user has chosen, symbolic links in its path included. What lies between it and
-            ``path`` is ours: a link there leads to files of others, which would be replaced.
+        below: The directory chosen by the user, including symbolic links in its path. Everything between it and
+            ``path`` is ours: a link there would lead to files of others, which would be replaced.
 
     Raises:
-        StoreError: it cannot be created, something else has that name, or there is a symbolic link ``below``.
+        StoreError: it cannot be created, something else has that name, or there is a symbolic link under ``below``.
     """
     if below is not None:
         refuse_links(path, below)
@@ -97,7 +97,7 @@ def make_directory(path: Path, below: Path | None = None) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Raise if a directory cannot be created where nothing is yet, before anybody relies on it; nothing is created.
+    """Raise if a new directory cannot be created here; nothing is created.
 
     Raises:
         StoreError: something else has that name or one above it, or the permissions are missing.
@@ -118,7 +118,7 @@ def check_place(path: Path) -> None:
 
 
 def refuse_links(path: Path, below: Path) -> None:
-    """Raise if there is a symbolic link between a directory that the user has chosen and one that we use in it.
+    """Raise if there is a symbolic link between a directory chosen by the user and ours in it.
 
     Raises:
         StoreError: there is one.
@@ -127,7 +127,7 @@ def refuse_links(path: Path, below: Path) -> None:
     while place not in (below, place.parent):
         try:
             is_link = place.is_symlink()
-        except (OSError, ValueError):  # of which who uses it says more
+        except (OSError, ValueError):  # the caller reports it in more detail
             return
         if is_link:
             raise StoreError(f"{place}: is a symbolic link, which is not followed; remove it, or choose another place")
@@ -138,15 +138,15 @@ def make_unit_directory(path: Path) -> None:
     """Create the directory of a rank of a step in a run; see `make_directory`.
 
     Raises:
-        StoreError: it cannot be created, something else has that name, or it, the step's or that of its tensors is a
-            symbolic link.
+        StoreError: it cannot be created, something else has that name, or the directory of the rank, the step or the
+            tensors is a symbolic link.
     """
     refuse_links(path / TENSOR_DIRECTORY, below=path.parents[1])
     make_directory(path)
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Open a new file for writing, for the owner only; a file that is already there is replaced.
+    """Open a new file for writing, for the owner only; an existing file is replaced.
 
     Raises:
         StoreError: it cannot be created.
@@ -160,7 +160,7 @@ def create_file(path: Path) -> BinaryIO:
 
 
 def remove_dump(directory: Path) -> None:
-    """Remove the files of a dump in any format of the core's, so that what is written next is the only one.
+    """Remove the files of a dump in any of the core's formats, so that only the next one exists.
 
     Raises:
         StoreError: one of them cannot be removed.
@@ -180,10 +180,10 @@ def tensor_path(dump: Path, file_name: str) -> Path:
 
     Args:
         dump: The dump's file.
-        file_name: As its record has it.
+        file_name: As in its record.
 
     Raises:
-        DumpError: ``file_name`` would lead out of the dump's directory.
+        DumpError: ``file_name`` is outside of the dump's directory.
     """
     if Path(file_name).name != file_name:
         raise DumpError(f"{dump}: the tensor file name {file_name!r} leads out of {TENSOR_DIRECTORY}")
@@ -196,7 +196,7 @@ def shard_file_name(number: int) -> str:
 
 
 def shard_reference(shard: str, key: str) -> str:
-    """Return what a record has in the place of a file name: the shard's file name and the tensor's key in it."""
+    """Return the record's reference to a tensor in a shard: the shard's file name and the tensor's key."""
     return f"{shard}#{key}"
 
 
@@ -207,7 +207,7 @@ def shard_member(file_name: str) -> tuple[str, str] | None:
 
 
 def tensor_file_name(stem: str, suffix: str) -> str:
-    """Return a file name for a tensor: ``stem`` with what file systems dislike replaced, and cut to 255 bytes.
+    """Return a file name for a tensor: ``stem`` with problematic characters replaced, truncated to 255 bytes.
 
     A name that had to be changed ends in a hash of the original, so that two names never share a file.
     """
@@ -231,15 +231,15 @@ class Unit:
 
     @property
     def label(self) -> str:
-        """What the unit is called in reports: the directory's name."""
+        """Name of the unit in reports: the directory's name."""
         return self.directory.name
 
 
 def find_steps(run_directory: Path) -> dict[int, Path]:
-    """Return the step directories of a run by number; empty if there is none.
+    """Return the step directories of a run by number; empty if there are none.
 
     Raises:
-        DumpError: ``run_directory`` is no directory, or cannot be read.
+        DumpError: ``run_directory`` is not a directory, or cannot be read.
     """
     directories = _directories_in(run_directory)
     found = {int(m.group(1)): path for path in directories if (m := _STEP.fullmatch(path.name))}
@@ -247,10 +247,10 @@ def find_steps(run_directory: Path) -> dict[int, Path]:
 
 
 def _directories_in(directory: Path) -> list[Path]:
-    """Return the directories directly in one, by name.
+    """Return the subdirectories of a directory, by name.
 
     Raises:
-        DumpError: it is no directory, or cannot be read.
+        DumpError: it is not a directory, or cannot be read.
     """
     try:
         return [path for path in sorted(directory.iterdir()) if path.is_dir()]
@@ -260,7 +260,7 @@ def _directories_in(directory: Path) -> list[Path]:
 
 
 def holds_units(directory: Path) -> bool:
-    """Whether a directory is of a run with steps, or of a step with ranks or processes."""
+    """Whether a directory is a run with steps, or a step with ranks or processes."""
     patterns = (_STEP, _RANK, _PROCESS)
     try:
         return any(
@@ -271,10 +271,10 @@ def holds_units(directory: Path) -> bool:
 
 
 def find_units(step_directory: Path) -> list[Unit]:
-    """Return the ranks of a step directory by number, or else its processes.
+    """Return the ranks of a step directory by number or, if there are none, its processes.
 
     Raises:
-        DumpError: ``step_directory`` is no directory or holds neither.
+        DumpError: ``step_directory`` is not a directory or has neither.
     """
     children = _directories_in(step_directory)
     ranks = [(int(m.group(1)), path) for path in children if (m := _RANK.fullmatch(path.name))]

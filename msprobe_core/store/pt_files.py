@@ -1,8 +1,9 @@
-"""Tensors in ``.pt`` files, found without PyTorch and without running code from the file.
+"""Read tensors in ``.pt`` files without PyTorch and without executing code from the file.
 
-Such a file is a zip archive: ``*/data.pkl`` is a pickle that describes the tensor, ``*/data/{key}`` its bytes. The
-pickle is noted down and not run: see `msprobe_core.untrusted.pickles`. A name beyond the handful that such a
-description needs is refused, so a file made to run code is an error instead.
+Such a file is a zip archive: ``*/data.pkl`` is a pickle that describes the tensor, ``*/data/{key}`` has its bytes. The
+pickle is parsed and not executed: see `msprobe_core.untrusted.pickles`. Any name beyond the few that such a description
+needs is rejected, so a file made to run code is an error instead.
+
 Source: the format that ``torch.save`` of PyTorch 1.6 and later writes.
 """
 
@@ -37,8 +38,8 @@ def open_pt(path: Path) -> StoredTensor:
     """Return the tensor in a ``.pt`` file.
 
     Raises:
-        DumpError: it holds something else than one tensor, or would run code.
-        Exception: of any kind, where it is damaged.
+        DumpError: it is not a single tensor, or would run code.
+        Exception: of any kind, if it is damaged.
     """
     with open_plain(path) as file:
         if file.read(4) != b"PK\x03\x04":
@@ -65,7 +66,7 @@ class _Archive:
             raise DumpError(f"{self._path}: {error}") from error
         except DumpError:
             raise
-        except Exception as error:  # what it describes may be anything
+        except Exception as error:  # untrusted content may fail in any way
             raise DumpError(f"{self._path}: does not describe a tensor ({type(error).__name__})") from error
 
     def _evaluate(self, value: Any) -> StoredTensor:
@@ -99,17 +100,17 @@ class _Archive:
             shape=cast("tuple[int, ...]", size),
             strides=cast("tuple[int, ...]", stride),
             offset=offset,
-            # What PyTorch has put off is said beside the bytes.
+            # Lazy negation and conjugation are flags next to the bytes.
             is_negated=any(each.get("neg") is True for each in flags),
             is_conjugated=any(each.get("conj") is True for each in flags),
         )
 
     def _storage(self, member: str) -> Storage:
-        """Return where a part lies: behind its own header, whose length the archive's directory does not tell."""
+        """Return the location of a member: after its own header, whose length is not in the archive's directory."""
         info = self._members.get(member)
         if info is None:
             raise DumpError(f"{self._path}: lacks the part {member!r}; it does not hold a tensor or is damaged")
-        # torch.save never compresses; a compressed part could unfold to any size.
+        # torch.save never compresses; a compressed part could expand to any size.
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
             raise self._refusal(member)
         if info.flag_bits & _ENCRYPTED:
@@ -119,7 +120,7 @@ class _Archive:
         begin = info.header_offset + _LOCAL_HEADER.size + sum(lengths)
         if signature != b"PK\x03\x04" or begin + info.file_size > self._file.seek(0, io.SEEK_END):
             raise DumpError(f"{self._path}: the part {member!r} is not where it should be; the file is damaged")
-        # PyTorch can be told to write no checksums; it then writes 0.
+        # PyTorch can omit checksums; it then writes 0.
         return Storage(file=self._path, begin=begin, num_bytes=info.file_size, crc=info.CRC or None)
 
     def _content(self, member: str, max_bytes: int) -> bytes:
@@ -137,7 +138,7 @@ class _Archive:
 
 
 def _check_name(named: Named) -> None:
-    """Raise if a pickle refers to what the description of a tensor does not need."""
+    """Raise if a pickle refers to a name that the description of a tensor does not need."""
     module, name = named
     if named in _FUNCTIONS or named in _TYPES or named == ("collections", "OrderedDict"):
         return
@@ -155,7 +156,7 @@ def _storage_of(outside: Outside) -> tuple[object, str]:
 
 
 def _dtype_of(kind: object, rest: tuple[Any, ...]) -> str:
-    """Return the dtype that the storage's type says or, if it says none, the description's last argument but flags."""
+    """Return the dtype of the storage's type or, if it has none, the description's last argument that is not a flag."""
     dtype = _STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, Named) else None
     if dtype is not None:
         return dtype
@@ -170,7 +171,7 @@ _STORAGES = {
     "ComplexFloat": "complex64", "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
     "Bool": "bool",
 }  # fmt: skip
-"""Dtype of each typed storage class of PyTorch, without its ending ``Storage``."""
+"""Dtype of each typed storage class of PyTorch, without its suffix ``Storage``."""
 
 _PARAMETER = Named("torch._utils", "_rebuild_parameter")
 _FROM_TYPE = Named("torch._tensor", "_rebuild_from_type_v2")

@@ -1,4 +1,4 @@
-"""Result files have fixed names; a command replaces its own earlier result, and no other file unless it is told to."""
+"""Result files have fixed names. A command replaces its own earlier result, and no other file unless forced."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from msprobe_core.errors import StoreError
 from msprobe_core.untrusted.files import open_plain, read_plain
 
 _MAX_BYTES = 256 << 20
-"""Results are far smaller: they hold no rows."""
+"""Results are far smaller, because they have no rows."""
 _HEAD_BYTES = 1 << 14
 
 
 def refuse_foreign_json(path: Path, command: str, members: Collection[str]) -> None:
-    """Raise if there is a file that a command's result in JSON is not to replace.
+    """Raise if there is a file that a command's JSON result must not replace.
 
     Args:
-        path: Of the result.
-        command: Which writes it, for example ``msprobe compare``.
+        path: Path of the result.
+        command: The command that writes it, for example ``msprobe compare``.
         members: Top-level members that every release has written.
 
     Raises:
-        StoreError: there is a file that is no result of this command.
+        StoreError: there is a file that is not a result of this command.
     """
     if not _is_there(path):
         return
@@ -39,15 +39,15 @@ def refuse_foreign_json(path: Path, command: str, members: Collection[str]) -> N
 
 
 def refuse_foreign_text(path: Path, command: str, mark: bytes) -> None:
-    """Raise if there is a file that a command's result is not to replace.
+    """Raise if there is a file that a command's result must not replace.
 
     Args:
-        path: Of the result.
-        command: Which writes it.
+        path: Path of the result.
+        command: The command that writes it.
         mark: Text near the beginning of the file that every release has written.
 
     Raises:
-        StoreError: there is a file that is no result of this command.
+        StoreError: there is a file that is not a result of this command.
     """
     if not _is_there(path):
         return
@@ -64,12 +64,12 @@ def refuse_foreign_text(path: Path, command: str, mark: bytes) -> None:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists() or path.is_symlink()
-    except (OSError, ValueError):  # of which who writes it says more
+    except (OSError, ValueError):  # the writer reports it in more detail
         return False
 
 
 def refusal(path: Path, command: str) -> StoreError:
-    """Return the error that says why a file is not replaced, and how it can be."""
+    """Return the error that says why a file is not replaced, and how to replace it."""
     return StoreError(
         f"{path}: exists, and `{command}` has not written it, so it is not replaced; move it away, choose another "
         "place, or give --overwrite"

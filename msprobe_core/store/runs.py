@@ -1,8 +1,8 @@
-"""Which dumps in a directory are of one run: leftovers of an earlier one are found, named and not taken for its ranks.
+"""Decide which dumps in a directory belong to one run, so that leftovers of an earlier run are found and reported.
 
-Each dump says which process of which job recorded it, and when it ended. Two are of different runs if their jobs have
-other names, or if one had ended before the process of the other began: ranks of a job are there at the same time, and
-names of jobs come back when a training is started again.
+Each dump stores the process and job that recorded it, and when it ended. Two dumps belong to different runs if their
+jobs have different names, or if one had ended before the process of the other began. Time is needed because ranks of a
+job run concurrently, while a restarted training may reuse the name of its job.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from msprobe_core.store.layout import Unit
 from msprobe_core.untrusted.files import open_plain
 
 RUN_VARIABLE = "MSPROBE_RUN_ID"
-"""Environment variable by which users name a job themselves; such names are taken as they are."""
+"""Environment variable with a job name given by the user, which is used unchanged."""
 
 _HEAD_BYTES, _TAIL_BYTES = 1 << 16, 1 << 14
 _IDENTITY = re.compile(r'"run"\s*:\s*(?=\{\s*"job"\s*:)')
 _ENDED = re.compile(rb'"ended"\s*:\s*([0-9.eE+-]+)')
 _SLACK_S, _SLACK_OF_HOSTS_S = 1.0, 30.0
-"""How far apart the clocks of two processes may be, on one machine and on two."""
+"""Maximum difference between the clocks of two processes, on one machine and on two."""
 
 
 class Recorder(NamedTuple):
-    """Who recorded a dump.
+    """The process that recorded a dump.
 
     Attributes:
-        identity: ``None`` of a dump that does not say it.
-        ended: When the dump was written last, in seconds since 1970; 0 if there is none.
+        identity: ``None`` if the dump does not have it.
+        ended: Time of the last write to the dump, in seconds since 1970; 0 if there is no dump.
     """
 
     identity: RunIdentity | None
@@ -52,12 +52,12 @@ class Recorder(NamedTuple):
 
     @property
     def began(self) -> float:
-        """When its process began; of a dump that does not say it, when that was written."""
+        """Start time of its process; if the dump does not have it, the time of the last write."""
         return self.ended if self.identity is None else self.identity.started
 
 
 def recorder_of(directory: Path) -> Recorder:
-    """Return who recorded the dump in a rank's directory, without reading the dump."""
+    """Return the recorder of the dump in a rank's directory, without reading the whole dump."""
     for name in layout.RECORD_FILES:
         path = directory / name
         try:
@@ -86,7 +86,7 @@ def _recorder_in(path: Path, modified_ns: int, size: int) -> Recorder:
 
 
 def _identity_in(head: str) -> RunIdentity | None:
-    # In every format of ours the header is JSON text near the beginning, and no other tool's has this member.
+    # All our formats have a JSON header near the beginning; no other tool's header has this member.
     found = _IDENTITY.search(head)
     if found is None:
         return None
@@ -98,7 +98,7 @@ def _identity_in(head: str) -> RunIdentity | None:
 
 
 def are_of_one_run(one: Recorder, other: Recorder) -> bool:
-    """Whether two dumps can be of one run."""
+    """Whether two dumps can belong to one run."""
     a, b = one.identity, other.identity
     if a is None or b is None:
         return a is b
@@ -111,7 +111,7 @@ def are_of_one_run(one: Recorder, other: Recorder) -> bool:
 
 
 def described(recorder: Recorder) -> str:
-    """Return in words which run a dump is of."""
+    """Describe in words the run of a dump."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began))
     if recorder.identity is None:
         return f"written at {at} by who does not say it"
@@ -119,10 +119,10 @@ def described(recorder: Recorder) -> str:
 
 
 class Found(NamedTuple):
-    """What there is of the latest run.
+    """Units of the latest run.
 
     Attributes:
-        units: Of the step.
+        units: Units of the step.
         notes: What was left out, in words.
     """
 
@@ -131,17 +131,17 @@ class Found(NamedTuple):
 
 
 def units_of_step(step_directory: Path) -> Found:
-    """Return the ranks, or else the processes, of a step's latest run, and say what an earlier one has left there.
+    """Return the ranks, or else the processes, of a step's latest run, and note leftovers of earlier runs.
 
     Raises:
-        DumpError: ``step_directory`` is no directory or holds neither.
+        DumpError: ``step_directory`` is not a directory or has neither.
     """
     units = layout.find_units(step_directory)
     if len(units) < 2:
         return Found(units, [])
     recorders = {unit: recorder_of(unit.directory) for unit in units}
     latest = max(units, key=lambda unit: recorders[unit].began)
-    # A process that is killed at once leaves its directory empty: nothing tells that from one of an earlier run.
+    # A process that is killed at once leaves an empty directory, which may also be from an earlier run.
     own = [unit for unit in units if recorders[unit].is_nothing or are_of_one_run(recorders[unit], recorders[latest])]
     others = [unit for unit in units if unit not in own]
     if not others:
@@ -162,12 +162,12 @@ def _names(units: Sequence[Unit]) -> str:
 
 
 def steps_of_run(run_directory: Path) -> tuple[Mapping[int, Path], list[str]]:
-    """Return the steps of a run by number, without those that an earlier run has left behind the last of the latest.
+    """Return the steps of a run by number, without later steps that an earlier run has left.
 
-    Steps of an earlier run that come before those of the latest stay: a training may have gone on from a checkpoint.
+    Earlier steps from a previous run are kept: a training may have continued from a checkpoint.
 
     Raises:
-        DumpError: ``run_directory`` is no directory, or cannot be read.
+        DumpError: ``run_directory`` is not a directory, or cannot be read.
     """
     steps = layout.find_steps(run_directory)
     recorders = {number: _latest_in(directory) for number, directory in steps.items()}
@@ -194,7 +194,7 @@ def _steps(numbers: Collection[int]) -> str:
 
 
 def _latest_in(step_directory: Path) -> Recorder | None:
-    """Return who recorded a step last; ``None`` if it holds no dump that says it."""
+    """Return the last recorder of a step; ``None`` if no dump in it has one."""
     try:
         units = layout.find_units(step_directory)
     except DumpError:
@@ -205,13 +205,13 @@ def _latest_in(step_directory: Path) -> Recorder | None:
 
 
 def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, Sequence[str]]:
-    """Return the unit of an earlier run that is this process's, and what there is to say about the choice.
+    """Return the unit of an earlier run that corresponds to this process, and notes on the choice.
 
-    A process outside of a job is rank 0, here as there; of several such processes, the one that wrote last is taken.
+    A process outside of a job is rank 0 in both runs; of several such processes, the last writer is used.
 
     Args:
-        step_directory: Of the earlier run.
-        rank: Of this process.
+        step_directory: Step of the earlier run.
+        rank: Rank of this process.
 
     Raises:
         DumpError: there is none.

@@ -1,7 +1,7 @@
-"""Which sample every row and position of a recorded stage belongs to: ``samples.json`` beside a dump.
+"""Map every row and position of a recorded stage to a sample: ``samples.json`` next to a dump.
 
-Two stages cut and order their batches as they like: padded or packed, balanced over ranks, in micro-batches of any
-size, in a serving engine a token at a time. A sample is therefore known by the hash of its token ids alone.
+Two stages split and order their batches as they like: padded or packed, balanced over ranks, in micro-batches of any
+size, in a serving engine one token at a time. A sample is therefore identified by the hash of its token ids alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class BatchLayout(str, Enum):
-    """How a call holds samples: a row each, one after the other in one dimension, or one request by itself."""
+    """Arrangement of samples in a call: one row each, concatenated in one dimension, or a single request."""
 
     PADDED = "padded"
     PACKED = "packed"
@@ -32,7 +32,7 @@ class BatchLayout(str, Enum):
 
 
 class CallPhase(str, Enum):
-    """What a call is for: training and scoring, a prompt of a serving engine, or one further token of it."""
+    """Purpose of a call: training and scoring, a prompt of a serving engine, or one decoded token."""
 
     TRAIN = "train"
     PREFILL = "prefill"
@@ -40,18 +40,18 @@ class CallPhase(str, Enum):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where one sample lies in one call.
+    """Position of one sample in one call.
 
     Attributes:
         id: `sample_id` of all its tokens, prompt and response, without padding.
         prompt_id: `sample_id` of its prompt.
-        uid: What the trainer calls it.
+        uid: The trainer's own identifier.
         row: Index in dimension 0; 0 in a packed call.
         offset: First position in dimension 1, or in the packed dimension.
-        length: Positions of the sample in this call.
+        length: Number of positions of the sample in this call.
         start: Position in the sample of the first of them.
-        prompt_length: Tokens of the prompt.
-        total_length: Tokens of prompt and response.
+        prompt_length: Number of tokens of the prompt.
+        total_length: Number of tokens of prompt and response.
     """
 
     id: str
@@ -69,11 +69,11 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The samples of one micro-batch: of the calls of each module with the index ``call``.
 
     Attributes:
-        call: Index of the call, through all mini-batches of the stage.
-        mini: The mini-batch it is of.
+        call: Index of the call, counted across all mini-batches of the stage.
+        mini: Number of its mini-batch.
         micro: Its number in the mini-batch.
-        layout: How it holds its samples.
-        phase: What it is for.
+        layout: Arrangement of its samples.
+        phase: Its purpose.
         rows: Its samples.
     """
 
@@ -89,11 +89,11 @@ class StageSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The content of ``samples.json``.
 
     Attributes:
-        version: Of the format.
+        version: Version of the format.
         stage: Name of the stage.
-        step: The trainer's.
-        rank: Of the process, or the number of the replica of a serving engine.
-        policy_version: How often the weights in use have been updated, where the trainer says so.
+        step: Step of the trainer.
+        rank: Rank of the process, or number of the serving engine's replica.
+        policy_version: How often the current weights have been updated, if the trainer provides it.
         micro_batches: In the order of their calls.
     """
 
@@ -106,10 +106,10 @@ class StageSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def sample_id(token_ids: ArrayLike) -> str:
-    """Return the SHA-1 of token ids as little-endian int64, 40 hex digits; it names a sample and protects nothing.
+    """Return the SHA-1 of token ids as little-endian int64, 40 hex digits. It identifies a sample, not for security.
 
     Args:
-        token_ids: Integers, without padding. Any shape; taken in C order.
+        token_ids: Integers, without padding. Any shape; read in C order.
     """
     content: Any = np.ascontiguousarray(token_ids, dtype="<i8")
     return hashlib.sha1(content.tobytes(), usedforsecurity=False).hexdigest()
@@ -125,9 +125,9 @@ def save_samples(directory: Path, samples: StageSamples) -> None:
 
 
 def load_samples(directory: Path) -> StageSamples:
-    """Return what ``samples.json`` in the directory of a rank holds.
+    """Return the content of ``samples.json`` in the directory of a rank.
 
     Raises:
-        DumpError: it is missing or no such file.
+        DumpError: it is missing or invalid.
     """
     return load_struct(directory / SAMPLES_FILE, StageSamples)

@@ -1,8 +1,9 @@
-"""Write whole tensors into safetensors files of bounded size, each distinct one once.
+"""Write whole tensors into safetensors files of bounded size, each distinct tensor once.
 
-The header's room is kept free at the start of a shard. A tensor's bytes are appended first, and then its description is
-put behind the others in the header, so a shard is a whole safetensors file at all times, nothing is written twice, and
-a process that is killed loses the tensor that it was writing.
+Space for the header is reserved at the start of a shard. A tensor's bytes are appended first, and then its description
+is appended to the header. So a shard is a valid safetensors file at all times, no byte is written twice, and a killed
+process loses only the tensor that it was writing.
+
 Source: https://github.com/huggingface/safetensors, section Format; a header may end in spaces.
 """
 
@@ -22,10 +23,10 @@ from msprobe_core.store.append_file import write_at
 from msprobe_core.store.tensor_values import SAFETENSORS_DTYPES
 
 MAX_BYTES = 256 << 20
-"""A shard takes no further tensor that would make it longer; a larger tensor has a shard to itself."""
+"""Maximum size of a shard with several tensors; a larger tensor has its own shard."""
 
 HEADER_BYTES = 128 << 10
-"""Room for the descriptions of about a thousand tensors."""
+"""Space for the descriptions of about a thousand tensors."""
 
 _DTYPES = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()}
 _HEADER = b'{"__metadata__":{"producer":"msprobe"}}'
@@ -35,10 +36,10 @@ class ShardWriter:
     """The shards of one step of one rank."""
 
     def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, header_bytes: int = HEADER_BYTES) -> None:
-        """Begin with no shard.
+        """Begin without shards.
 
         Args:
-            directory: Exists.
+            directory: Existing directory.
             max_bytes: Size of a shard, in bytes of its tensors.
             header_bytes: Size of its header.
         """
@@ -51,15 +52,15 @@ class ShardWriter:
         self._keys: set[str] = set()
 
     def takes(self, content: TensorContent) -> bool:
-        """Whether the format has this dtype."""
+        """Whether the format supports this dtype."""
         return content.dtype in _DTYPES
 
     def add(self, stem: str, content: TensorContent) -> str:
-        """Store a tensor, unless it is there already; return the reference that leads to it.
+        """Store a tensor, unless it is stored already; return its reference.
 
         Args:
-            stem: What it is called, if it is new.
-            content: Of a dtype that is taken.
+            stem: Its name, if it is new.
+            content: Of a supported dtype.
 
         Raises:
             StoreError: it cannot be written; all earlier ones are kept.
@@ -135,7 +136,7 @@ class _Shard:
         self._file.close()
 
     def _member(self, key: str, content: TensorContent) -> bytes:
-        """Return a tensor's description as the header's last member, with the brace behind it."""
+        """Return a tensor's description as the header's last member, followed by the closing brace."""
         begin = self._end - self._start
         description = {
             "dtype": _DTYPES[content.dtype],

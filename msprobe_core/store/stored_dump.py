@@ -1,4 +1,4 @@
-"""What dumps of every format have in common once they are read: the frame, and the files beside it."""
+"""Common base of dumps of every format after reading: the frame, and the optional files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _V = TypeVar("_V")
 
 
 class StoredDump(ABC):
-    """A dump read from its file and, when they are asked for, the files beside it; see `msprobe_core.plugin.Dump`.
+    """A dump read from its file and, on demand, the files next to it; see `msprobe_core.plugin.Dump`.
 
     ``stack_file`` and ``construct_file`` are their names.
     """
@@ -42,21 +42,21 @@ class StoredDump(ABC):
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:
-        """Frames by entry name, innermost first; empty if there is no file of them, or none that can be read."""
+        """Frames by entry name, innermost first; empty if their file is missing or cannot be read."""
         if self._stacks is None:
             self._stacks = self._read_beside(self.stack_file, self._read_stacks)
         return self._stacks
 
     @property
     def parents(self) -> Mapping[str, str | None]:
-        """Enclosing call by entry name; empty if there is no file of them, or none that can be read."""
+        """Enclosing call by entry name; empty if the file is missing or cannot be read."""
         if self._parents is None:
             self._parents = self._read_beside(self.construct_file, self._read_parents)
         return self._parents
 
     @property
     def recomputed(self) -> frozenset[str]:
-        """Entries of forward calls that ran inside a backward pass, as far as the dump says; read when asked for."""
+        """Entries of forward calls that ran inside a backward pass, if the dump records it; read on demand."""
         return frozenset()
 
     @abstractmethod
@@ -76,7 +76,7 @@ class StoredDump(ABC):
         """
 
     def _read_beside(self, name: str, read: Callable[[Path], Mapping[str, _V]]) -> Mapping[str, _V]:
-        """Read a file that helps and is not needed: a damaged one costs a note, not the comparison."""
+        """Read an optional file: a damaged one becomes a note and does not stop the comparison."""
         path = self.path.parent / name
         if not path.exists():
             return {}
@@ -90,23 +90,23 @@ class StoredDump(ABC):
         """Return the path of a tensor's file.
 
         Raises:
-            DumpError: ``file_name`` would lead out of the dump's directory.
+            DumpError: ``file_name`` is outside of the dump's directory.
         """
         return layout.tensor_path(self.path, file_name)
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a stored tensor; its elements are read when they are asked for.
+        """Return a stored tensor; its elements are read on demand.
 
         Raises:
-            DumpError: it is missing, damaged, no tensor, or lies outside of the dump's directory.
+            DumpError: it is missing, damaged, not a tensor, or outside of the dump's directory.
         """
-        from msprobe_core.store.tensors import open_tensor  # statistics are compared without it
+        from msprobe_core.store.tensors import open_tensor  # not needed to compare statistics
 
         return open_tensor(self.tensor_path(file_name))
 
 
 def clip(text: str, max_length: int = 200) -> str:
-    """Return what an error or a note may show of something in a file, which may be of any length."""
+    """Truncate text from a file, which may be of any length, for an error or a note."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 

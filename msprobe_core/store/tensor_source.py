@@ -1,7 +1,7 @@
-"""Tensors in files whose elements are read when they are asked for, in pieces of bounded size.
+"""Tensors in files, read on demand in blocks of bounded size.
 
-Files are read, not mapped into memory: one that is cut off while it is being read is an error that can be told, and
-not the end of the process.
+Files are read, not mapped into memory: a file that is truncated meanwhile is an error that can be reported, instead of
+a crash.
 """
 
 from __future__ import annotations
@@ -26,33 +26,35 @@ from msprobe_core.untrusted.files import most_unfolded, open_plain
 Array: TypeAlias = NDArray[Any]
 
 MAX_TENSOR_BYTES = 64 << 30
-"""Largest tensor that is unfolded from its file; one with strides of 0 may describe any size, so `most_unfolded` of its
-storage counts too."""
+"""Largest tensor that is expanded from its file.
+
+A tensor with strides of 0 may describe any size, so `most_unfolded` of its storage limits it too.
+"""
 
 _READ_BYTES = 1 << 20
 _GATHER_BYTES = 16 << 20
-"""Views that do not lie in their file in C order are collected in blocks of this size; twice that is read for one."""
+"""Views that are not stored in C order are collected in blocks of this size; up to twice as much is read for one."""
 
 _MIN_DENSITY = 1 / 8
-"""Part of the bytes read for a block that must be of use; where it is less, the block is read in smaller ones."""
+"""Minimum share of useful bytes among those read for a block; below it, smaller blocks are read."""
 
 _PAGE_BYTES = 4096
 MAX_DIMS = 32
-"""As NumPy 1 has it."""
+"""The maximum of NumPy 1."""
 
 _MAX_ITEM_BYTES = 16
-"""Of numbers; texts are longer, and fewer of them are read at a time."""
+"""Maximum size of a number. Texts are longer, so fewer are read at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """A run of bytes in a file.
+    """A range of bytes in a file.
 
     Attributes:
         file: The file to open.
-        begin: Where the run begins.
-        num_bytes: How long it is; it ends within the file, as far as its size said when it was opened.
-        crc: CRC-32 of the run; ``None`` if it was not recorded.
+        begin: Start of the range.
+        num_bytes: Its length; it ends within the file, by the file's size when it was opened.
+        crc: CRC-32 of the range; ``None`` if it was not recorded.
     """
 
     file: Path
@@ -63,20 +65,18 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor in a file; see `msprobe_core.plugin.TensorSource`.
+    """One tensor in a file; see `msprobe_core.plugin.TensorSource`. A view beyond its storage is rejected at creation.
 
     Attributes:
-        name: What messages call it: the file's path and, in a shard, the key.
+        name: Name in messages: the file's path and, in a shard, the key.
         storage: The bytes that the tensor is a view of.
-        stored: How NumPy reads them.
-        dtype: What they mean.
-        shape: Of the tensor.
+        stored: NumPy's dtype for the stored bytes.
+        dtype: The actual dtype.
+        shape: Shape of the tensor.
         strides: In elements, none negative.
-        offset: Of the first element, in elements.
-        is_negated: Whether the values are those stored with the other sign.
-        is_conjugated: Whether the imaginary parts are those stored with the other sign.
-
-    A view that reaches out of its storage is refused when it is made.
+        offset: Index of the first element, in elements.
+        is_negated: Whether the values are those stored with the opposite sign.
+        is_conjugated: Whether the imaginary parts are those stored with the opposite sign.
     """
 
     name: Path
@@ -96,7 +96,7 @@ class StoredTensor:
         num_bytes = self.storage.num_bytes
         if 0 not in self.shape and (self.offset + self._extent) * self.stored.itemsize > num_bytes:
             raise DumpError(f"{self.name}: describes a tensor larger than its {num_bytes} bytes; the file is damaged")
-        # Sizes beside one of 0 count: NumPy cannot make an array of such a shape either.
+        # Other sizes count even if one is 0: NumPy cannot create an array of such a shape either.
         unfolded = math.prod(max(n, 1) for n in self.shape) * self.stored.itemsize
         if unfolded > MAX_TENSOR_BYTES or self.size_bytes > most_unfolded(num_bytes):
             raise DumpError(f"{self.name}: describes a tensor of the shape {self.shape}, which is too large to unfold")
@@ -114,8 +114,8 @@ class StoredTensor:
     def chunks(self, num_elements: int) -> Iterator[Array]:
         """Yield the elements in C order as vectors of at most ``num_elements``; at least one vector, maybe empty.
 
-        Each is the caller's own. At most 8 bytes for each of ``num_elements`` are in memory at a time or, for a view
-        that does not lie in its file in C order, about 48 MiB more.
+        The caller owns each vector. At most 8 bytes for each of ``num_elements`` are in memory at a time or, for a view
+        that is not stored in C order, about 48 MiB more.
 
         Raises:
             DumpError: the file cannot be read, has become shorter, or its bytes do not match their checksum.
@@ -147,10 +147,10 @@ class StoredTensor:
         return np.reshape(whole, self.shape)
 
     def content(self) -> TensorContent:
-        """Return the elements as they are stored, in C order; for a framework, which has dtypes that NumPy lacks.
+        """Return the elements as stored, in C order; for a framework, which has dtypes that NumPy lacks.
 
         Raises:
-            DumpError: as `read`; or a sign is said beside the bytes, and the dtype is none of NumPy's.
+            DumpError: as `read`; or the sign is a flag next to the bytes, and NumPy lacks the dtype.
         """
         has_sign = self.is_negated or self.is_conjugated
         if has_sign and self.stored.kind not in "fc":
@@ -175,7 +175,7 @@ class StoredTensor:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether its elements follow one another in its storage."""
+        """Whether its elements are contiguous in its storage."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -209,9 +209,9 @@ class StoredTensor:
             yield values
 
     def _gathered(self, file: FileIO, num_elements: int) -> Iterator[Array]:
-        """Yield the elements of a view in C order, in blocks that take part of one dimension and all of those behind.
+        """Yield the elements of a view in C order, in blocks that span part of one dimension and all later ones.
 
-        Blocks have about ``num_elements``, or more where the last dimension alone has.
+        Blocks have about ``num_elements``, or more if the last dimension alone has more.
         """
         axis = next(i for i in range(len(self.shape)) if math.prod(self.shape[i + 1 :]) <= num_elements)
         step = num_elements // math.prod(self.shape[axis + 1 :])
@@ -234,7 +234,7 @@ class StoredTensor:
             view_strides = [stride * self.stored.itemsize for stride in strides]
             block[...] = np.lib.stride_tricks.as_strided(values, block.shape, view_strides, writeable=False)
             return
-        # Much lies between the elements: halve the view where they are furthest apart.
+        # The elements are sparse: halve the view along the axis where they are furthest apart.
         axis = max((i for i, size in enumerate(block.shape) if size > 1), key=lambda i: strides[i])
         half = block.shape[axis] // 2
         before: tuple[slice, ...] = (slice(None),) * axis
@@ -246,7 +246,7 @@ class StoredTensor:
         _read_fully(file, _bytes_of(values), self.name)
 
     def _check_content(self, file: FileIO) -> None:
-        """Read the whole storage for its checksum; a view that is not all of it would not show damage."""
+        """Read the whole storage for its checksum; a view of a part of it would not show damage."""
         if self.storage.crc is None:
             return
         crc = 0
@@ -267,17 +267,17 @@ class StoredTensor:
         return self._signed(widen(values, self.dtype))
 
     def _signed(self, values: Array) -> Array:
-        """Return values with the signs that are said beside the bytes."""
+        """Return values with the sign flags applied."""
         if self.is_negated:
             values = np.negative(values)
         return np.conjugate(values) if self.is_conjugated else values
 
 
 class HeldTensor:
-    """A tensor that is in memory; see `msprobe_core.plugin.TensorSource`."""
+    """A tensor in memory; see `msprobe_core.plugin.TensorSource`."""
 
     def __init__(self, values: Any, dtype: str | None = None) -> None:
-        """Take an array of numbers or text; ``dtype`` is what it was stored as, if not what it is."""
+        """Use an array of numbers or text; ``dtype`` is its stored dtype, if it differs from the array's."""
         self._values: Array = values
         self.shape: tuple[int, ...] = values.shape
         self.dtype: str = dtype or ("text" if values.dtype.kind in "SU" else values.dtype.name)
@@ -294,7 +294,7 @@ def _bytes_of(values: Any) -> Any:
 
 
 def _extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Return the number of elements from the first to the last of a view that has any."""
+    """Return the number of elements from the first to the last of a non-empty view."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
@@ -304,14 +304,14 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _read_fully(file: FileIO, content: Any, name: Path) -> None:
-    """Fill a vector of bytes from where ``file``, a raw one, stands.
+    """Fill a vector of bytes from the current position of ``file``, a raw file.
 
     Raises:
         DumpError: the file ends before.
     """
     room = memoryview(content)
     while room:
-        # A raw file gives no more than 2 GiB at a time, and may give less.
+        # A raw file returns at most 2 GiB at a time, and may return less.
         num_read = file.readinto(room)
         if not num_read:
             raise DumpError(f"{name}: is cut off: the file ends before the tensor")

@@ -1,4 +1,4 @@
-"""Dtypes of stored tensors: how NumPy reads their bytes, and which of its own dtypes holds their values exactly."""
+"""Dtypes of stored tensors: how NumPy reads their bytes, and which NumPy dtype represents their values exactly."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def widen(values: Array, dtype: str) -> Array:
     """Return stored values in a dtype that NumPy has; bfloat16, float8 and complex32 as float32 and complex64.
 
     Args:
-        values: Of any shape, as ``DTYPES[dtype]`` reads them.
+        values: Of any shape, as read by ``DTYPES[dtype]``.
         dtype: Without a framework's name.
     """
     if dtype == "bfloat16":
-        # asarray: NumPy turns a 0-d array into a scalar under way.
+        # asarray: NumPy converts a 0-d array to a scalar here.
         bits: Any = np.asarray(values.astype(np.uint32) << np.uint32(16))
         return bits.view(np.float32)
     if dtype.startswith("float8_"):
@@ -35,7 +35,7 @@ def float8_values(dtype: str) -> NDArray[np.float32]:
     """Return the values of the 256 codes of a float8 dtype.
 
     Raises:
-        KeyError: it is none that is known here.
+        KeyError: the dtype is unknown.
     """
     if dtype == _EXPONENT_ONLY:
         codes = np.arange(256)
@@ -48,7 +48,7 @@ _EXPONENT_ONLY = "float8_e8m0fnu"
 
 
 class _Special(Enum):
-    """What the codes that are no numbers look like."""
+    """Form of the codes that are not numbers."""
 
     IEEE = "infinities and NaN at the largest exponent"
     FINITE = "NaN at the largest code of either sign"
@@ -91,7 +91,7 @@ DTYPES: dict[str, str] = {
     "uint32": "<u4", "uint16": "<u2", "uint8": "|u1", "bool": "|b1", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1",
     "float8_e4m3fnuz": "|u1", "float8_e5m2fnuz": "|u1", "float8_e8m0fnu": "|u1", "complex32": "<u4",
 }  # fmt: skip
-"""How NumPy reads the bytes of each dtype."""
+"""NumPy's dtype for the stored bytes of each dtype."""
 
 SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "C64": "complex64", "I64": "int64",

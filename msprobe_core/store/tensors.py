@@ -1,7 +1,8 @@
-"""Open stored tensors, without any framework and without running code from the file.
+"""Open stored tensors, without any framework and without executing code from the file.
 
-``.npy`` is read with pickling switched off. A ``.safetensors`` file is the length of its header in 8 bytes, the header
-in JSON, and bytes: it holds nothing that could run. For ``.pt`` see `msprobe_core.store.pt_files`.
+``.npy`` is read with pickling disabled. A ``.safetensors`` file is the length of its header in 8 bytes, the header in
+JSON, and bytes: nothing in it can be executed. For ``.pt`` see `msprobe_core.store.pt_files`.
+
 Sources: NumPy's documentation, ``numpy.lib.format``; https://github.com/huggingface/safetensors, section Format.
 """
 
@@ -28,17 +29,17 @@ from msprobe_core.untrusted.files import open_plain
 _T = TypeVar("_T")
 
 _READABLE_KINDS = "biufcSU"
-"""Kinds of NumPy dtypes that files may hold: numbers, booleans, text."""
+"""Kinds of NumPy dtypes that files may have: numbers, booleans, text."""
 
 
 def open_tensor(path: Path) -> StoredTensor:
-    """Return the tensor in ``path``; its elements are read when they are asked for.
+    """Return the tensor in ``path``; its elements are read on demand.
 
     Args:
-        path: A ``.pt`` or ``.npy`` file that holds one tensor, or one tensor in a shard: see `layout.shard_reference`.
+        path: A ``.pt`` or ``.npy`` file with one tensor, or one tensor in a shard: see `layout.shard_reference`.
 
     Raises:
-        DumpError: the file is missing, damaged, holds something else than one tensor, or would run code.
+        DumpError: the file is missing, damaged, not a single tensor, or would run code.
     """
     member = layout.shard_member(path.name)
     open_file = _OPENERS.get(path.suffix) if member is None else _open_safetensors
@@ -48,7 +49,7 @@ def open_tensor(path: Path) -> StoredTensor:
 
 
 def open_member(shard: Path, key: str) -> StoredTensor:
-    """Return one tensor of a ``.safetensors`` file; its elements are read when they are asked for.
+    """Return one tensor of a ``.safetensors`` file; its elements are read on demand.
 
     Raises:
         DumpError: the file is missing or damaged, or has no such tensor.
@@ -72,7 +73,7 @@ def shard_keys(shard: Path) -> list[str]:
 
 
 def _opened(path: Path, read: Callable[[], _T]) -> _T:
-    """Return what ``read`` does of a file; whatever it raises says which file."""
+    """Return the result of ``read``; any error names the file."""
     try:
         return read()
     except DumpError:
@@ -81,12 +82,12 @@ def _opened(path: Path, read: Callable[[], _T]) -> _T:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
         raise DumpError(f"{path}: does not fit into memory") from error
-    except Exception as error:  # foreign bytes: there is no list of the ways in which zip archives and headers break
+    except Exception as error:  # untrusted bytes: zip archives and headers may fail in any way
         raise DumpError(f"{path}: is not a whole tensor file ({error or type(error).__name__})") from error
 
 
 def read_tensor(path: Path) -> Array:
-    """Return the tensor in ``path``; bfloat16 and float8 are widened to float32, which holds them exactly.
+    """Return the tensor in ``path``; bfloat16 and float8 are widened to float32, which represents them exactly.
 
     Args:
         path: As for `open_tensor`.
@@ -99,7 +100,7 @@ def read_tensor(path: Path) -> Array:
 
 def _open_npy(path: Path) -> StoredTensor:
     header = read_npy_header(path)
-    # What the header claims is not to be believed before the file's size agrees.
+    # Do not trust the header before its size agrees with the file's.
     if header.num_bytes > path.stat().st_size - header.begin:
         raise DumpError(f"{path}: is cut off: its header says {header.num_bytes} bytes, and that is more than it has")
     return StoredTensor(
@@ -114,14 +115,14 @@ def _open_npy(path: Path) -> StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a ``.npy`` file says of its array.
+    """The header of a ``.npy`` file.
 
     Attributes:
         shape: Sizes of the dimensions.
         is_fortran: Whether the first dimension is the innermost.
-        stored: How NumPy reads the elements.
-        dtype: What they mean.
-        begin: Where they begin in the file.
+        stored: NumPy's dtype for the stored bytes.
+        dtype: The actual dtype.
+        begin: Position of the elements in the file.
     """
 
     shape: tuple[int, ...]
@@ -137,11 +138,11 @@ class NpyHeader:
 
 
 def read_npy_header(path: Path) -> NpyHeader:
-    """Return what a ``.npy`` file says of its array, whether or not all of that is there.
+    """Return the header of a ``.npy`` file, even if the file is truncated.
 
     Raises:
-        DumpError: it holds no numbers.
-        OSError, ValueError: it cannot be read, or is no such file.
+        DumpError: it has values that are not numbers.
+        OSError, ValueError: it cannot be read, or is not such a file.
     """
     with open_plain(path) as file:
         start = file.read(_MAX_NPY_HEADER_BYTES)
@@ -157,10 +158,10 @@ def read_npy_header(path: Path) -> NpyHeader:
 
 
 _MAX_NPY_HEADER_BYTES = 1 << 14
-"""NumPy refuses longer ones."""
+"""NumPy rejects longer ones."""
 
 _BFLOAT16, _UINT16 = b"'descr': '<E2'", b"'descr': '<u2'"
-"""MindSpore 2.10 writes bfloat16 with a code that NumPy does not know."""
+"""MindSpore 2.10 writes bfloat16 with a type code that NumPy does not know."""
 
 _OPENERS = {".npy": _open_npy, ".pt": open_pt}
 
@@ -174,7 +175,7 @@ class _Member(msgspec.Struct):
 
 
 def _open_safetensors(path: Path) -> StoredTensor:
-    """Return one tensor of a shard. The library would need types that NumPy lacks for bfloat16 and float8."""
+    """Return one tensor of a shard, without the library, which needs NumPy dtypes for bfloat16 and float8."""
     member = layout.shard_member(path.name)
     assert member is not None
     return _open_member(path.parent / member[0], member[1])
@@ -212,7 +213,7 @@ def _open_member(shard: Path, key: str) -> StoredTensor:
 
 @lru_cache(maxsize=16)
 def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dict[str, msgspec.Raw]]:
-    """Return where the data begins, and the description of each tensor; kept, because a shard has many."""
+    """Return the start of the data, and the description of each tensor; cached, because a shard has many."""
     with open_plain(shard) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MAX_SHARD_HEADER_BYTES):
@@ -221,9 +222,9 @@ def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dic
     try:
         return 8 + length, msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
-        # A process that is killed while it adds a tensor leaves half a description behind the others.
+        # A process killed while it adds a tensor leaves half a description after the others.
         return 8 + length, msgspec.json.decode(header[: header.rindex(b"}") + 1] + b"}", type=dict[str, msgspec.Raw])
 
 
 _MAX_SHARD_HEADER_BYTES = 100_000_000
-"""As the library has it."""
+"""The limit of the library."""

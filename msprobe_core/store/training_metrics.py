@@ -1,4 +1,4 @@
-"""Losses and gradient norms of a stage that trains: ``updates.json`` beside its dump."""
+"""Losses and gradient norms of a training stage: ``updates.json`` next to its dump."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UPDATES_FILE = "updates.json"
 
 
 class MicroLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The loss of one micro-batch, as the trainer computed it; ``None`` where it is not finite."""
+    """The loss of one micro-batch, as computed by the trainer; ``None`` if it is not finite."""
 
     mini: int
     micro: int
@@ -20,7 +20,7 @@ class MicroLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One step of the optimizer: norm of the gradients before they were clipped; ``None`` where it is not finite."""
+    """One optimizer step: norm of the gradients before clipping; ``None`` if it is not finite."""
 
     mini: int
     grad_norm: float | None
@@ -44,9 +44,9 @@ def save_updates(directory: Path, updates: StageUpdates) -> None:
 
 
 def load_updates(directory: Path) -> StageUpdates:
-    """Return what ``updates.json`` in the directory of a rank holds.
+    """Return the content of ``updates.json`` in the directory of a rank.
 
     Raises:
-        DumpError: it is missing or no such file.
+        DumpError: it is missing or invalid.
     """
     return load_struct(directory / UPDATES_FILE, StageUpdates)

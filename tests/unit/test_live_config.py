@@ -373,7 +373,7 @@ def test_control_keeps_form_comments_permissions_and_other_keys(run, tmp_path):
     assert path.read_text() == text.replace("L1 ", '"mix" ') + "dump_enable: false\n"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert link.is_symlink()
-    assert "comments in it are gone" in run(path, "set", 'statistics.list=["c"]', "statistics.summary_mode=md5")[2]
+    assert "its comments are lost" in run(path, "set", 'statistics.list=["c"]', "statistics.summary_mode=md5")[2]
     assert yaml.safe_load(path.read_text()) == {
         "task": "statistics", "level": "mix", "statistics": {"list": ["c"], "summary_mode": "md5"}, "dump_enable": False
     }  # fmt: skip
