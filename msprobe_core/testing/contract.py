@@ -1,4 +1,4 @@
-"""The promises of a framework plugin, as tests that each plugin inherits."""
+"""The contract of a framework plugin, as tests that each plugin inherits."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ MODES = (
 
 
 class FrameworkContract:
-    """Inherit, set the flags, and give the fixture ``rig``."""
+    """Inherit this class, set the flags, and define the fixture ``rig``."""
 
     supports_bfloat16: ClassVar[bool] = False
-    """Whether the framework has bfloat16."""
+    """Whether the framework supports bfloat16."""
 
     records_apis: ClassVar[bool] = True
-    """Whether the levels L1 and mix record APIs."""
+    """Whether levels L1 and mix record APIs."""
 
     @pytest.fixture
     def rig(self) -> TrainingRig:
@@ -83,7 +83,7 @@ class FrameworkContract:
 
     @pytest.fixture
     def open_session(self, rig: TrainingRig, tmp_path: Path) -> Callable[..., Session]:
-        """Return a function that makes a session with the given settings, writing under ``tmp_path``."""
+        """Return a function that creates a session with the given settings, writing under ``tmp_path``."""
 
         def make(**settings: Any) -> Session:
             options = {key: settings.pop(key) for key in _TASK_SETTINGS & settings.keys()}
@@ -98,7 +98,7 @@ class FrameworkContract:
     # --- tensors ----------------------------------------------------------------------------------------------
 
     def test_recognises_its_own_tensors_and_models(self, rig: TrainingRig) -> None:
-        """Tensors are tensors, models are models, and nothing else is either."""
+        """Tensors are recognised as tensors, models as models, and no other object as either."""
         framework = rig.framework
         tensor, model = rig.make_tensor(np.ones(2, np.float32)), rig.make_model(0)
         assert framework.is_tensor(tensor)
@@ -110,7 +110,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_describes_shape_and_dtype(self, rig: TrainingRig, case: str) -> None:
-        """The shape is the array's; the dtype's name contains NumPy's, in whatever spelling."""
+        """The shape is the array's; the dtype's name contains NumPy's, in any spelling."""
         values = VALUES[case]
         meta = rig.framework.describe(rig.make_tensor(values))
         assert meta.shape == values.shape
@@ -119,11 +119,11 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_statistics_agree_with_numpy_in_float64(self, rig: TrainingRig, case: str) -> None:
-        """Maximum, minimum, mean, norm and counts are right, for every dtype and for special values."""
+        """Maximum, minimum, mean, norm and counts are correct, for every dtype and for special values."""
         assert_statistics(self._statistics(rig, rig.make_tensor(VALUES[case])), VALUES[case])
 
     def test_statistics_of_bfloat16_are_wide(self, rig: TrainingRig) -> None:
-        """Sums over bfloat16 are accumulated in something wider: 4,000 times 1.0 is not 256."""
+        """Sums over bfloat16 are accumulated in a wider dtype: 4,000 times 1.0 is not 256."""
         if not self.supports_bfloat16:
             pytest.skip("this framework has no bfloat16")
         values = np.ones(4000, np.float32)
@@ -132,12 +132,12 @@ class FrameworkContract:
         assert stats.l2_norm == pytest.approx(np.sqrt(4000), rel=1e-6)
 
     def test_an_empty_tensor_has_no_statistics(self, rig: TrainingRig) -> None:
-        """And asking for them is no error."""
+        """Requesting them is not an error."""
         stats = self._statistics(rig, rig.make_tensor(np.zeros((0, 3), np.float32)))
         assert (stats.max, stats.min, stats.mean, stats.l2_norm) == (None, None, None, None)
 
     def test_values_are_taken_before_they_are_overwritten(self, rig: TrainingRig) -> None:
-        """A digest holds what the tensor was when it was reduced, also if it is collected later."""
+        """A digest has the tensor's values when it was reduced, even if it is collected later."""
         values = np.array([1.0, 2.0, 3.0], np.float32)
         tensor, reducer = rig.make_tensor(values), rig.framework.reducer()
         statistics, checksum, hashed, sketched = Digest(), Digest(), Digest(), Digest()
@@ -160,7 +160,7 @@ class FrameworkContract:
         assert again.checksum == crc32(values)
 
     def test_a_part_of_a_tensor_is_a_tensor(self, rig: TrainingRig) -> None:
-        """It has the statistics and the checksum of that part, and its copy holds nothing else."""
+        """It has the statistics and the checksum of that slice, and its copy contains nothing else."""
         values = VALUES["float32"]
         framework, expected = rig.framework, values[1:3, :, 2:4]
         part = framework.narrow(rig.make_tensor(values), {0: (1, 3), 2: (2, 4)})
@@ -181,7 +181,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_xor_is_that_of_the_words(self, rig: TrainingRig, case: str) -> None:
-        """Exclusive or of the 64-bit words of the contiguous bytes, filled up with zeros."""
+        """Exclusive or of the 64-bit words of the contiguous bytes, padded with zeros."""
         digest, reducer = Digest(), rig.framework.reducer()
         reducer.xor(rig.make_tensor(VALUES[case]), digest)
         reducer.collect()
@@ -193,14 +193,14 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_hash_is_that_of_the_core(self, rig: TrainingRig, case: str) -> None:
-        """Bit by bit the same in every framework, so that dumps of two of them can be compared."""
+        """Bitwise equal in every framework, so that dumps of two frameworks can be compared."""
         digest, reducer = Digest(), rig.framework.reducer()
         reducer.hash(rig.make_tensor(VALUES[case]), digest)
         reducer.collect()
         assert digest.checksum == hash_text(VALUES[case])
 
     def test_hash_of_bfloat16_is_that_of_its_bits(self, rig: TrainingRig) -> None:
-        """The upper half of the float32 that has the same value."""
+        """The upper half of the float32 with the same value."""
         if not self.supports_bfloat16:
             pytest.skip("this framework has no bfloat16")
         values = np.array([1.0, -2.5, 0.0, -0.0, np.inf], np.float32)
@@ -211,7 +211,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_sketch_is_that_of_the_core(self, rig: TrainingRig, case: str) -> None:
-        """But for rounding; NaN and Inf are where they are in the core's."""
+        """Equal except for rounding; NaN and Inf are at the same positions."""
         digest, reducer = Digest(), rig.framework.reducer()
         reducer.sketch(rig.make_tensor(VALUES[case]), digest)
         reducer.collect()
@@ -219,7 +219,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_losses_of_fp8_are_those_of_the_core(self, rig: TrainingRig, case: str) -> None:
-        """The squared error but for rounding; a tensor that is not floating point has none."""
+        """The squared error is equal except for rounding; a tensor that is not floating point has none."""
         digest, reducer, values = Digest(), rig.framework.reducer(), VALUES[case]
         if not isinstance(reducer, Fp8Reducer):
             pytest.skip("the framework has no statistics of FP8")
@@ -237,7 +237,7 @@ class FrameworkContract:
         assert found == pytest.approx(wanted, rel=1e-6)
 
     def test_an_empty_tensor_has_no_sketch_and_the_hash_0(self, rig: TrainingRig) -> None:
-        """And asking for them is no error."""
+        """Requesting them is not an error."""
         digest, reducer = Digest(), rig.framework.reducer()
         tensor = rig.make_tensor(np.zeros((0, 3), np.float32))
         reducer.hash(tensor, digest)
@@ -248,7 +248,7 @@ class FrameworkContract:
         assert (digest.checksum, digest.sketch, digest.fp8) == ("0x0000000000000000", None, None)
 
     def test_a_digest_has_the_values_of_its_moment(self, rig: TrainingRig) -> None:
-        """A write after one reading changes the next one, and not that which may still wait for its result."""
+        """A later write changes the next digest, but not an earlier one that may still wait for its result."""
         reducer = rig.framework.reducer()
         tensor, digests = rig.make_tensor(np.ones(3, np.float32)), [Digest(), Digest()]
         for value, digest in zip((1.0, 2.0), digests, strict=True):
@@ -261,7 +261,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_saved_tensors_are_read_without_the_framework(self, rig: TrainingRig, case: str, tmp_path: Path) -> None:
-        """What ``save`` writes, the core reads back bit by bit; and nobody else can."""
+        """The core reads files of ``save`` bitwise, and only their owner can read them."""
         path = tmp_path / f"tensor{rig.framework.tensor_suffix}"
         rig.framework.save(rig.framework.snapshot(rig.make_tensor(VALUES[case])), path)
         np.testing.assert_array_equal(read_tensor(path), VALUES[case])
@@ -269,7 +269,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("case", VALUES)
     def test_content_is_the_bytes_of_a_snapshot(self, rig: TrainingRig, case: str, tmp_path: Path) -> None:
-        """With NumPy's name of the dtype; put into a shard, the core reads them back bit by bit."""
+        """It has NumPy's name of the dtype; the core reads it back from a shard bitwise."""
         content = rig.framework.content(rig.framework.snapshot(rig.make_tensor(VALUES[case])))
         if content is None:
             pytest.skip("this framework has no plain bytes of such a tensor; it is written by 'save'")
@@ -281,7 +281,7 @@ class FrameworkContract:
         np.testing.assert_array_equal(read_tensor(tmp_path / reference), VALUES[case])
 
     def test_the_content_of_bfloat16_is_named_so(self, rig: TrainingRig, tmp_path: Path) -> None:
-        """And its two bytes are the upper ones of float32."""
+        """Its two bytes are the upper ones of float32."""
         if not self.supports_bfloat16:
             pytest.skip("this framework has no bfloat16")
         values = np.array([1.0, -2.5, 3.0], np.float32)
@@ -318,7 +318,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("level", LEVELS)
     def test_nothing_is_left_behind(self, rig: TrainingRig, open_session: Callable[..., Session], level: str) -> None:
-        """Nothing is hooked before start, and nothing after stop, also when a step raised."""
+        """Nothing is hooked before start, and nothing after stop, even if a step raised."""
         model = rig.make_model(3)
         untouched = rig.traces_in(model)
         session = open_session(level=level)
@@ -337,7 +337,7 @@ class FrameworkContract:
     def test_an_unselected_step_or_rank_is_not_touched(
         self, rig: TrainingRig, open_session: Callable[..., Session], tmp_path: Path
     ) -> None:
-        """Nothing is hooked, and nothing appears on disk."""
+        """Nothing is hooked, and nothing is written to disk."""
         model = rig.make_model(3)
         untouched = rig.traces_in(model)
         for settings in ({"step": [5]}, {"rank": [7]}, {"dump_enable": False}):
@@ -350,7 +350,7 @@ class FrameworkContract:
         assert not (tmp_path / "run").exists()
 
     def test_a_raising_step_loses_no_record(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """What was recorded before the exception is on disk, and training can go on."""
+        """Everything recorded before the exception is on disk, and training can continue."""
         model, session = rig.make_model(3), open_session(level="L0")
         session.start([model])
         with pytest.raises(ArithmeticError):
@@ -372,7 +372,7 @@ class FrameworkContract:
     def test_entries_follow_the_grammar_and_the_level(
         self, rig: TrainingRig, open_session: Callable[..., Session], level: str
     ) -> None:
-        """Every name parses and formats back; L0 has modules only, L1 has APIs only, mix has both."""
+        """Every name can be parsed and formatted; L0 has modules only, L1 has APIs only, mix has both."""
         session = self._record(rig, open_session(level=level))
         entries = self._dump(session)
         session.close()
@@ -385,7 +385,7 @@ class FrameworkContract:
     def test_modules_have_both_directions_and_gradients(
         self, rig: TrainingRig, open_session: Callable[..., Session]
     ) -> None:
-        """Each module has a forward and a backward entry, the root too; those with parameters also their gradients."""
+        """Each module, the root too, has a forward and a backward entry; those with parameters also have gradients."""
         session = self._record(rig, open_session(level="L0"))
         entries = self._dump(session)
         session.close()
@@ -402,7 +402,7 @@ class FrameworkContract:
     def test_children_come_before_their_parents(
         self, rig: TrainingRig, open_session: Callable[..., Session], level: str
     ) -> None:
-        """In the order of the file, in both directions; and the stored sequence is that order."""
+        """This holds for the order in the file, in both directions; the stored sequence is that order."""
         session = self._record(rig, open_session(level=level))
         entries = self._dump(session)
         directory = self._directory(session)
@@ -416,7 +416,7 @@ class FrameworkContract:
         assert stored == list(range(len(stored)))
 
     def test_indices_count_calls_within_a_step(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """A second window in the same step counts on; the next step begins at 0."""
+        """A second window in the same step continues the count; the next step begins at 0."""
         model, session = rig.make_model(3), open_session(level="L0")
         for _ in range(2):
             session.start([model])
@@ -445,7 +445,7 @@ class FrameworkContract:
             assert path.stat().st_mode & 0o077 == 0, path
 
     def test_tensors_are_kept_as_they_were(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """Every stored tensor has the statistics that its record has."""
+        """Every stored tensor has the statistics of its record."""
         session = self._record(rig, open_session(level="mix", task="tensor"))
         directory = self._directory(session)
         session.close()
@@ -470,7 +470,7 @@ class FrameworkContract:
     def test_data_mode(
         self, rig: TrainingRig, open_session: Callable[..., Session], modes: list[str], parts: set[str]
     ) -> None:
-        """Only the directions and sides that were asked for are there."""
+        """Only the requested directions and sides are recorded."""
         session = self._record(rig, open_session(level="L0", data_mode=modes))
         entries = self._dump(session)
         session.close()
@@ -483,7 +483,7 @@ class FrameworkContract:
         assert found - {"execution", "output_kwargs"} == parts
 
     def test_list_keeps_what_contains_a_string(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """Only entries whose name contains the string, with the indices they have without it."""
+        """Only entries whose name contains the string are kept, with the same indices as without it."""
         session = self._record(rig, open_session(level="L0"))
         everything = list(self._dump(session))
         session.close()
@@ -494,7 +494,7 @@ class FrameworkContract:
         assert kept == [entry for entry in everything if wanted in entry]
 
     def test_scope_includes_both_ends(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """From the begin of the first entry to the end of the last, whole."""
+        """From the start of the first entry to the end of the last, inclusive."""
         session = self._record(rig, open_session(level="L0"))
         complete = self._dump(session)
         session.close()
@@ -504,12 +504,12 @@ class FrameworkContract:
         session = self._record(rig, open_session(level="L0", scope=[first, last]))
         scoped = self._dump(session)
         session.close()
-        # Nothing runs before the root's first child, and what is inside the two ends before the last of them.
+        # Nothing runs before the root's first child; everything inside the scope runs before its last entry.
         assert list(scoped) == forwards[: forwards.index(last) + 1]
         assert scoped[last]["output"] == complete[last]["output"]
 
     def test_values_are_saved_at_level_debug(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """Without start and stop, as they are when they are saved, in structures of any nesting."""
+        """Without start and stop; values are recorded as they are when saved, in structures of any nesting."""
         session = open_session(level="debug", task="tensor")
         values = VALUES["float32"]
         tensor = rig.make_tensor(values)
@@ -528,7 +528,7 @@ class FrameworkContract:
     # --- functions that users register -----------------------------------------------------------------------
 
     def test_registered_functions_are_recorded(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """With what they got and returned, the outermost call only, and only between start and stop."""
+        """With arguments and results, the outermost call only, and only between start and stop."""
         if not self.records_apis:
             pytest.skip("this framework records no APIs")
         first, second = (rig.make_tensor(np.full(2, value, np.float32)) for value in (3.0, 5.0))
@@ -562,7 +562,7 @@ class FrameworkContract:
         assert record["input_kwargs"]["b"]["Max"] == record["output"][0]["Max"] == 5.0
 
     def test_a_registered_function_may_raise(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """Its exception passes, and later calls are recorded."""
+        """Its exception propagates, and later calls are recorded."""
         if not self.records_apis:
             pytest.skip("this framework records no APIs")
 
@@ -592,7 +592,7 @@ class FrameworkContract:
     def test_a_range_of_forwards_is_like_a_window_around_them(
         self, rig: TrainingRig, open_session: Callable[..., Session]
     ) -> None:
-        """What ``token_range`` leaves out is not counted either; nothing is left behind."""
+        """Calls outside of ``token_range`` are not counted either; nothing stays attached."""
         _watching(rig.framework)
         session, model = open_session(level="L0"), rig.make_model(3)
         before = rig.traces_in(model)
@@ -613,7 +613,7 @@ class FrameworkContract:
         session.close()
 
     def test_one_module_alone(self, rig: TrainingRig, open_session: Callable[..., Session]) -> None:
-        """Its calls are recorded under the given name as they are under their own, and nothing else is."""
+        """Its calls are recorded under the given name as under their own, and no other call is."""
         session = self._record(rig, open_session(level="L0"))
         root = next(iter(_roots(self._dump(session))))
         expected = [_without_sequence(record) for name, record in self._dump(session).items() if name in _roots([name])]
@@ -637,7 +637,7 @@ class FrameworkContract:
         assert len({names.parse_entry(name).path for name in dump}) > 3
 
     def test_a_watcher_gets_around_calls_and_can_change_their_arguments(self, rig: TrainingRig) -> None:
-        """It is told of every call that it wants, also of one that raises, and of none once it is taken out."""
+        """It is notified of every call that it wants, including one that raises, and of none once it is removed."""
         framework, model = _watching(rig.framework), rig.make_model(3)
         before = rig.traces_in(model)
         watcher = _Watcher()
@@ -652,12 +652,12 @@ class FrameworkContract:
         watcher.changes = True
         model = rig.make_model(3)
         attachment = framework.watch([Model("", model)], watcher)
-        # The same arguments, handed on: the same loss, and no exception of a call that has got them twice.
+        # Unchanged arguments give the same loss, and no call receives them twice.
         assert rig.train_step(model, 0) == loss
         attachment.detach()
 
     def test_a_tensor_that_was_saved_can_be_loaded(self, rig: TrainingRig, tmp_path: Path) -> None:
-        """Bit by bit, in place of another, and with that one's need of a gradient."""
+        """Bitwise, as a replacement for another tensor, and with that tensor's ``requires_grad``."""
         framework = _watching(rig.framework)
         values = VALUES["float32"]
         path = tmp_path / f"x{rig.framework.tensor_suffix}"
@@ -675,7 +675,7 @@ class FrameworkContract:
 
     @pytest.mark.parametrize("name", [*VALUES, "no elements", "bfloat16"])
     def test_a_tensor_is_rebuilt_from_its_bytes(self, rig: TrainingRig, tmp_path: Path, name: str) -> None:
-        """As they come out of a shard: the same dtype, shape and bits, and the other's need of a gradient."""
+        """From the bytes in a shard: the same dtype, shape and bits, and the replaced tensor's ``requires_grad``."""
         framework = _watching(rig.framework)
         if name == "bfloat16" and not self.supports_bfloat16:
             pytest.skip("the framework has no bfloat16")
@@ -706,7 +706,7 @@ class FrameworkContract:
     def test_a_missing_or_wrong_model_is_a_clear_error(
         self, rig: TrainingRig, open_session: Callable[..., Session]
     ) -> None:
-        """And leaves the session usable."""
+        """The session stays usable."""
         session = open_session(level="L0")
         with pytest.raises(MsprobeError, match="start"):
             session.start([])
@@ -742,7 +742,7 @@ class FrameworkContract:
 
 
 class _Watcher:
-    """Takes note of the calls of the root."""
+    """Records the calls of the root."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -796,7 +796,7 @@ def assert_statistics(stats: Stats, values: Array, rel: float = 1e-6) -> None:
     """Check statistics against NumPy in float64.
 
     Args:
-        stats: What a plugin computed.
+        stats: The plugin's result.
         values: Real values of any dtype.
         rel: Allowed relative difference of mean and norm; extremes and counts must be exact.
     """

@@ -1,4 +1,4 @@
-"""What the contract tests need of a framework: tensors from arrays, and a small model to train."""
+"""What the contract tests need from a framework: tensors from arrays, and a small model to train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Array: TypeAlias = NDArray[Any]
 class TrainingRig(Protocol):
     """A framework under test, with a model of at least two layers with parameters, one of them called with a keyword.
 
-    Everything is deterministic: two models made from one seed and trained on the same step numbers are bitwise equal.
+    Everything is deterministic: two models created from one seed and trained on the same step numbers are bitwise
+    equal.
     """
 
     @property
@@ -29,7 +30,7 @@ class TrainingRig(Protocol):
         ...
 
     def make_bfloat16(self, values: NDArray[np.float32]) -> Any:
-        """Return a bfloat16 tensor; called only where the kit's ``supports_bfloat16`` is set."""
+        """Return a bfloat16 tensor; called only if the contract's ``supports_bfloat16`` is set."""
         ...
 
     def overwrite(self, tensor: Any, value: float) -> None:
@@ -45,7 +46,7 @@ class TrainingRig(Protocol):
         ...
 
     def fail_in_step(self, model: Any) -> None:
-        """Run a forward in which a layer inside the model raises ``ArithmeticError``, and let it pass."""
+        """Run a forward in which a layer inside the model raises ``ArithmeticError``, and let it propagate."""
         ...
 
     def state_of(self, model: Any) -> Mapping[str, Array]:
@@ -53,5 +54,5 @@ class TrainingRig(Protocol):
         ...
 
     def traces_in(self, model: Any) -> object:
-        """Return something that compares equal as long as nothing is hooked or patched, in the model or elsewhere."""
+        """Return an object that compares equal as long as nothing is hooked or patched, in the model or elsewhere."""
         ...

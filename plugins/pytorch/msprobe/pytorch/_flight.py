@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_LEAVES = 16
-"""So many tensors of one result are looked at."""
+"""Maximum number of tensors per result that are reduced."""
 
 
 class TorchTape:
@@ -41,7 +41,7 @@ class TorchTape:
         self._is_sealed = False
 
     def put(self, tensor: Tensor) -> int | None:
-        """Enqueue the reading of a tensor; ``None`` of one without floating-point elements."""
+        """Enqueue the reduction of a tensor; ``None`` for one without floating-point elements."""
         values = readable(tensor)
         if values is None or self._is_sealed:
             return None
@@ -59,12 +59,12 @@ class TorchTape:
         return place
 
     def seal(self) -> None:
-        """Begin to bring all over; the host does not wait."""
+        """Start the copy of all results to the host, without waiting."""
         if self._is_sealed:
             return
         self._is_sealed = True
         for (device, _), (places, extremes) in self._waiting.items():
-            # float64 holds the numbers of all dtypes; not every device has it, and float32 is enough for others.
+            # float64 represents the numbers of all dtypes. Not every device has it; float32 is enough else.
             stacked = torch.stack(extremes)
             stacked = stacked if stacked.dtype is torch.float64 else stacked.float()
             event = None
@@ -79,7 +79,7 @@ class TorchTape:
         self._waiting.clear()
 
     def extremes(self, *, waits: bool) -> Sequence[tuple[float, float]] | None:
-        """Return maximum and minimum by place, if they are there."""
+        """Return maximum and minimum by place, if they have arrived."""
         if self._read is None:
             for _, _, event in self._sealed:
                 if event is not None and not event.query():
@@ -97,7 +97,7 @@ class TorchTape:
 
 
 class FlightRecorder:
-    """Keeps the extremes of what every module returns, of gradients and of weights, of the last steps.
+    """Keeps the extremes of module outputs, gradients and weights of the last steps.
 
     ::
 
@@ -106,8 +106,8 @@ class FlightRecorder:
                 ...  # forward, backward, optimizer
                 recorder.step()
 
-    They are written as dumps, which ``msprobe overflow_check`` reads, when NaN or Inf has been seen, when the training
-    raises, on a signal, and at exit if asked. Nothing that is computed changes, and nobody waits for a device inside a
+    They are written as dumps, which ``msprobe overflow_check`` reads, when NaN or Inf is found, when the training
+    raises, on a signal, and optionally at exit. Computed values do not change, and nothing waits for a device inside a
     step.
     """
 
@@ -124,16 +124,16 @@ class FlightRecorder:
         """Begin to record.
 
         Args:
-            model: Whose modules are watched.
-            path: Where is written; what is there of earlier steps is replaced.
-            steps: How many steps are kept.
-            weights: Whether weights are looked at too, at the beginning of each step, and gradients of weights before
-                the optimizer uses them.
-            signals: What writes: SIGTERM and SIGUSR1 unless others are given; handlers that were there before run too.
-            at_exit: Whether to write when the program ends, also when all was well.
+            model: The model whose modules are recorded.
+            path: Output directory; existing dumps of earlier steps are replaced.
+            steps: Number of steps to keep.
+            weights: Whether to record weights at the beginning of each step, and their gradients before the optimizer
+                uses them.
+            signals: Signals that trigger writing: SIGTERM and SIGUSR1 by default; existing handlers run too.
+            at_exit: Whether to write when the program ends, even if nothing was wrong.
 
         Raises:
-            ConfigError: ``steps`` is no positive number.
+            ConfigError: ``steps`` is not a positive number.
         """
         framework = PyTorchFramework()
         self._describe = framework.describe
@@ -155,22 +155,22 @@ class FlightRecorder:
 
     @property
     def steps(self) -> Sequence[FlightStep]:
-        """What is kept, the oldest step first."""
+        """The kept steps, oldest first."""
         return self._ring.steps
 
     def step(self) -> None:
-        """End a step: call it after the optimizer's."""
+        """End a step: call it after the optimizer's step."""
         with RecordingGuard(self._ring.note_failure):
             self._last = None
             self._ring.end_step()
 
     def write(self, reason: str = "asked to") -> None:
-        """Write what is kept now."""
+        """Write the kept steps now."""
         with RecordingGuard(self._ring.note_failure):
             self._ring.write(reason, waits=True)
 
     def close(self) -> None:
-        """End: look at the last steps, and leave the model as it was."""
+        """End recording: check the last steps, and remove all hooks."""
         with RecordingGuard(self._ring.note_failure):
             self._ring.finish()
         self._detach()
@@ -188,7 +188,7 @@ class FlightRecorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, and write if the training has failed."""
+        """End recording, and write if the training has failed."""
         if kind is None or not issubclass(kind, Exception):
             self.close()
             return
@@ -262,7 +262,7 @@ class FlightRecorder:
         last = self._last
         version = 0 if tensor.is_inference() else tensor._version
         if last is not None and last[0]() is tensor and last[1] is step and last[2] == version:
-            place = last[3]  # what a child returns its parent returns too, more often than not
+            place = last[3]  # a parent usually returns what its last child returned
         else:
             place = step.tape.put(tensor)
         if place is None:
@@ -273,7 +273,7 @@ class FlightRecorder:
 
 
 def _places_of(model: nn.Module) -> list[tuple[nn.Parameter, tuple[str, str, str]]]:
-    """Return for each parameter where it is: path and class of its module, and its name there."""
+    """Return, for each parameter, path and class of its module, and its name there."""
     found: dict[int, tuple[nn.Parameter, tuple[str, str, str]]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -1,6 +1,6 @@
 """Functions that PyTorch does not dispatch: those of `torch_npu` and MindSpeed, and launches of Triton kernels.
 
-What is imported by the time recording starts is stood for until it stops.
+Packages that are imported when recording starts are patched until it stops.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Handl
 
 
 class Package(NamedTuple):
-    """Functions that dumps know under one prefix.
+    """Functions with one prefix in dumps.
 
     Attributes:
-        module: Where they are.
+        module: The module that has them.
         prefix: First part of their names in dumps.
-        starts: A public function counts if its name starts with one of these.
-        others: Functions that count besides.
-        without: Functions that do not count, since they compute nothing.
-        has_submodules: Whether the modules below ``module`` are meant, each with the functions that it defines.
+        starts: Prefixes of the public function names to record.
+        others: Additional functions to record.
+        without: Functions to exclude, because they compute nothing.
+        has_submodules: Whether the submodules of ``module`` are meant, each with the functions that it defines.
     """
 
     module: str
@@ -55,7 +55,7 @@ _TRITON = "triton.runtime"
 _TRITON_LAUNCHERS = ("JITFunction", "Autotuner", "Heuristics")
 _OURS = "msprobe.pytorch._fused"
 _NOT_ARGUMENTS = frozenset({"grid", "warmup"})
-"""Keywords of a launch that the kernel does not get."""
+"""Keywords of a launch that are not passed to the kernel."""
 
 
 def foreign_patches(calls: ApiCalls, search: AliasSearch) -> Patches:
@@ -63,7 +63,7 @@ def foreign_patches(calls: ApiCalls, search: AliasSearch) -> Patches:
 
     Args:
         calls: Records them.
-        search: Remembers by which names modules have imported them.
+        search: Remembers the names under which modules have imported them.
     """
     return Patches([*_of_packages(calls), *_of_triton(calls)], search=search)
 
@@ -90,7 +90,7 @@ def _functions(package: Package, module: types.ModuleType) -> Iterator[str]:
         is_chosen = name in package.others or (name.startswith(package.starts) and not name.startswith("_"))
         if not is_chosen or name in package.without or not callable(value) or isinstance(value, type):
             continue
-        # Not what a module has imported from elsewhere, which is found where it is defined.
+        # Skip functions that a module has imported; they are found where they are defined.
         if not package.has_submodules or getattr(original_of(value), "__module__", None) == module.__name__:
             yield name
 
@@ -112,7 +112,7 @@ def _of_triton(calls: ApiCalls) -> Iterator[FunctionPatch]:
 
 def _launched(calls: ApiCalls) -> Handler:
     def handle(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        # Those with "warmup" compile only; those of our own reduce what is recorded.
+        # Launches with "warmup" only compile; our own kernels reduce recorded tensors.
         if kwargs.get("warmup") or not args or getattr(_kernel(args[0]), "__module__", None) == _OURS:
             return run(*args, **kwargs)
         shown = {name: value for name, value in kwargs.items() if name not in _NOT_ARGUMENTS}
@@ -122,7 +122,7 @@ def _launched(calls: ApiCalls) -> Handler:
 
 
 def _kernel(launcher: Any) -> Any:
-    """Return the function that a launcher, or those around it, was made of."""
+    """Return the function that a launcher, possibly wrapped by others, was made of."""
     for _ in range(len(_TRITON_LAUNCHERS) + 1):
         inner = getattr(launcher, "fn", None)
         if inner is None:

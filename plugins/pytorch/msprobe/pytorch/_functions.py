@@ -29,7 +29,7 @@ from msprobe_core.interception.patching import Patch
 from msprobe_core.plugin import CallRecorder
 
 _WITH_DROPOUT = frozenset({"Functional", "Torch", "VF", "Aten"})
-"""The prefixes of functions that may take a probability of dropout."""
+"""The prefixes of functions that may have a dropout probability."""
 
 
 class ApiMode(TorchFunctionMode):
@@ -39,7 +39,7 @@ class ApiMode(TorchFunctionMode):
         """Prepare; ``push`` begins.
 
         Args:
-            recorder: Is told of every call.
+            recorder: Receives every call.
             apis: Names functions.
             calls: Records them.
         """
@@ -56,10 +56,10 @@ class ApiMode(TorchFunctionMode):
         self._has_seen_calls = False
 
     def push(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  # the inherited one is obsolete
-        """Begin to see calls of this thread.
+        """Begin to intercept calls of this thread.
 
-        Below the modes of the user, each of which takes the uppermost out when its block ends, and above that of
-        ``set_default_device``, which looks for itself at the very bottom.
+        The mode is below the modes of the user, each of which removes the topmost one when its block ends, and above
+        that of ``set_default_device``, which looks for itself at the very bottom.
         """
         at_thread_end(_take_off_ours)
         above = [mode for mode in _take_all_modes() if not _is_left_over(mode)]
@@ -68,21 +68,21 @@ class ApiMode(TorchFunctionMode):
 
     @property
     def has_seen_calls(self) -> bool:
-        """Whether any function of PyTorch has been called where it is on."""
+        """Whether any function of PyTorch was called while the mode was on."""
         return self._has_seen_calls
 
     def remove(self) -> None:
-        """See nothing any more.
+        """Stop intercepting.
 
-        On another thread than that of ``push``, or in the middle of a call that is being handled, the mode is not on
-        the stack and cannot be taken out; it passes all calls on until the next ``push`` or ``remove`` clears it away.
+        On a thread other than that of ``push``, or while a call is being handled, the mode is not on the stack and
+        cannot be removed; it passes all calls on until the next ``push`` or ``remove`` removes it.
         """
         self._is_on = False
         _put_back([mode for mode in _take_all_modes() if not _is_left_over(mode)])
 
     @contextmanager
     def inside_backward(self) -> Generator[None, None, None]:
-        """Be on the stack once more: a mode is off while it handles a call, and ``backward`` is one."""
+        """Push the mode once more: a mode is off while it handles a call, and ``backward`` is one."""
         torch._C._push_on_torch_function_stack(self)
         try:
             yield
@@ -103,7 +103,7 @@ class ApiMode(TorchFunctionMode):
             self._aside.discard(thread)
             others = _take_all_modes()
             for place in places:
-                # Modes of the user lie above it, and may have come and gone.
+                # Modes of the user are above it, and may have changed meanwhile.
                 others.insert(len(others) - (len(modes) - len(places) - place), self)
             _put_back(others)
 
@@ -159,12 +159,12 @@ class ApiMode(TorchFunctionMode):
 
     def _is_operator(self, frame: FrameType) -> bool:
         while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
-            frame = frame.f_back  # of a mode or tensor class of the user, which has handed the call on
+            frame = frame.f_back  # of a mode or tensor subclass of the user, which has passed the call on
         code = frame.f_code
-        site = id(code), frame.f_lasti  # a code object's own hash goes through all that it holds
+        site = id(code), frame.f_lasti  # the hash of a code object itself covers its whole content
         known = self._operators.get(site)
         if known is None:
-            known = self._operators[site] = is_operator_call(frame), code  # kept: no other gets its identity
+            known = self._operators[site] = is_operator_call(frame), code  # kept alive, so that its id is not reused
         return known[0]
 
 
@@ -173,11 +173,11 @@ class _Visits(threading.local):
 
 
 class FastPathCheck(Patch):
-    """Keeps PyTorch's fused transformer layers fused: they ask whether functions are overridden, which we do not do.
+    """Keeps PyTorch's fused transformer layers on the fast path: their check sees our mode, which overrides nothing.
 
-    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention`` compute in another way, with other results, where a function
-    mode is on, and so do copies of them in other packages. They look the check up in its module at each call, so that
-    it can answer as if our mode were off.
+    ``nn.TransformerEncoder`` and ``nn.MultiheadAttention``, and copies of them in other packages, compute differently,
+    with different results, if a function mode is on. They look up the check in its module at each call, so the patch
+    can answer as if our mode were off.
     """
 
     def __init__(self, mode: ApiMode, name: str) -> None:
@@ -186,7 +186,7 @@ class FastPathCheck(Patch):
         self._mode = mode
 
     def __call__(self, *arguments: Any) -> bool:
-        """Return whether functions of these arguments are overridden: not by us, if they are not handed over then."""
+        """Return whether functions of these arguments are overridden; our mode counts only if it then gets the call."""
         if _HAND_OVER in sys._getframe(1).f_code.co_names:
             return self._original(*arguments)
         modes = _take_all_modes()
@@ -199,25 +199,25 @@ class FastPathCheck(Patch):
 
 
 CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-"""The functions of ``torch.overrides`` that tell whether functions are overridden."""
+"""The functions of ``torch.overrides`` that test whether functions are overridden."""
 
 _HAND_OVER = "handle_torch_function"
-"""What names this asks so that it can hand a call over; to us, too."""
+"""Callers that refer to this name use the check to pass a call on, also to us."""
 
 
 def _take_all_modes() -> list[TorchFunctionMode]:
-    """Empty this thread's stack of function modes, and return them, the uppermost first."""
+    """Empty this thread's stack of function modes, and return them, topmost first."""
     return [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
 
 
 def _put_back(modes: Sequence[TorchFunctionMode]) -> None:
-    """Put modes onto this thread's stack, the uppermost first in ``modes``."""
+    """Push modes onto this thread's stack; ``modes`` has the topmost first."""
     for mode in reversed(modes):
         torch._C._push_on_torch_function_stack(mode)
 
 
 def _take_off_ours() -> None:
-    """Take every mode of this plugin off the stack of this thread."""
+    """Remove every mode of this plugin from the stack of this thread."""
     _put_back([mode for mode in _take_all_modes() if not isinstance(mode, ApiMode)])
 
 
@@ -231,11 +231,11 @@ def _is_left_over(mode: TorchFunctionMode) -> bool:
 
 
 class BackwardEngine(Patch):
-    """Stands in for autograd's engine while APIs are recorded, so that recomputation inside backward is seen.
+    """Replaces autograd's engine while APIs are recorded, so that recomputation inside backward is recorded.
 
-    ``loss.backward()`` is itself a call that the mode handles, and a mode is off while it handles a call; the
-    checkpointed layers that run again inside would go unseen. The engine's Python entry is the one place that all
-    ways into backward pass, so the mode is put back there.
+    ``loss.backward()`` is itself a call that the mode handles, and a mode is off while it handles a call, so the
+    checkpointed layers that run again inside would be missed. All paths into backward use the engine's Python entry, so
+    the mode is pushed again there.
     """
 
     def __init__(self, mode: ApiMode) -> None:

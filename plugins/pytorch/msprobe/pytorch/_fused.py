@@ -1,13 +1,13 @@
 """Statistics of a tensor on a GPU in one kernel that reads it once. Needs Triton, which comes with PyTorch for CUDA.
 
-Each tensor is one launch; what its programs found goes to rows of a buffer that is there already. At the end of the
-window the rows of all tensors of a kind are put together by a few operators. The number of programs depends on nothing
-but the number of elements, and each adds up in a fixed order, so that equal tensors have equal statistics.
+Each tensor is one launch; its programs write their results to rows of a preallocated buffer. At the end of the window,
+a few operators combine the rows of all tensors of a kind. The number of programs depends only on the number of
+elements, and each adds in a fixed order, so that equal tensors have equal statistics.
 
-Not imported where there is no Triton.
+Not imported if Triton is not installed.
 """
 
-# Triton's functions are no functions of Python, and it is not installed everywhere.
+# Triton's functions are not Python functions, and it is not installed everywhere.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from torch import Tensor
 DTYPES = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
 
 NUMBERS = 6
-"""Of a tensor: maximum, minimum, sum, sum of squares, NaN, infinities, as float64. The extremes pass over NaN."""
+"""Per tensor: maximum, minimum, sum, sum of squares, NaN, infinities, as float64. The extremes ignore NaN."""
 
 _BLOCK = 2048
 _WARPS = 8
 _PROGRAMS = ((1 << 14, 1), (1 << 20, 32), (1 << 63, 512))
-"""Up to how many elements so many programs share a tensor."""
+"""Pairs of a maximum number of elements and the number of programs for a tensor of that size."""
 
 _CHUNK = 64
-"""For so many tensors is room at a time."""
+"""Number of tensors for which rows are allocated at a time."""
 
 
 @triton.jit
@@ -67,15 +67,15 @@ class FusedMoments:
     """Rows of the tensors of one window on one device."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin empty; buffers stay from window to window."""
+        """Begin empty; buffers are reused from window to window."""
         self._device = device
         self._chunks: dict[int, list[Tensor]] = {num_programs: [] for _, num_programs in _PROGRAMS}
         self._taken = dict.fromkeys(self._chunks, 0)
 
     def add(self, values: Tensor) -> tuple[int, int]:
-        """Enqueue the reduction of a tensor that has elements, of one of `DTYPES`; no value is waited for.
+        """Enqueue the reduction of a non-empty tensor of one of `DTYPES`, without waiting.
 
-        Returns: what `place_of` finds its numbers by.
+        Returns: a key for `place_of`.
         """
         values = values.contiguous().resolve_neg()
         num_programs = next(programs for most, programs in _PROGRAMS if values.numel() <= most)
@@ -91,13 +91,13 @@ class FusedMoments:
         return num_programs, index
 
     def place_of(self, added: tuple[int, int]) -> int:
-        """Return where in the result of `finish` the numbers of a tensor begin; before that is called."""
+        """Return the index of a tensor's numbers in the result of `finish`; call it before `finish`."""
         num_programs, index = added
         before = sum(taken for kind, taken in self._taken.items() if kind < num_programs)
         return NUMBERS * (before + index)
 
     def finish(self) -> Tensor:
-        """Return the `NUMBERS` of each tensor as a vector of float64 on the device, and begin anew."""
+        """Return the `NUMBERS` of each tensor as a vector of float64 on the device, and begin empty again."""
         numbers: list[Tensor] = []
         for num_programs in sorted(self._chunks):
             taken = self._taken[num_programs]

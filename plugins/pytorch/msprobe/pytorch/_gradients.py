@@ -1,4 +1,4 @@
-"""Gradients of one call and of one tensor, as PyTorch's graph has them."""
+"""Gradients of one call and of one tensor, from PyTorch's graph."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Node = Any
 _ACCUMULATE_GRAD = "AccumulateGrad"
 
 next_sequence_number: Callable[[], int] = cast("Any", torch._C)._autograd._get_sequence_nr
-"""Returns the number that the next autograd node of this thread will get."""
+"""Returns the sequence number of the next autograd node of this thread."""
 
 
 def run_apart(work: Callable[[], None], on_failure: Callable[[str, Exception], None]) -> None:
-    """Do what makes autograd nodes on a thread of its own, and wait for it.
+    """Run code that creates autograd nodes on a separate thread, and wait for it.
 
-    Each thread numbers its nodes. Backward goes by the numbers, so a node of ours among those of the user would change
-    the order in which gradients of several threads are added up.
+    Each thread numbers its nodes. Backward follows the numbers, so a node of ours among those of the user would change
+    the order in which gradients of several threads are accumulated.
 
     Args:
-        work: What is done.
-        on_failure: Is told of an exception.
+        work: Code to run.
+        on_failure: Called with an exception.
     """
 
     def run() -> None:

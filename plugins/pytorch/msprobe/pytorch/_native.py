@@ -1,4 +1,4 @@
-"""Host tensors through the core's compiled kernels, with PyTorch's own threads; ``None`` for what they do not take."""
+"""Reduce host tensors with the core's compiled kernels and PyTorch's own threads; ``None`` for unsupported tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS, "bool") if
 
 
 def _openmp() -> Threads | None:
-    """Return the threads of the OpenMP that PyTorch was built with, found among what its library is linked to."""
+    """Return the threads of the OpenMP that PyTorch was built with, found among its linked libraries."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         run, number = (
@@ -34,7 +34,7 @@ _THREADS = None if _KERNELS is None else _openmp()
 
 
 def statistics_by_kernels(values: Tensor) -> Stats | None:
-    """Return the statistics of a plain host tensor that has elements; with gaps or overlaps, by way of a copy."""
+    """Return the statistics of a plain non-empty host tensor; a non-contiguous one is copied first."""
     if _KERNELS is None:
         return None
     dtype = _NAMES.get(values.dtype)

@@ -1,4 +1,4 @@
-"""What runs below the APIs: each operator that PyTorch's dispatcher starts, forward and backward."""
+"""Record what runs below the APIs: each operator that PyTorch's dispatcher starts, forward and backward."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from msprobe_core.plugin import Call, CallRecorder
 _current_node: Callable[[], Node] = cast("Any", torch._C)._current_autograd_node
 
 _COMPILED_NODE = "CompiledFunction"
-"""How the node is called in which compiled code computes gradients."""
+"""Name of the autograd node in which compiled code computes gradients."""
 
 _MAKES_UNSET = ("empty", "new_empty")
 _WITHOUT_VALUES = ("_local_scalar_dense", "is_", "set_", "resize_", "record_stream", "_assert", "sym_")
 _NOT_COMPUTING = frozenset({"prim", "prims", "profiler", "debugprims", "inductor"}) | COMMUNICATING
 _MOVING = frozenset({"_unsafe_view", "_reshape_alias", "lift", "lift_fresh", "_to_copy"})
-"""Operators that API tables do not know, and that views, copies and casts come down to."""
+"""Operators that implement views, copies and casts and that API tables do not list."""
 
 
 class Operator(NamedTuple):
-    """What is known of an operator.
+    """What is known about an operator.
 
     Attributes:
-        api: What it is called; ``None`` if it is not recorded.
-        makes_unset: Whether its result is whatever its memory held before.
+        api: Its name; ``None`` if it is not recorded.
+        makes_unset: Whether its result is uninitialised memory.
         writes: Whether it writes to arguments.
     """
 
@@ -44,7 +44,7 @@ class Operator(NamedTuple):
 
 
 class OperatorTable:
-    """Knows which operators are recorded, and what they are called."""
+    """Decides which operators are recorded, and names them."""
 
     def __init__(self, apis: ApiTable, *, keeps_all: bool) -> None:
         """Build the table.
@@ -58,7 +58,7 @@ class OperatorTable:
         self._known: dict[Any, Operator] = {}
 
     def find(self, operator: Any) -> Operator:
-        """Return what is known of an operator."""
+        """Return what is known about an operator."""
         known = self._known.get(operator)
         if known is None:
             name = operator._schema.name.partition("::")[2]
@@ -85,9 +85,9 @@ class OperatorMode(BottomMode):
         """Prepare; ``install`` begins.
 
         Args:
-            recorder: Is told of every operator.
+            recorder: Receives every operator.
             table: Names them.
-            calls: Knows which call of an API is being recorded.
+            calls: Knows which API call is being recorded.
         """
         super().__init__()
         self._recorder = recorder
@@ -97,7 +97,7 @@ class OperatorMode(BottomMode):
         self._makers = _NodeMakers()
 
     def detach(self) -> None:
-        """End, and forget what nodes were made in."""
+        """End, and discard the calls of nodes."""
         super().detach()
         self._makers.clear()
         self._unset.clear()
@@ -129,7 +129,7 @@ class OperatorMode(BottomMode):
         return self._is_on and self._recorder.is_open and not local.is_communicating
 
     def place(self) -> tuple[Any, bool] | None:
-        """Return the call that is being made, and whether gradients are computed; ``None`` if nothing is recorded."""
+        """Return the current call, and whether gradients are computed; ``None`` if nothing is recorded."""
         if not self._is_recording:
             return None
         around, is_in_backward = self._place()
@@ -138,7 +138,7 @@ class OperatorMode(BottomMode):
     def _place(self) -> tuple[Any, bool]:
         """Return the call that an operator is part of, and whether it computes gradients instead of values."""
         around = self._calls.around or self._recorder.open_call()
-        # What is computed again inside a backward pass is inside of a call.
+        # Recomputation inside a backward pass is inside a call.
         if around is not None or not is_in_backward():
             self._makers.note(around)
             return around, False
@@ -191,30 +191,30 @@ class OperatorMode(BottomMode):
 
 
 _COMPILED: Any = object()
-"""Stands for compiled code in the place of a call."""
+"""Marker for compiled code, used instead of a call."""
 
 
 class _NodeMakers:
-    """Which call each autograd node of this thread was made in, by the node's number."""
+    """The call that created each autograd node of this thread, by the node's sequence number."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._calls: list[Call | None] = []
 
     def note(self, around: Call | None) -> None:
-        """Note the node that has been made last: an operator runs after its node has been made."""
+        """Note the latest node: an operator runs after its node has been created."""
         number = next_sequence_number() - 1
         if not self._numbers or number > self._numbers[-1]:
             self._numbers.append(number)
             self._calls.append(around)
 
     def find(self, node: Node) -> Call | None:
-        """Return the call that a node was made in; ``None`` if it is not known."""
+        """Return the call that created a node; ``None`` if it is not known."""
         number = node._sequence_nr()
         place = bisect_left(self._numbers, number)
         return self._calls[place] if place < len(self._numbers) and self._numbers[place] == number else None
 
     def clear(self) -> None:
-        """Forget all."""
+        """Discard all."""
         self._numbers.clear()
         self._calls.clear()

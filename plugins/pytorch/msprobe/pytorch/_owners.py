@@ -1,4 +1,4 @@
-"""Which functions of PyTorch are an optimizer's step, clip gradients, or belong to a compiler."""
+"""Recognise the functions of PyTorch that are an optimizer's step, clip gradients, or belong to a compiler."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 
 
 def is_of_compiler(frame: FrameType) -> bool:
-    """Whether a call comes out of what a compiler of PyTorch has made, or from one at work, or from DTensors.
+    """Whether a call comes from compiled code, from a running compiler, or from DTensors.
 
-    In several releases Python computes with the parts of DTensors, so that the operators of backward are calls.
+    In several releases DTensors compute with their parts in Python, so that the operators of backward are calls.
     """
     while frame.f_code.co_filename == _OPERATORS and frame.f_back is not None:
         frame = frame.f_back
@@ -49,4 +49,4 @@ def _wrappers() -> frozenset[CodeType]:
 _STEP_WRAPPERS = _wrappers()
 
 owners = Owners(_owner_by)
-"""Of calls that PyTorch runs."""
+"""Owners of calls that PyTorch runs."""

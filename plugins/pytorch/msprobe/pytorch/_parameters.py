@@ -1,4 +1,4 @@
-"""Gradients of parameters, seen as they are accumulated."""
+"""Record gradients of parameters as they are accumulated."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from msprobe_core.plugin import CallRecorder
 class ParameterGradients:
     """Reports gradients of parameters as they are accumulated.
 
-    Within a window hooks of the parameters see them. When those are out again, the backward of a call that was recorded
-    may still be to come; so hooks are left at the nodes of its graph that accumulate. They go with it, or with
-    ``release``: some keep these nodes for good, as data parallelism does.
+    Within a window, hooks of the parameters report them. When these have been removed, the backward of a recorded call
+    may still follow, so hooks stay at the accumulating nodes of its graph. They are removed with the graph, or by
+    ``release``, because some programs keep these nodes permanently, as data parallelism does.
     """
 
     def __init__(self, recorder: CallRecorder) -> None:
@@ -39,12 +39,12 @@ class ParameterGradients:
         self._is_released = False
 
     def hook(self, module: nn.Module, stem: str) -> None:
-        """Report gradients of a module's parameters within the window; of a parameter of several modules, once."""
+        """Report gradients of a module's parameters within the window; of shared parameters, once."""
         hooked: list[str] = []
-        with torch._C.DisableTorchFunction():  # modes of the user see nothing of it
+        with torch._C.DisableTorchFunction():  # hidden from modes of the user
             for name, parameter in own_parameters(module).items():
                 if _accumulates_gradient(parameter) and id(parameter) not in self._places:
-                    # Not a weak reference to the parameter, with which nobody could swap it for another.
+                    # Not a weak reference to the parameter, which would prevent swapping it for another.
                     self._places[id(parameter)] = _Place(weakref.ref(module), stem, name)
                     self._hook(parameter)
                     hooked.append(name)
@@ -66,7 +66,7 @@ class ParameterGradients:
 
     @contextmanager
     def without(self, parameters: Iterable[Tensor]) -> Iterator[None]:
-        """Have no hooks in some parameters, nor a trace of them, for as long as the block lasts."""
+        """Remove all hooks and traces of them from some parameters while the block runs."""
         hooked = [parameter for parameter in parameters if self._unhook(id(parameter))]
         with torch._C.DisableTorchFunction():
             for parameter in hooked:
@@ -90,7 +90,7 @@ class ParameterGradients:
         self._called[id(module)] = module
 
     def remove(self) -> None:
-        """Take the hooks out; graphs of recorded calls go on to report gradients, until ``release``."""
+        """Remove the hooks; graphs of recorded calls continue to report gradients, until ``release``."""
         self._is_removed = True
         for key in tuple(self._handles):
             self._unhook(key)
@@ -104,7 +104,7 @@ class ParameterGradients:
             key = id(parameter)
             if key not in self._places or not _accumulates_gradient(parameter):
                 continue
-            # That of the graphs that are still there, if any; otherwise a new one, which goes at once.
+            # The node of existing graphs, if any; otherwise a new one, which is discarded at once.
             node = accumulating_node(parameter)
             metadata: dict[str, Any] = node.metadata
             if metadata.get(_AWAITED) is self._mark:
@@ -124,7 +124,7 @@ class ParameterGradients:
         return before
 
     def release(self) -> None:
-        """Report nothing any more, and leave nothing at nodes that others keep."""
+        """Stop reporting, and remove everything from nodes that others keep."""
         self._is_released = True
         self._added.clear()
         self._called.clear()
@@ -137,8 +137,8 @@ class ParameterGradients:
 
     def _note_added(self, key: int, contribution: Tensor) -> None:
         with RecordingGuard(self._recorder.note_failure):
-            self._added.pop(key, None)  # `torch.autograd.grad` asks for what it does not add
-            # Where there is nothing yet, it becomes the gradient as it is, and nobody else may hold it then.
+            self._added.pop(key, None)  # `torch.autograd.grad` computes gradients that it does not accumulate
+            # If there is no gradient yet, it becomes the gradient itself, and no other reference may exist then.
             if self._gradient(key) is not None:
                 self._added[key] = contribution
 
@@ -150,16 +150,16 @@ class ParameterGradients:
                 self._recorder.record_parameter_gradient(place.stem, place.name, gradient, contribution)
 
     def _gradient(self, key: int) -> Tensor | None:
-        """Return what has been accumulated; ``None`` if it is not reported, or the parameter is gone."""
+        """Return the accumulated gradient; ``None`` if it is not reported, or the parameter no longer exists."""
         module, _, name = self._places[key]
         owner = module() if self._recorder.is_open and not self._is_released else None
-        # Not get, which the tables of scripted modules do not have.
+        # Not get, which the parameter tables of scripted modules lack.
         parameter = None if owner is None or name not in owner._parameters else owner._parameters[name]
         return None if parameter is None or id(parameter) != key else parameter.grad
 
 
 class _Place(NamedTuple):
-    """Where a parameter is, and under which names it is recorded."""
+    """Module of a parameter, and the names under which it is recorded."""
 
     module: weakref.ref[nn.Module]
     stem: str
@@ -167,35 +167,35 @@ class _Place(NamedTuple):
 
 
 class _Awaited(NamedTuple):
-    """The hooks at a node that accumulates, and what the node knows; not the node, which would keep a graph alive."""
+    """The hooks at an accumulating node, and the node's metadata. The node itself would keep a graph alive."""
 
     metadata: dict[str, Any]
     handles: tuple[Handle, Handle]
 
 
 _AWAITED = "msprobe"
-"""Under this name a node knows who has hooked it."""
+"""Key in a node's metadata for our hooks."""
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters of a module, without those of the modules inside it."""
-    # Not named_parameters: modules override it.
+    # Not named_parameters, which modules may override.
     return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
 
 
 def _remove_empty_tables(parameter: Any) -> None:
-    """Remove the tables of hooks that are empty: swapped, the tensor would no longer call what is added to them."""
+    """Remove empty hook tables: with them, a swapped tensor would no longer call hooks that are added later."""
     for table in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(parameter, table) is not None and not getattr(parameter, table):
             setattr(parameter, table, None)
 
 
 def _come_first(parameter: Tensor, handle: Any) -> None:
-    """Let a hook run before those of the user: one that steps an optimizer in backward takes the gradient away."""
+    """Let a hook run before those of the user: a hook that steps an optimizer in backward clears the gradient."""
     hooks: dict[int, Any] | None = getattr(parameter, "_post_accumulate_grad_hooks", None)
     if hooks is None or handle.id not in hooks:
         return
-    # In place, since the engine goes by this very dictionary, and by the order in which it was filled.
+    # In place, since the engine uses this very dictionary, in insertion order.
     for key in [key for key in hooks if key != handle.id]:
         hooks[key] = hooks.pop(key)
 

@@ -1,4 +1,4 @@
-"""Changes of the last digit, as PyTorch makes them: see `msprobe_core.capture.perturbation`."""
+"""Perturbation of last digits in PyTorch: see `msprobe_core.capture.perturbation`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, Removable
 
 
 class Noise:
-    """Changes tensors, with random numbers of its own on each device."""
+    """Perturbs tensors, with its own random numbers on each device."""
 
     def __init__(self, perturbation: Perturbation, seed: int) -> None:
         """Begin.
 
         Args:
-            perturbation: By how much.
-            seed: Of the random numbers.
+            perturbation: Size of the perturbation.
+            seed: Seed of the random numbers.
         """
         self._seed = seed
         self._coarser = perturbation.dtype.roundoff if perturbation.dtype is not None else 0.0
@@ -49,23 +49,23 @@ class Noise:
         return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
 
     def perturbed(self, tensor: Tensor) -> Tensor:
-        """Return a tensor with other last digits, through which gradients pass as they are."""
+        """Return a tensor with perturbed last digits; gradients pass through it unchanged."""
         changed = self.changed(tensor.detach())
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return changed.requires_grad_(tensor.requires_grad)
         return _Replace.apply(tensor, changed)  # pyright: ignore[reportReturnType]
 
     def perturb_gradient(self, tensor: Tensor) -> None:
-        """Have the gradient with respect to a tensor changed when it comes."""
+        """Perturb the gradient with respect to a tensor when it arrives."""
         if tensor.requires_grad:
             tensor.register_hook(self.changed)
 
     def quiet(self) -> AbstractContextManager[None]:
-        """Return a block that function modes do not see."""
+        """Return a block that is hidden from function modes."""
         return torch._C.DisableTorchFunction()
 
     def changed(self, tensor: Tensor) -> Tensor:
-        """Return another tensor with other last digits; one of whole numbers as it is, for those are counts."""
+        """Return a copy of a tensor with perturbed last digits; whole numbers are counts and stay unchanged."""
         changed = tensor
         with RecordingGuard():
             own = torch.finfo(tensor.dtype).eps / 2
@@ -88,7 +88,7 @@ class Noise:
 
 
 class _Replace(torch.autograd.Function):
-    """Puts other values in the place of a tensor's, and passes its gradient on as it is."""
+    """Replaces a tensor's values, and passes its gradient through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, changed: Tensor) -> Tensor:  # noqa: ARG004
@@ -100,22 +100,22 @@ class _Replace(torch.autograd.Function):
 
 
 class NoiseMode(BottomMode):
-    """Changes what every operator of PyTorch makes on this thread, and in the backward passes that it starts."""
+    """Perturbs the result of every PyTorch operator on this thread, and in the backward passes that it starts."""
 
     def __init__(self, noise: Noise) -> None:
         """Prepare; ``push`` begins.
 
         Args:
-            noise: Changes tensors.
+            noise: Perturbs tensors.
         """
         super().__init__()
         self._noise = noise
 
     def release(self) -> None:
-        """Nothing is left."""
+        """Do nothing: nothing is left."""
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is pending."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -141,14 +141,14 @@ class NoiseMode(BottomMode):
 
 @cache
 def _computes(func: Any) -> bool:
-    """Whether an operator rounds: not if it moves, chooses, casts or makes numbers, or communicates."""
+    """Whether an operator rounds: not if it moves, selects, casts or creates numbers, or communicates."""
     namespace, _, name = func._schema.name.partition("::")
     if namespace in COMMUNICATING:
         return False
     name = name.removeprefix("_foreach_").strip("_") if name.startswith("_foreach_") else name.rstrip("_")
     if name in _EXACT or name.startswith(_EXACT_STARTS) or name.endswith("_copy"):
         return False
-    # A view: what it is of has been changed where it was made.
+    # A view: its base has been perturbed where it was computed.
     return not any(made.alias_info is not None and not made.alias_info.is_write for made in func._schema.returns)
 
 
@@ -188,7 +188,7 @@ _EXACT = frozenset(
         "rrelu_with_noise",
     }
 )  # fmt: skip
-"""Operators whose results are the same in any implementation, by their names without underscores at the end."""
+"""Operators with the same results in every implementation, by their names without trailing underscores."""
 
 _EXACT_STARTS = ("empty", "new_empty", "_local_scalar", "_assert", "record_stream")
 

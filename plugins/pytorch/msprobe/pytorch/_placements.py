@@ -1,4 +1,4 @@
-"""How a DTensor is spread over ranks, and where the part that this rank holds lies in the whole."""
+"""The placement of a DTensor over ranks, and the position of the local shard in the whole tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msprobe_core.plugin import Distribution, Placement
 
 
 def distribution_of(tensor: Any) -> Distribution | None:
-    """Return how a DTensor is spread; ``None`` for any other tensor."""
+    """Return the distribution of a DTensor; ``None`` for any other tensor."""
     mesh, placements, local = (getattr(tensor, name, None) for name in ("device_mesh", "placements", "_local_tensor"))
     if mesh is None or placements is None or local is None:
         return None
@@ -32,7 +32,7 @@ def distribution_of(tensor: Any) -> Distribution | None:
 
 
 def place_of(tensor: Any) -> Place | None:
-    """Return where the elements of a DTensor's part are in the whole; ``None`` of any other, or if it is no block."""
+    """Return the position of a DTensor's local shard; ``None`` for other tensors, or if it is not a block."""
     spread = distribution_of(tensor)
     if spread is None or spread.local_offset is None:
         return None
@@ -44,7 +44,7 @@ def _nested(ranks: Any) -> Any:
 
 
 def _text_of(operation: object) -> str | None:
-    # A word, or in PyTorch 2.1 an enumeration's member, such as RedOpType.SUM.
+    # A string or, in PyTorch 2.1, an enum member such as RedOpType.SUM.
     return None if operation is None else str(operation).rpartition(".")[2].lower()
 
 

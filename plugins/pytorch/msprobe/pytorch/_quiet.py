@@ -1,4 +1,4 @@
-"""The block in which our own work is done: invisible to PyTorch's modes, and never raising into the training."""
+"""The guard around the probe's own work: invisible to PyTorch's modes, and never raising into the training."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ _is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autoca
 
 
 class RecordingGuard:
-    """Context manager; make a new one for each block.
+    """Context manager; create a new one for each block.
 
-    Under it no graph is built, no ``__torch_function__`` is called, autocast, tracing and ``torch.func`` are off, and
-    no dispatch mode of the user sees what we do. Nothing of that outlives the block; nor does an exception, which
-    ``on_failure`` gets.
+    Inside, no graph is built, no ``__torch_function__`` is called, autocast, tracing and ``torch.func`` are off, and no
+    dispatch mode of the user sees the probe's work. All of this ends with the block. An exception ends the block too,
+    and is passed to ``on_failure``.
     """
 
     __slots__ = ("_autocast", "_functions", "_grad", "_modes", "_on_failure", "_trace", "_transforms")
 
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
-        """Make one.
+        """Create a guard.
 
         Args:
-            on_failure: Is told of an exception, and the block then ends as if there were none; ``None`` lets
-                exceptions through.
+            on_failure: Called with an exception, which is then suppressed; ``None`` lets exceptions propagate.
         """
         self._on_failure = on_failure
 

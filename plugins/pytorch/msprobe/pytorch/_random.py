@@ -1,4 +1,4 @@
-"""PyTorch's random functions, and what they draw from."""
+"""PyTorch's random functions and their sources of random numbers."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def torch_functions() -> list[RandomFunction]:
 
 
 def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
-    """Write down every call of a random function of Python, NumPy and PyTorch from now on: what, and from where.
+    """Log every call of a random function of Python, NumPy and PyTorch from now on, with its stack.
 
-    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``; they
-    are on disk when the function is called, so a process that is killed loses none.
+    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``. They
+    are on disk before the function runs, so a killed process loses none.
 
     Args:
-        output_path: Directory; is made if it does not exist.
+        output_path: Directory; created if it does not exist.
 
-    Returns: a handle; its ``stop`` ends it, and so does leaving it where it is used as a context manager.
+    Returns: a handle; its ``stop`` ends the log, and so does leaving it if used as a context manager.
 
     Raises:
-        ConfigError: ``output_path`` is no path.
-        StoreError: the file cannot be made.
+        ConfigError: ``output_path`` is not a path.
+        StoreError: the file cannot be created.
     """
     state = TorchState()
     log = RandomLog(

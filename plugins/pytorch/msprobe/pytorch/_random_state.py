@@ -1,4 +1,4 @@
-"""What PyTorch's random functions draw from."""
+"""The random state of PyTorch's random functions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from msprobe.pytorch._quiet import RecordingGuard
 
 
 class TorchState:
-    """The global random state of the host and of every device that is in use; compare `RandomState` of the core."""
+    """The global random state of the host and of every device in use; compare `RandomState` of the core."""
 
     def get(self) -> Any:
-        """Return the state; waits for no device."""
+        """Return the state without waiting for a device."""
         with RecordingGuard():
             return torch.get_rng_state(), {name: device.get_rng_state_all() for name, device in _devices()}
 
     def set(self, state: Any) -> None:
-        """Put a state back. A device that has come into use since begins from the host's seed."""
+        """Restore a state. A device that was not in use then is seeded with the host's seed."""
         host, others = state
         with RecordingGuard():
             torch.set_rng_state(host)

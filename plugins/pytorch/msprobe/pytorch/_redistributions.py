@@ -1,7 +1,7 @@
-"""Redistributions of DTensors: from which placements to which, and what the local shard was and became.
+"""Redistributions of DTensors: placements from and to, and the local shard before and after.
 
-They show among the operators below the APIs, since most are not asked for: an operator whose inputs do not fit together
-has them redistributed.
+They are recorded among the operators below the APIs, since most are implicit: an operator redistributes inputs with
+incompatible placements.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _PREFIX, _NAME = "DTensor", "redistribute"
 
 
 class PlacedOperators(Protocol):
-    """Knows which call what runs now is part of."""
+    """Knows the call that the running code is part of."""
 
     def place(self) -> tuple[Any, bool] | None:
-        """Return the call around, and whether it computes gradients; ``None`` where nothing is recorded."""
+        """Return the enclosing call, and whether it computes gradients; ``None`` if nothing is recorded."""
         ...
 
 
 def redistributions(recorder: CallRecorder, operators: PlacedOperators, search: AliasSearch) -> Patches:
-    """Return what reports redistributions while it is installed: nothing if DTensors have not been imported."""
+    """Return patches that report redistributions while installed; empty if DTensors have not been imported."""
     module = sys.modules.get(_MODULE)
     if module is None or not hasattr(module, _FUNCTION):
         return Patches(are_imported=False)
@@ -37,7 +37,7 @@ def redistributions(recorder: CallRecorder, operators: PlacedOperators, search: 
 
 
 class _Redistributions:
-    """Gets each call of PyTorch's function ``(local_tensor, current_spec, target_spec, ...)``."""
+    """Handles each call of PyTorch's function ``(local_tensor, current_spec, target_spec, ...)``."""
 
     def __init__(self, recorder: CallRecorder, operators: PlacedOperators) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""The reducer: what is kept of tensors, on the host at once, on a device deferred."""
+"""The reducer: digests of tensors, computed immediately on the host and deferred on a device."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from msprobe_core.native.reductions import SWITCH
 from msprobe_core.plugin import Digest, Fp8Stats, Stats
 
 HELD_BYTES = 1 << 30
-"""So many bytes of copies may wait on a device for their checksums: for more, the host fetches them within the step."""
+"""Maximum size of copies that wait on a device for checksums; beyond it, the host fetches them within the step."""
 
 
 _WITHOUT_LOSSES = WITHOUT_VALUES | {getattr(torch, name) for name in ("float8_e8m0fnu",) if hasattr(torch, name)}
-"""Dtypes that are not quantised: their elements are no numbers, or are scales themselves."""
+"""Dtypes that are not quantised: their elements are not numbers, or are scales themselves."""
 
 
 class _WaitingFp8(NamedTuple):
-    """A digest whose numbers wait on a device, and how they are read."""
+    """A digest whose numbers are pending on a device, and how to decode them."""
 
     digest: Digest
     numel: int
@@ -53,8 +53,8 @@ class _WaitingFp8(NamedTuple):
 class TorchReducer:
     """See `msprobe_core.plugin.Reducer`.
 
-    Tensors on the host are reduced at once. For a tensor on a device the reductions are enqueued, their results stay
-    on the device, and ``collect`` brings all of them over in one transfer.
+    Tensors on the host are reduced immediately. For a tensor on a device the reductions are enqueued, their results
+    stay on the device, and ``collect`` fetches all of them in one transfer.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TorchReducer:
         """Begin empty.
 
         Args:
-            defer_host: Treat tensors on the host like those on a device; lets that path be tested without one.
-            find_kernel: Returns what reduces tensors on a device in one launch; Triton's for GPUs if not given.
+            defer_host: Treat tensors on the host like those on a device; for testing that path without one.
+            find_kernel: Returns a kernel that reduces device tensors in one launch; by default Triton's for GPUs.
         """
         self._defer_host = defer_host
         self._find_kernel = find_kernel or fused_kernel
@@ -187,7 +187,7 @@ class TorchReducer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing waits on a device."""
+        """Whether nothing is pending on a device."""
         return not (self._deferred or self._checksums or self._words or self._sketches or self._fp8)
 
     def collect(self) -> None:
@@ -223,12 +223,12 @@ class TorchReducer:
 
 
 def fused_kernel(device: torch.device) -> ProvenKernel | None:
-    """Return Triton's kernel for a GPU, where Triton is, and compiled kernels are wanted."""
+    """Return Triton's kernel for a GPU, if Triton is installed and compiled kernels are enabled."""
     if device.type != "cuda" or os.environ.get(SWITCH) == "0":
         return None
     try:
-        from msprobe.pytorch._fused import DTYPES, FusedMoments  # Triton is not everywhere
-    except Exception:  # noqa: BLE001  # nor does it work wherever it is
+        from msprobe.pytorch._fused import DTYPES, FusedMoments  # Triton may not be installed
+    except Exception:  # noqa: BLE001  # an installed Triton may not work
         return None
     return ProvenKernel(FusedMoments(device), DTYPES)
 
@@ -239,7 +239,7 @@ def _host_hash_of(values: Tensor) -> str:
 
 
 def held_by(tensor: Tensor) -> Tensor:
-    """Return the tensor that holds the elements: a DTensor's local shard, the result that a tensor waits for."""
+    """Return the tensor that holds the elements: a DTensor's local shard, or the result of a pending collective."""
     while type(tensor) not in _PLAIN_TYPES:
         inner = getattr(tensor, "_local_tensor", None)
         if inner is None:
@@ -254,15 +254,15 @@ _PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def _place_of(tensor: Tensor) -> Place | None:
-    """Return where the elements are that ``readable`` gives, if they are part of a distributed tensor."""
+    """Return the position of the elements of ``readable``, if they are part of a distributed tensor."""
     return None if type(tensor) in _PLAIN_TYPES else place_of(tensor)
 
 
 def readable(tensor: Tensor) -> Tensor | None:
     """Return a tensor whose elements can be read: the tensor itself or its local shard; ``None`` if there is none.
 
-    Of one that ``torch.func`` has wrapped it is what is inside; see `unwrapped`. The result of a functional collective
-    is waited for, as its first use would; that is no wait of the host where there is a device.
+    For a tensor wrapped by ``torch.func`` it is the inner tensor; see `unwrapped`. The result of a functional
+    collective is waited for, as its first use would; on a device the host does not wait.
     """
     if type(tensor) not in _PLAIN_TYPES:
         local = getattr(tensor, "_local_tensor", tensor)
@@ -280,6 +280,6 @@ def readable(tensor: Tensor) -> Tensor | None:
     )
     if not is_plain:
         return None
-    if tensor._is_zerotensor():  # zeros for which there is no memory, as automatic differentiation makes them
+    if tensor._is_zerotensor():  # zeros without memory, which automatic differentiation creates
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.detach()

@@ -1,4 +1,4 @@
-"""Make one recorded call again, by itself, on the CPU."""
+"""Replay one recorded call by itself, on the CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replay(call: ReplayCall, model: object | None) -> Replayed:
             return _replay(call, model)
     except ReplayError:
         raise
-    except Exception as error:  # whatever PyTorch, or the user's model, makes of arguments out of a file
+    except Exception as error:  # PyTorch, or the user's model, may fail in any way on arguments from a file
         reason = " ".join(str(error).split())[:300]
         raise ReplayError(f"it cannot be called again ({type(error).__name__}: {reason})") from error
 
@@ -62,7 +62,7 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
     before = torch.get_rng_state()
     with torch.set_grad_enabled(call.site.phase is Phase.BACKWARD), _Widened() if call.is_widened else _nothing():
         output = function(*args, **kwargs)
-        if output is None and args:  # it has written to its first argument, as ``x[i] = y`` does
+        if output is None and args:  # it wrote to its first argument, like ``x[i] = y``
             output = args[0]
         values = (
             _gradients(call, output, leaves) if call.site.phase is Phase.BACKWARD else dict(tensors_in(output, Tensor))
@@ -78,7 +78,7 @@ def _nothing() -> Generator[None, None, None]:
 
 @contextmanager
 def _by_itself() -> Generator[None, None, None]:
-    """Keep the program's random state, autocast and default dtype out of the call, and the call out of them."""
+    """Isolate the call from the program's random state, autocast and default dtype, and these from the call."""
     state, dtype = torch.get_rng_state(), torch.get_default_dtype()
     try:
         with torch.autocast("cpu", enabled=False):
@@ -89,7 +89,7 @@ def _by_itself() -> Generator[None, None, None]:
 
 
 class _Widened(TorchFunctionMode):
-    """Makes float64 of every floating dtype that anything inside asks for, so that nothing rounds on the way."""
+    """Replaces every floating-point dtype that any inner call asks for by float64, to avoid rounding."""
 
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -132,7 +132,7 @@ def _function_of(call: ReplayCall, model: object | None) -> Function:
 
 
 def _module_of(call: ReplayCall, model: nn.Module) -> nn.Module:
-    """Return a copy of the module that was called, with its recorded parameters."""
+    """Return a copy of the called module, with its recorded parameters."""
     site = call.site
     found = _submodule(model, site.path)
     if found is None:
@@ -156,7 +156,7 @@ def _module_of(call: ReplayCall, model: nn.Module) -> nn.Module:
 
 def _submodule(model: nn.Module, path: str) -> nn.Module | None:
     modules = dict(model.named_modules())
-    # Of models given as a list, the path begins with the position.
+    # The path of a model in a list begins with its position.
     first, _, rest = path.partition(".")
     return modules.get(rest) if path not in modules and first.isdecimal() else modules.get(path)
 
@@ -171,7 +171,7 @@ def _arguments(
 
 
 def _special(value: Argument, device: str) -> Any:
-    """Return what an argument of a type of PyTorch's was.
+    """Return an argument of one of PyTorch's own types.
 
     Raises:
         ReplayError: this PyTorch does not have it.
@@ -219,7 +219,7 @@ def _recorded(tensor: Tensor) -> ReplayTensor:
 
 
 def _check_size(function: Function, call: ReplayCall) -> None:
-    """Raise if the call's results would be too large, asked of tensors without elements of their own.
+    """Raise if the call's results would be too large, determined with meta tensors.
 
     Raises:
         ReplayError: they would.
@@ -228,7 +228,7 @@ def _check_size(function: Function, call: ReplayCall) -> None:
     try:
         with torch.device("meta"):
             output = function(*args, **kwargs)
-    except Exception as error:  # what depends on values, or has no such form: no number may be larger than a size
+    except Exception as error:  # depends on values, or has no meta kernel: then no number may exceed the limit
         for value in (*args, *kwargs.values()):
             if isinstance(value, int) and abs(value) > call.max_elements:
                 raise ReplayError(f"one of its arguments is {value}, which is more than any size here") from error
@@ -243,7 +243,7 @@ def _check_size(function: Function, call: ReplayCall) -> None:
 
 
 def _gradients(call: ReplayCall, output: Any, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the gradients with respect to the arguments that take one."""
+    """Return the gradients with respect to the arguments that require one."""
     ends: list[Tensor] = []
     incoming: list[Tensor] = []
     for path, tensor in tensors_in(output, Tensor):

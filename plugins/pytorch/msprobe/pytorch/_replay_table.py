@@ -1,8 +1,8 @@
-"""The functions that are called when a dump says so: numerical ones, which touch no file, network or process.
+"""The functions that may be called for a dump: numerical ones, which use no file, network or process.
 
-A dump may come from anybody, so a name in it is never looked up in PyTorch: it is looked up here. Left out are also
-functions that make results of any size from their scalars alone, or that have read beyond their inputs when these were
-made for it.
+A dump may be untrusted, so its names are never looked up in PyTorch, only in this table. The table also excludes
+functions that create results of any size from scalars alone, and functions that were found to read beyond their inputs
+when dumps were crafted for it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ELEMENTWISE = """
     bitwise_or bitwise_xor addmm addmv addbmm baddbmm addr index_add index_copy index_fill index_put masked_scatter
     scatter scatter_add scatter_reduce tril triu squeeze unsqueeze transpose swapaxes swapdims t
 """
-"""Those that have a form that writes to its first argument."""
+"""Functions that have a variant that writes to its first argument."""
 
 _OTHERS = """
     adjoint all amax amin aminmax angle any argmax argmin argsort bmm broadcast_to chunk clone conj cov corrcoef
@@ -115,7 +115,7 @@ RANDOM = frozenset(
 
 
 def find_function(prefix: str, name: str) -> Function | None:
-    """Return the function that a dump calls so; ``None`` if it is not called for dumps."""
+    """Return the function for a name in a dump; ``None`` if it is not called for dumps."""
     return _table().get((prefix, name))
 
 
@@ -138,6 +138,6 @@ def _rows() -> Iterator[tuple[tuple[str, str], Function]]:
 
 def _members(prefix: str, namespace: Any, names: Sequence[str]) -> Iterator[tuple[tuple[str, str], Function]]:
     for name in names:
-        function = getattr(namespace, name, None)  # releases have more or fewer of them
+        function = getattr(namespace, name, None)  # not every release has all of them
         if callable(function):
             yield (prefix, name), function

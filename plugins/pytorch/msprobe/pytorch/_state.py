@@ -1,4 +1,4 @@
-"""Everything that a training step reads and writes, copied to the host, to be put back later."""
+"""All state that a training step reads and writes, copied to the host, to be restored later."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from msprobe.pytorch._random_state import TorchState
 from msprobe_core.capture.repetition import RandomStates
 
 _GRADIENTS = ("grad", "main_grad")
-"""Attributes of a parameter that hold its gradient; the second is Megatron's."""
+"""Attributes of a parameter for its gradient; the second is Megatron's."""
 
 
 class ModuleState:
     """See `msprobe_core.plugin.TrainingState`.
 
-    Tensors get their values back in place, and attributes and dictionaries the tensors that they held: what others keep
-    references to, as data parallelism and optimizers do, stays what it was.
+    Values of tensors are restored in place; attributes and dictionaries get their original tensors back. So references
+    held by others, such as data parallelism and optimizers, stay valid.
     """
 
     def __init__(self, models: Iterable[nn.Module], others: Iterable[Any]) -> None:
-        """Copy the state as it is now.
+        """Copy the current state.
 
         Args:
             models: All their modules.
@@ -53,7 +53,7 @@ class ModuleState:
         self._puts.append(lambda: torch_state.set(drawn))
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         self._watch.remove()
         with RecordingGuard():
             for put in self._puts:
@@ -61,10 +61,10 @@ class ModuleState:
             for tensor, value in self._values.values():
                 _local(tensor).copy_(value)
         self._random.restore()
-        torch.clear_autocast_cache()  # which would hold casts of parameters as they were
+        torch.clear_autocast_cache()  # it may hold casts of the old parameters
 
     def complaint(self) -> str | None:
-        """Return which optimizer has made a step and was not given."""
+        """Return the name of an optimizer that has made a step and was not given."""
         self._watch.remove()
         return f"the optimizer {self._stepped[0]} steps, but was not given beside the model" if self._stepped else None
 
@@ -90,7 +90,7 @@ class ModuleState:
                     self._keep(gradient)
 
     def _copy_other(self, other: Any) -> None:
-        wrapped = getattr(other, "optimizer", other)  # of a scheduler too
+        wrapped = getattr(other, "optimizer", other)  # also for a scheduler
         if isinstance(wrapped, torch.optim.Optimizer):
             self._copy_optimizer(wrapped)
         if wrapped is other and isinstance(other, torch.optim.Optimizer):
@@ -115,7 +115,7 @@ class ModuleState:
             self._keep_items(state)
 
     def _keep_items(self, place: dict[Any, Any], without: str | None = None) -> None:
-        """Have a dictionary hold the same keys and objects again, and its tensors their values."""
+        """Restore the keys and objects of a dictionary, and the values of its tensors."""
         held = {key: value for key, value in place.items() if key != without}
         plain = {key: deepcopy(value) for key, value in held.items() if not _has_identity(value)}
 
@@ -143,6 +143,6 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _local(tensor: Any) -> Tensor:
-    """Return the tensor, or of one that is distributed the part that lies here."""
+    """Return the tensor, or the local part of a distributed one."""
     local = getattr(tensor, "to_local", None)
     return tensor if local is None else local()

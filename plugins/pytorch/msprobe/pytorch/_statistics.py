@@ -1,4 +1,4 @@
-"""Statistics of tensors: on the host at once, on a device enqueued and fetched together."""
+"""Statistics of tensors: immediate on the host, enqueued and fetched together on a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITHOUT_VALUES = frozenset(
     )
     if hasattr(torch, name)
 )  # fmt: skip
-"""Dtypes whose elements PyTorch cannot turn into numbers."""
+"""Dtypes whose elements PyTorch cannot convert to numbers."""
 
 SPARSE_LAYOUTS = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
@@ -37,16 +37,16 @@ _WIDER = {
     }.items()
     if hasattr(torch, name)
 }  # fmt: skip
-"""In place of dtypes without reductions; all but the last hold their numbers exactly."""
+"""Replacements for dtypes without reductions; all but the last represent their numbers exactly."""
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return the same numbers in a dtype that PyTorch has reductions for."""
+    """Return the same numbers in a dtype with reductions."""
     return values.to(_WIDER.get(values.dtype, values.dtype))
 
 
 def host_statistics(values: Tensor) -> Stats:
-    """Return the statistics of a host tensor that has elements, of a dtype that has values."""
+    """Return the statistics of a non-empty host tensor of a dtype that has values."""
     if values.is_floating_point():
         values = widened(values)
     elif values.is_complex():
@@ -66,7 +66,7 @@ def host_statistics(values: Tensor) -> Stats:
     if math.isfinite(low) and math.isfinite(high):
         size = max(abs(low), abs(high))
         if size > 0 and not (math.isfinite(mean) and _SAFE_NORM < norm < 1 / _SAFE_NORM):
-            # Squares or sums have left the range of the type: scale first.
+            # Squares or sums have overflowed: scale first.
             *_, mean, norm = _reduced(values.view(-1).double() / size)
             mean, norm = size * mean, size * norm
         return Stats(high, low, mean, norm, 0, 0)
@@ -77,9 +77,9 @@ def host_statistics(values: Tensor) -> Stats:
 
 
 def sparse_statistics(tensor: Tensor) -> Stats:
-    """Return the statistics of a sparse host tensor, with its implicit zeros: those of the dense tensor."""
+    """Return the statistics of a sparse host tensor including its implicit zeros, as for the dense tensor."""
     tensor = tensor.detach()
-    # Elements of other layouts have one value each.
+    # Other layouts have one value per element.
     values = tensor.coalesce()._values() if tensor.layout is torch.sparse_coo else tensor.values()
     numel, num_stored = tensor.numel(), values.numel()
     if not numel or values.dtype in WITHOUT_VALUES:
@@ -93,20 +93,20 @@ def sparse_statistics(tensor: Tensor) -> Stats:
 
 
 _SAFE_NORM = 1e-15
-"""Norms above it, and below its inverse, are sums of squares that float32 holds with all their digits."""
+"""For norms above it, and below its inverse, float32 represents the sums of squares with full precision."""
 
 _LONG, _ROW, _PIECE = 1 << 16, 4096, 1 << 17
-"""How a long tensor is read: from how many elements on it is long, and how many a row and a thread's piece have.
+"""Block sizes for long tensors: the length from which a tensor is long, of a row, and of a thread's block.
 
-Each piece is reduced in all ways before the next is touched, so that it comes from memory once and then from the cache
-of a core: 512 kB of float32. Squares of a piece are added up row by row: PyTorch adds all squares of a tensor to a few
+Each block is reduced in all ways before the next is read, so that it comes from memory once and then from the cache
+of a core: 512 kB of float32. Squares of a block are summed row by row: PyTorch adds all squares of a tensor to a few
 running sums, so that 2**24 equal float32 values lose 1% of their norm; row by row they lose 3e-6. A dot product of
-fewer than `_LONG` loses 7e-6 at the most.
+fewer than `_LONG` loses at most 7e-6.
 """
 
 
 def _in_memory_order(values: Tensor) -> Tensor:
-    """Return the same elements as a vector in the order of memory, in which sums are fastest and most accurate."""
+    """Return the same elements as a vector in memory order, in which sums are fastest and most accurate."""
     strides = values.stride()
     return values.permute(sorted(range(len(strides)), key=strides.__getitem__, reverse=True)).reshape(-1)
 
@@ -140,7 +140,7 @@ def _reduced_by_pieces(values: Tensor) -> tuple[float, float, float, float]:
         norms.append(torch.linalg.vector_norm(piece[:num_even].view(-1, _ROW), dim=1))
         if num_even < piece.numel():
             norms.append(torch.linalg.vector_norm(piece[num_even:]).view(1))
-    if math.isnan(total):  # NaN among the elements, which Python's max and min may lose, or infinities of both signs
+    if math.isnan(total):  # NaN elements, which Python's max and min may lose, or infinities of both signs
         high, low = values.amax().item(), values.amin().item()
     norm = torch.linalg.vector_norm(torch.cat(norms), dtype=torch.float64).item()
     return high, low, total / values.numel(), norm
@@ -169,10 +169,10 @@ class Kernel(Protocol):
 
 
 class ProvenKernel:
-    """A kernel, and of which dtypes it has been seen to be right on this device.
+    """A kernel, and the dtypes for which it has been verified on this device.
 
-    There are many kinds of GPU and many versions of compilers, so nothing it computes is recorded before it has had a
-    window whose tensors the operators had too, with the same results.
+    There are many kinds of GPU and many versions of compilers. So nothing it computes is recorded before a window in
+    which the operators reduced the same tensors, with the same results.
     """
 
     def __init__(self, kernel: Kernel, dtypes: frozenset[torch.dtype]) -> None:
@@ -182,7 +182,7 @@ class ProvenKernel:
         self._added: list[_Fused] = []
 
     def add(self, values: Tensor, digest: Digest) -> bool:
-        """Enqueue the reduction of a tensor; returns whether its digest will be filled in by that."""
+        """Enqueue the reduction of a tensor; return whether it will fill in the digest."""
         dtype = values.dtype
         if self._kernel is None or dtype not in self._dtypes:
             return False
@@ -190,7 +190,7 @@ class ProvenKernel:
         try:
             added = self._kernel.add(dense)
         except Exception as error:  # noqa: BLE001  # of a compiler, a driver, a device
-            # What it has taken before is asked for all the same.
+            # Results of earlier launches are still used.
             self._dtypes = frozenset()
             _logger.warning(
                 "tensors on %s are reduced by several operators, as the kernel fails: %s", dense.device, error
@@ -200,14 +200,14 @@ class ProvenKernel:
         return dtype in self._proven
 
     def finish(self) -> list[Tensor]:
-        """Return what is to be transferred: one vector, or none."""
+        """Return the vectors to transfer: one, or none."""
         if not self._added or self._kernel is None:
             return []
         try:
             for one in self._added:
                 one.place = self._kernel.place_of(one.added)
             return [self._kernel.finish()]
-        except Exception as error:  # noqa: BLE001  # as in ``add``; what nobody else has reduced has no statistics
+        except Exception as error:  # noqa: BLE001  # as in ``add``; tensors that only the kernel reduced have no statistics
             self._kernel = None
             _logger.warning("some statistics of tensors on a device are lost, as their kernel fails: %s", error)
             for one in self._added:
@@ -217,7 +217,7 @@ class ProvenKernel:
             return []
 
     def fill_in(self, numbers: list[float]) -> None:
-        """Fill in digests from the vector; hold what operators have filled in against it."""
+        """Fill in digests from the vector, and compare it with those that operators have filled in."""
         wrong: set[torch.dtype] = set()
         seen: set[torch.dtype] = set()
         for one in self._added:
@@ -249,7 +249,7 @@ class _Fused:
 
 
 def _is_same(stats: Stats, other: Stats | None, numel: int) -> bool:
-    """Whether two ways of adding up have the same: extremes and counts exactly, sums but for rounding."""
+    """Whether two summation orders gave the same result: extremes and counts exactly, sums except for rounding."""
     if other is None or (stats.num_nan, stats.num_inf) != (other.num_nan, other.num_inf):
         return False
     pairs = [
@@ -267,14 +267,14 @@ def _is_same(stats: Stats, other: Stats | None, numel: int) -> bool:
 
 
 _SAME = 1e-9
-"""Relative difference of two sums in float64 of up to 2**40 terms whose order differs, with room."""
+"""Relative difference, with a margin, of two float64 sums of up to 2**40 terms in different orders."""
 
 
 class DeferredStatistics:
-    """Results that wait on one device.
+    """Pending results on one device.
 
-    Each tensor leaves six numbers, in lists by the dtype they come out in, because one stacked copy per list is one
-    kernel and converting each number would be thousands. Where there is a kernel for all six, it is taken.
+    Each tensor produces six numbers, in lists by their dtype, because one stacked copy per list is one kernel and
+    converting each number would be thousands. A kernel that computes all six is used if available.
     """
 
     def __init__(self, kernel: ProvenKernel | None = None) -> None:
@@ -294,7 +294,7 @@ class DeferredStatistics:
         elif dtype is torch.bool:
             values = values.to(torch.uint8)
         low, high = torch.aminmax(values)
-        # No value is looked at here, so the sums are wide enough for any.
+        # Values are unknown here, so the sums are wide enough for any.
         wide = torch.float32 if values.device.type in WITHOUT_DOUBLE else torch.float64
         if not values.is_floating_point():
             num_nan = num_inf = torch.zeros((), dtype=torch.int64, device=values.device)
@@ -311,7 +311,7 @@ class DeferredStatistics:
         return result.dtype, len(kept) - 1
 
     def collect(self) -> None:
-        """Bring all results over and fill in the digests."""
+        """Fetch all results and fill in the digests."""
         offsets: dict[torch.dtype, int] = {}
         stacked: list[Tensor] = []
         num_results = 0
@@ -322,7 +322,7 @@ class DeferredStatistics:
             stacked.append(torch.stack(results).to(wide))
         fused = [] if self._kernel is None else self._kernel.finish()
         results = [*stacked, *fused]
-        numbers: list[float] = torch.cat(results).tolist() if results else []  # the one transfer
+        numbers: list[float] = torch.cat(results).tolist() if results else []  # the only transfer
         for (digest, dtype, numel), places in zip(self._digests, self._places, strict=True):
             digest.stats = _to_stats(dtype, numel, [numbers[offsets[kept] + i] for kept, i in places])
         if self._kernel is not None:
@@ -330,7 +330,7 @@ class DeferredStatistics:
 
 
 WITHOUT_DOUBLE = frozenset({"npu", "mps"})
-"""Kinds of device that have no float64 worth the name."""
+"""Kinds of device without usable float64."""
 
 
 def _to_stats(dtype: torch.dtype, numel: int, numbers: list[float]) -> Stats:
@@ -340,6 +340,6 @@ def _to_stats(dtype: torch.dtype, numel: int, numbers: list[float]) -> Stats:
     if dtype is torch.bool:
         return Stats(bool(high), bool(low), total / numel, norm, 0, 0)
     if not dtype.is_floating_point and not dtype.is_complex:
-        most = torch.iinfo(dtype).max  # which float64 may have rounded up
+        most = torch.iinfo(dtype).max  # float64 may have rounded it up
         return Stats(min(int(high), most), min(int(low), most), total / numel, norm, 0, 0)
     return Stats(high, low, total / numel, norm, int(num_nan), int(num_inf))

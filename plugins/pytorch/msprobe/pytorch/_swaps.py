@@ -1,7 +1,7 @@
-"""Tensors that are swapped: ``torch.utils.swap_tensors`` refuses what anybody else refers to by a hook.
+"""Swapped tensors: ``torch.utils.swap_tensors`` rejects tensors that a hook elsewhere refers to.
 
 ``nn.Module.to`` and ``load_state_dict`` call it after ``torch.__future__.set_swap_module_params_on_conversion(True)``,
-and for parameters of tensor classes of their own.
+and for parameters that are tensor subclasses.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from msprobe_core.interception.patching import FunctionPatch
 
 
 def swap_patch(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionPatch:
-    """Return what stands for the function, and takes hooks of ours out of tensors while they are swapped.
+    """Return a patch of the function that removes our hooks from tensors while they are swapped.
 
     Args:
-        calls: Records nothing of what the function calls.
-        parameters: Has hooks in some, which are there again afterwards.
+        calls: Must not record calls inside the function.
+        parameters: Has hooks in some tensors, which it restores afterwards.
     """
 
     def swap(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

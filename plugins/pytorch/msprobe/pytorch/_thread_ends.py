@@ -1,7 +1,7 @@
-"""What a thread has of ours on PyTorch's stacks of modes when it ends.
+"""Remove our modes from PyTorch's stacks when a thread ends.
 
-``stop`` on another thread cannot reach these stacks. PyTorch empties them when Python has let go of the thread, needs
-the interpreter for it, and aborts the process if that is ending by then.
+``stop`` on another thread cannot access these stacks. PyTorch empties them after Python has released the thread. It
+needs the interpreter for that, and aborts the process if the interpreter is shutting down by then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 def at_thread_end(sweep: Callable[[], None]) -> None:
-    """Call a function when this thread ends, while it still runs Python; once for each function."""
+    """Call a function when this thread ends, while it can still run Python; once per function."""
     if sweep not in _ending.sweepers:
         _ending.sweepers[sweep] = _Sweeper(sweep)
 

@@ -1,7 +1,7 @@
-"""Models that TorchScript, ``torch.fx`` or ``torch.export`` read: they find them as they are without the probe.
+"""Suspend interception while TorchScript, ``torch.fx`` or ``torch.export`` read a model.
 
-What they read becomes a program of its own, and what runs meanwhile runs on stand-ins for values. So everything of ours
-steps aside on the thread that reads, and nothing is recorded there.
+They turn what they read into a program, and calls meanwhile run on placeholder values. So all interception is suspended
+on the reading thread, and nothing is recorded there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msprobe.pytorch._compiled import StepsAside
 from msprobe_core.interception.patching import FunctionPatch, Patches
 
 _READERS = (
-    # Where the published functions call, also those that were imported by name.
+    # The public functions, even those imported by name, call these.
     ("torch.jit._recursive", "create_script_module"),
     ("torch.jit._trace", "_trace_impl"),
     ("torch.jit._trace", "trace_module"),
@@ -33,14 +33,14 @@ TRACED = (
 
 
 class TracedRegions:
-    """Takes others out of the way while a model is read."""
+    """Suspends interception while a model is read."""
 
     def __init__(self, others: Sequence[StepsAside], say: Callable[[str], None]) -> None:
         """Prepare; ``install`` begins.
 
         Args:
-            others: What has to step aside.
-            say: Tells the user that it did.
+            others: Interceptions to suspend.
+            say: Informs the user.
         """
         self._others = others
         self._say = say
@@ -75,7 +75,7 @@ class _Thread(threading.local):
 
 
 def _patch(place: str, name: str, handler: Callable[..., Any]) -> FunctionPatch | None:
-    """Return what stands for a function; ``None`` if this release has no such function."""
+    """Return a patch of a function; ``None`` if this release has no such function."""
     module, _, class_name = place.partition(":")
     owner: Any = importlib.import_module(module)
     if class_name:

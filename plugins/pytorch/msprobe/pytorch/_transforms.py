@@ -1,4 +1,4 @@
-"""Tensors inside of ``torch.func``: what they wrap, with its values, and which transforms have wrapped it."""
+"""Tensors inside ``torch.func``: the inner tensor with its values, and the transforms that wrap it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ is_wrapped = _functorch.is_functorch_wrapped_tensor
 
 
 def unwrapped(tensor: Tensor) -> Tensor | None:
-    """Return the tensor inside of all wrappers, with the dimensions that ``vmap`` hides in front, the outermost first.
+    """Return the innermost tensor, with the dimensions that ``vmap`` hides in front, the outermost first.
 
-    Only inside of `RecordingGuard`, or the transforms that are active take what is returned for a tensor of their own.
+    Use it only inside a `RecordingGuard`; otherwise active transforms treat the result as one of their own tensors.
     ``None`` under ``functionalize``, which may not have applied all writes yet.
     """
     return None if (found := _unwrap(tensor)) is None else found[0]
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Return the shape of `unwrapped`; where there is none, the tensor's own."""
+    """Return the shape of `unwrapped`; if there is none, the tensor's own."""
     inner = unwrapped(tensor)
     return tuple(int(size) for size in (tensor if inner is None else inner).shape)
 
 
 def transforms_of(tensor: Tensor) -> str:
-    """Return the wrappers in PyTorch's words, the outermost transform first."""
+    """Return the wrappers by PyTorch's names, the outermost transform first."""
     names: list[str] = []
     while is_wrapped(tensor):
         level = _functorch.maybe_get_level(tensor)
@@ -39,7 +39,7 @@ def transforms_of(tensor: Tensor) -> str:
 
 
 def _unwrap(tensor: Tensor) -> tuple[Tensor, int] | None:
-    """Return the inner tensor, and how many dimensions it has before those that the wrapped one shows."""
+    """Return the inner tensor, and how many leading dimensions it has that the wrapper hides."""
     if not is_wrapped(tensor):
         return tensor, 0
     if _functorch.is_functionaltensor(tensor):

@@ -1,4 +1,4 @@
-"""Memory that has not been written to since it was handed out: its values are arbitrary and differ between runs."""
+"""Memory that has not been written since its allocation: its values are arbitrary and differ between runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Function = Callable[..., Any]
 
 
 class UnsetMemory:
-    """Which memory has not been written to since it was handed out, as far as versions show it.
+    """Memory that has not been written since its allocation, according to version counters.
 
-    A kernel outside of PyTorch may have filled it without raising a version. So this is no reason not to read what a
-    call computes from, but only what a call overwrites or views.
+    A kernel outside of PyTorch may have written to it without incrementing the version. So tensors in it are still read
+    as operands of a call; they are skipped only if the call overwrites or views them.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class UnsetMemory:
         return bool(self._known)
 
     def note(self, value: Any) -> None:
-        """Note that the memory of the tensors in ``value`` is fresh."""
+        """Note that the memory of the tensors in ``value`` is newly allocated."""
         for storage, version in _memories_of(value):
             self._known[storage._cdata] = StorageWeakRef(storage), version
         if len(self._known) >= self._prune_at:
@@ -43,7 +43,7 @@ class UnsetMemory:
             self._prune_at = max(_FEW, 2 * len(self._known))
 
     def forget(self, value: Any) -> None:
-        """Note that the memory of the tensors in ``value`` may have been written to without raising a version."""
+        """Note that the memory of the tensors in ``value`` may have been written without incrementing the version."""
         for storage, _ in _memories_of(value):
             self._known.pop(storage._cdata, None)
 
@@ -52,7 +52,7 @@ class UnsetMemory:
         return [tensor for tensor in tensors_in(value, Tensor) if any(map(self._holds, _memories_of(tensor)))]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Discard all."""
         self._known.clear()
 
     def _holds(self, memory: tuple[torch.UntypedStorage, int]) -> bool:
@@ -62,7 +62,7 @@ class UnsetMemory:
 
 
 _FEW = 256
-"""From so many on memory that is gone is forgotten."""
+"""Number of entries from which released memory is removed."""
 
 
 def _memories_of(value: Any) -> Iterator[tuple[torch.UntypedStorage, int]]:
@@ -81,12 +81,12 @@ def _memories_of(value: Any) -> Iterator[tuple[torch.UntypedStorage, int]]:
 
 
 def leaves_memory_unset(function: Function) -> bool:
-    """Whether the result of ``function`` is whatever its memory held before."""
+    """Whether the result of ``function`` is uninitialised memory."""
     return _is_among(function, _UNSETTING)
 
 
 def concerns_unset_memory(function: Function) -> bool:
-    """Whether ``function`` hands out fresh memory, or may write to it without raising a version."""
+    """Whether ``function`` allocates memory, or may write to it without incrementing the version."""
     try:
         return _concerns_unset_memory(function)
     except TypeError:  # not hashable: nothing that torch defines
@@ -99,8 +99,8 @@ def _concerns_unset_memory(function: Function) -> bool:
 
 
 def ignores_values(function: Function) -> bool:
-    """Whether ``function`` computes nothing from the values of its first argument, but overwrites or views them."""
-    name = str(getattr(function, "__name__", "")).partition(".")[0]  # operators have the overload behind it
+    """Whether ``function`` does not use the values of its first argument, but overwrites or views it."""
+    name = str(getattr(function, "__name__", "")).partition(".")[0]  # an operator's name is followed by its overload
     return name in _IGNORING or getattr(function, "__module__", None) == "torch.nn.init"
 
 
