@@ -1,4 +1,4 @@
-"""What the functions of MindSpore are called in dumps, which of them are recorded, and where they are found."""
+"""Names of MindSpore's functions in dumps, the selection of those that are recorded, and where they are found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Namespace(NamedTuple):
     Attributes:
         module: Its name.
         prefix: First part of their names in dumps.
-        stem: Begins the second part: ``linalg_`` for ``mint.linalg.norm``, which is ``Mint.linalg_norm``.
+        stem: Prefix of the second part: ``linalg_`` for ``mint.linalg.norm``, which is ``Mint.linalg_norm``.
     """
 
     module: str
@@ -32,7 +32,7 @@ class Namespace(NamedTuple):
 
 
 _INNER = "mindspore.ops.auto_generate"
-"""Functions for each operator of MindSpore; what public modules take from there has a name of theirs."""
+"""Functions for each operator of MindSpore. Functions that public modules take from there have public names."""
 
 NAMESPACES = (
     Namespace("mindspore.ops", "Functional"),
@@ -44,7 +44,7 @@ NAMESPACES = (
     Namespace("mindspore.mint.fft", "Mint", "fft_"),
     Namespace(_INNER, "Functional"),
 )
-"""Where functions are looked for. One that is found in several places is called what the place calls it."""
+"""Modules to search for functions. A function in several modules has the name of the module where it was looked up."""
 
 TENSOR = "Tensor"
 
@@ -57,14 +57,14 @@ _DEFINING = (
     "mindspore.ops.function.spectral_func", "mindspore.ops.composite.math_ops", "mindspore.ops.functional_overload",
     "mindspore.ops.auto_generate.gen_ops_def", "mindspore.ops.operations.manually_defined.ops_def",
 )  # fmt: skip
-"""Modules of MindSpore that define functions of tensors. Others define what takes functions (``grad``, ``vmap``),
-decorators and registries, which happen to lie in the same namespaces."""
+"""Modules of MindSpore that define functions of tensors. Other modules in the same namespaces define higher-order
+functions (``grad``, ``vmap``), decorators and registries."""
 
 _DECORATING = ("mindspore.graph._check_supported", "mindspore.common._check_supported")
-"""Modules of decorators that leave their own name on what they decorate, such as ``mint.flatten``."""
+"""Modules of decorators whose wrappers, such as ``mint.flatten``, carry the decorator's own module name."""
 
 _NO_FUNCTIONS = ("_", "infer_value_for_", "jit_")
-"""Begin the names of what users do not call."""
+"""Prefixes of names that users do not call."""
 
 
 class Place(NamedTuple):
@@ -74,7 +74,7 @@ class Place(NamedTuple):
         owner: The module or class.
         attribute: Its name there.
         prefix: First part of its name in dumps.
-        name: The rest.
+        name: The second part.
         mutates: Whether it writes to its first argument and may return nothing.
     """
 
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
 
 def find_places(risk_level: RiskLevel) -> list[Place]:
-    """Return the places of all APIs that are recorded at a risk level, those that users know first."""
+    """Return the places of all APIs that are recorded at a risk level, public ones first."""
     return [place for place in _all_places() if is_selected(place.attribute, risk_level)]
 
 
@@ -95,7 +95,7 @@ def _all_places() -> Iterator[Place]:
     public = {(function, place.attribute) for is_public, function, place in functions if is_public}
     known = {function for function, _ in public}
     for is_public, function, place in functions:
-        # What has a public name is recorded under that or not at all: `mint.transpose` is `transpose_ext_view` inside.
+        # A function with a public name is recorded only under that: `mint.transpose` is `transpose_ext_view` inside.
         is_inner = place.owner.__name__ == _INNER or (function, place.attribute) not in public
         if is_public or function not in known or not is_inner:
             yield place
@@ -114,7 +114,7 @@ def _places_of_functions() -> Iterator[tuple[bool, Function, Place]]:
         exported = () if namespace.module == _INNER else getattr(module, "__all__", ())
         for name, function in _functions(module):
             place = Place(module, name, namespace.prefix, f"{namespace.stem}{name}", _mutates(name))
-            # What an earlier namespace calls the same is found there too, as every other name of a function.
+            # A name already found in an earlier namespace is patched with it, like every other name of a function.
             key = place.prefix, place.name, function
             if key not in seen:
                 seen.add(key)
@@ -156,7 +156,7 @@ def is_selected(name: str, risk_level: RiskLevel) -> bool:
 
 
 def _key(name: str) -> str:
-    """Return what ``strided_slice``, ``StridedSlice``, ``strided_slice_`` and ``strided_slice_ext`` have in common."""
+    """Return the common part of ``strided_slice``, ``StridedSlice``, ``strided_slice_`` and ``strided_slice_ext``."""
     return name.removesuffix("_view").removesuffix("_ext").replace("_", "").lower()
 
 
@@ -168,26 +168,26 @@ OPERATORS = frozenset(
     {f"__{start}{name.strip('_')}__" for name in _NAMES_OF_OPERATORS for start in ("", "r", "i")}
     | {"__getitem__", "__setitem__", "__round__"}
 ) - {"__index__", "__contains__", "__call__", "__delitem__", "__not__", "__doc__", "__name__"}
-"""Methods that Python calls for ``x + y`` and the like."""
+"""Methods that Python calls for operators such as ``x + y``."""
 
 NOT_RECORDED = frozenset(
     {
-        # Ask about a tensor, without computing.
+        # Query a tensor, without computing.
         "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "data_ptr", "rank",
         "shape", "size", "is_complex", "is_contiguous", "is_floating_point", "is_init", "is_nonzero", "is_pinned",
         "is_shared", "is_signed", "is_tensor", "equal_all", "hooks", "offload_file_path",
-        # Hand values to Python.
+        # Pass values to Python.
         "item", "tolist", "asnumpy", "numpy", "get_bytes", "to_dlpack", "print_", "tensordump",
         # Concern memory or the graph, not values.
         "assign_value", "assign_value_cpp", "data_sync", "flush_from_cache", "init_data", "offload", "register_hook",
         "remove_hook",
         "requires_grad_", "set_", "set_cast_dtype", "set_const_arg", "set_device_address", "set_dtype",
         "set_init_flag", "storage", "untyped_storage", "value", "wait_pipeline", "generator", "pin_memory",
-        # Hand on one argument.
+        # Return one argument.
         "stop_gradient_", "depend",
     }
 )  # fmt: skip
-"""Functions that compute nothing of their own."""
+"""Functions that compute nothing themselves."""
 
 LOW_RISK = frozenset(
     {
@@ -209,7 +209,7 @@ LOW_RISK = frozenset(
         "tril_indices", "triu_indices", "zero", "scalar_to_tensor", "tuple_to_array", "one_hot",
     }
 )  # fmt: skip
-"""Functions that move or make values without arithmetic; FOCUS leaves them out, and primitives of such names."""
+"""Functions that move or create values without arithmetic; FOCUS excludes them, and primitives with such names."""
 
 CORE = frozenset(
     {
@@ -221,7 +221,7 @@ CORE = frozenset(
         "sparse_softmax_cross_entropy_with_logits",
     }
 )  # fmt: skip
-"""Functions in which most numerical faults of large models show; CORE keeps these, and communication."""
+"""Functions that show most numerical faults of large models; CORE keeps these, and communication."""
 
 _LOW_RISK = frozenset(map(_key, LOW_RISK))
 _CORE = frozenset(map(_key, CORE))

@@ -1,4 +1,4 @@
-"""Recording in `mindspore.train.Model.train`."""
+"""A callback that records in `mindspore.train.Model.train`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from msprobe_core import PrecisionDebugger
 class MsprobeStep(Callback):
     """Records each step of ``Model.train``: ``model.train(1, data, callbacks=[MsprobeStep(debugger)])``.
 
-    What is recorded is the net that the model trains; around it are the loss and the optimizer.
+    Records the net that the model trains, without the loss and the optimizer around it.
     """
 
     def __init__(self, debugger: PrecisionDebugger) -> None:
-        """Make one.
+        """Create a callback.
 
         Args:
-            debugger: Is started before each step, and stopped and stepped after it.
+            debugger: Started before each step, and stopped and stepped after it.
         """
         super().__init__()
         self._debugger = debugger
@@ -30,7 +30,7 @@ class MsprobeStep(Callback):
         self._start(run_context)
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """Begin to record a step; of the first it has begun already."""
+        """Begin to record a step; the first one has begun already."""
         if not self._is_started:
             self._start(run_context)
 

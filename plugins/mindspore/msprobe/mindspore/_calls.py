@@ -1,4 +1,4 @@
-"""One call of an API that MindSpore runs: what `msprobe_core.interception.apis` does not know of it."""
+"""One call of a MindSpore API: the parts that `msprobe_core.interception.apis` leaves to the framework."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from msprobe_core.names import CLIP_GRAD, OPTIMIZER
 from msprobe_core.plugin import Call, CallRecorder
 
 SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
-"""Tensors that are no ``mindspore.Tensor``."""
+"""Tensor types that are not ``mindspore.Tensor``."""
 
 
 class ApiCalls(apis.ApiCalls):
-    """Records the outermost API calls of each thread, whatever stands for them."""
+    """Records the outermost API calls of each thread, from all patches."""
 
     tensor_type = (Tensor, *SPARSE)
 
@@ -31,7 +31,7 @@ class ApiCalls(apis.ApiCalls):
         """Prepare.
 
         Args:
-            recorder: Is told of every call.
+            recorder: Receives every call.
             unsettled: See `CallGradients`.
         """
         super().__init__(recorder, inside)
@@ -62,9 +62,9 @@ class ApiCalls(apis.ApiCalls):
 
 
 class _ArgumentGradients(CallGradients):
-    """Of a call that uses no tensors but its arguments, so that they alone tell where it begins.
+    """For a call that uses no tensors but its arguments, which therefore determine where its graph begins.
 
-    No node has to be made to learn how far the numbers of nodes have come.
+    So no node has to be created to find out the current node number.
     """
 
     __slots__ = ()
@@ -78,7 +78,7 @@ class _ArgumentGradients(CallGradients):
         unsettled: dict[int, Callable[[], None]],
     ) -> None:
         super().__init__(recorder, call, args, kwargs, unsettled)
-        # Also those that take no gradient: an index may have been computed from something that does.
+        # Include tensors without gradient: an index may have been computed from a tensor with one.
         for tensor in tensors_in((args, dict(kwargs)), Tensor):
             node = self.node_of(tensor)
             if node is not None:

@@ -1,4 +1,4 @@
-"""Interception of Cells in the dynamic graph: forward hooks on every Cell of the nets, and on their parameters."""
+"""Interception of Cells in the dynamic graph: forward hooks on every Cell of the nets, and parameter hooks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from msprobe_core.plugin import CallRecorder, NamedModel
 PREFIX = "Cell"
 
 _RECOMPUTE_CELL = "_recompute_cell"
-"""What `Cell.recompute` puts into a Cell: it calls the Cell's own construct, which is recorded anyway."""
+"""Attribute that `Cell.recompute` adds to a Cell: it calls the Cell's own construct, which is recorded anyway."""
 
 
 def cells_of(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
-    """Return the Cells of some nets, the roots included; one that is found twice counts once, under its first name."""
+    """Yield the Cells of some nets, including the roots; a Cell found twice counts once, under its first name."""
     seen: set[int] = set()
     for model in models:
         for path, cell in model.model.cells_and_names(name_prefix=model.name):
@@ -31,7 +31,7 @@ def cells_of(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
 
 
 def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
-    """Return the parameters of a Cell, without those of the Cells inside it, by the names of its attributes."""
+    """Return the parameters of a Cell, without those of the Cells inside it, by attribute name."""
     return {name: parameter for name, parameter in cell._params.items() if parameter is not None}
 
 
@@ -49,13 +49,13 @@ class CellTraits:
         return own_parameters(module)
 
     def end_of_call(self, module: nn.Cell) -> None:
-        """Do nothing: the parameters have hooks of their own."""
+        """Do nothing: the parameters have their own hooks."""
 
 
 class CellHooks:
-    """All hooks in the Cells of some nets; ``remove`` takes every one of them out.
+    """All hooks in the Cells of some nets; ``remove`` removes every one of them.
 
-    What is compiled in the meantime finds none of them: it would compile them too, or fail to.
+    The hooks are absent during compilation, which would compile them too, or fail to.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class CellHooks:
         """Prepare; ``install`` begins.
 
         Args:
-            models: Their Cells are recorded.
-            recorder: Is told of every call.
+            models: Nets whose Cells are recorded.
+            recorder: Receives every call.
             unsettled: See `msprobe_core.interception.gradients.GraphGradients`.
             visit: See `msprobe_core.interception.modules.ModuleCalls`.
         """
@@ -83,7 +83,7 @@ class CellHooks:
         self._compiling = Compiling(self._take_out, self._put_in)
 
     def install(self) -> None:
-        """Set the hooks."""
+        """Install the hooks."""
         traits = CellTraits()
         known: set[int] = set()
         for path, type_name, cell in cells_of(self._models):
@@ -102,12 +102,12 @@ class CellHooks:
         self._compiling.install()
 
     def remove(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         self._compiling.remove()
         self._take_out()
 
     def _parameter_hook(self, stem: str, name: str) -> Callable[[Any], None]:
-        # Called once in each backward pass, with what all uses of the parameter send to it.
+        # Called once in each backward pass, with the sum of the gradients from all uses of the parameter.
         recorder = self._recorder
 
         def report(gradient: Any) -> None:

@@ -1,4 +1,4 @@
-"""Interception of communication: functions that return what they receive, and such that write to an argument."""
+"""Interception of communication: functions that return received values, and functions that write to an argument."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ NAMESPACES = {
     "mindspore.communication.comm_func": "Distributed",
     "mindspore.mint.distributed": "MintDistributed",
 }
-"""Modules of functions that communicate, by the first part of their names in dumps."""
+"""Modules of communication functions, with the first part of their names in dumps."""
 
 _DEFINING = (".comm_func", ".mint.distributed.distributed")
 
 _PASSED_OVER = ("_object", "_object_list", "barrier")
-"""Ends of names of functions that send pickled objects or nothing: what they call inside is none of tensors."""
+"""Suffixes of functions that send pickled objects or nothing: their inner calls do not communicate tensors."""
 
 _ABOUT_GROUPS = ("get_", "new_", "init_", "destroy_", "is_", "set_")
-"""Begin names of functions that do not communicate."""
+"""Prefixes of functions that do not communicate."""
 
 _HANDLE = "CommHandle"
 
 
 class CommunicationPatches:
-    """Stands for the functions of communication, and for what they are waited for with.
+    """Patches the communication functions, and the methods that wait for them.
 
-    Made once: there may be a window in every step.
+    Created once: there may be a window in every step.
     """
 
     def __init__(self) -> None:
-        """Look for them."""
+        """Find the functions."""
         self._recorder: CallRecorder | None = None
         self._works = PendingWorks()
         self._functions = Patches(self._places())
@@ -55,7 +55,7 @@ class CommunicationPatches:
         """Begin.
 
         Args:
-            recorder: Is told of every call.
+            recorder: Receives every call.
         """
         self._recorder = recorder
         self._functions.install()
@@ -93,7 +93,7 @@ class CommunicationPatches:
             with RecordingGuard(recorder.note_failure):
                 call = recorder.open_api(prefix, name)
                 recorder.record_inputs(call, *_describer().inputs(name, signature, args, kwargs))
-        inside.value = True  # only the outermost call counts, and it may call others to do its work
+        inside.value = True  # only the outermost call is recorded; it may call others internally
         try:
             result = function(*args, **kwargs)
         except BaseException:
@@ -153,7 +153,7 @@ def _functions(module_name: str) -> list[tuple[ModuleType, str, Function]]:
 
 @cache
 def _handles() -> list[type[Any]]:
-    """Return the classes of what asynchronous calls return: a module's own one, and the one behind it."""
+    """Return the classes of handles of asynchronous calls: a module's own one, and the underlying one."""
     kinds: dict[type[Any], None] = {}
     for module_name in NAMESPACES:
         for module, _, function in _functions(module_name):
@@ -176,15 +176,15 @@ def _describer() -> Describer:
 
 
 def describe_group(group: Any) -> Argument:
-    """Return what is recorded of a group of ranks.
+    """Return the recorded description of a group of ranks.
 
     Args:
-        group: Its name; ``None`` for that of all ranks.
+        group: Its name; ``None`` for the group of all ranks.
     """
     name = GlobalComm.WORLD_COMM_GROUP if group is None else str(group)
     try:
         ranks = list(get_process_group_ranks(name))
-    except (RuntimeError, ValueError, TypeError):  # no job, or no such group: the call itself says so
+    except (RuntimeError, ValueError, TypeError):  # no job, or no such group: the call itself reports it
         return Argument("mindspore.ProcessGroup", name)
     group_id = f"{zlib.crc32(str(ranks).encode()):08x}"
     return Argument("mindspore.ProcessGroup", None, {"group_ranks": ranks, "group_id": group_id, "name": name})

@@ -24,7 +24,7 @@ class Compiling:
         self._replaced: Callable[..., Any] | None = None
 
     def install(self) -> None:
-        """Stand before the compiler."""
+        """Patch the compiler."""
         compile_graph: Callable[..., Any] = self._compiler.compile
 
         @functools.wraps(compile_graph)
@@ -43,6 +43,6 @@ class Compiling:
         self._compiler.compile = patch
 
     def remove(self) -> None:
-        """Give the place back."""
+        """Restore the compiler."""
         if self._replaced is not None:
             self._compiler.compile, self._replaced = self._replaced, None

@@ -16,16 +16,16 @@ from msprobe_core.plugin import Digest, Stats
 _TINY = float(np.finfo(np.float32).tiny)
 
 HELD_BYTES = 256 << 20
-"""So many bytes of copies may wait on a device: with more, results are fetched within the step."""
+"""Maximum size of copies that wait on a device; beyond it, results are fetched within the step."""
 
 
 def widest_float() -> Any:
-    """Return the dtype that is summed in: float64, or float32 on devices that have nothing wider worth the name."""
+    """Return the dtype for sums: float64, or float32 on devices without a usable wider one."""
     return ms.float64 if is_host() else ms.float32
 
 
 class DeferredStatistics:
-    """Numbers that wait on the device: seven of each tensor, stacked and fetched in one transfer."""
+    """Pending numbers on the device: seven for each tensor, stacked and fetched in one transfer."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Digest, Any, int]] = []
@@ -34,14 +34,14 @@ class DeferredStatistics:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether nothing is pending."""
         return not self._waiting
 
     def add(self, values: Any, digest: Digest) -> None:
-        """Enqueue the reductions of a tensor that has elements.
+        """Enqueue the reductions of a non-empty tensor.
 
-        What is summed is scaled by the largest magnitude, so that no square leaves the range of float32; the sum as it
-        is tells what the mean is where there are infinities.
+        Sums are scaled by the largest magnitude, so that no square overflows float32. The unscaled sum determines the
+        mean if there are infinities.
         """
         dtype, wide = values.dtype, widest_float()
         numbers: Any = ops.cast(ops.abs(values) if dtype in COMPLEX else values, wide)
@@ -89,7 +89,7 @@ def _to_stats(
 
 
 class DeferredCopies:
-    """Copies that wait on the device until they are reduced on the host, as operators of the device cannot."""
+    """Copies that wait on the device until they are reduced on the host, for reductions without a device operator."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Callable[[Any, Digest], None], Any, Digest]] = []
@@ -97,11 +97,11 @@ class DeferredCopies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether nothing is pending."""
         return not self._waiting
 
     def add(self, tensor: Any, digest: Digest, reduce: Callable[[Any, Digest], None]) -> None:
-        """Copy a tensor as it is now; ``reduce`` gets the copy and the digest when it is fetched."""
+        """Copy the current values of a tensor; ``reduce`` receives the copy and the digest when it is fetched."""
         self._waiting.append((reduce, tensor.copy(), digest))
         self.num_bytes += tensor.nbytes
 

@@ -1,4 +1,4 @@
-"""Where tensors lie, and what can be computed with them there."""
+"""The device of tensors, and the dtypes that can be computed with there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mindspore as ms
 
 
 def is_host() -> bool:
-    """Whether operators run on the CPU, and tensors lie in the host's memory."""
+    """Whether operators run on the CPU, with tensors in host memory."""
     return ms.get_context("device_target") == "CPU"
 
 
@@ -17,7 +17,7 @@ def _dtypes(*names: str) -> frozenset[object]:
 COMPLEX = _dtypes("complex64", "complex128")
 
 FLOATING = _dtypes("float16", "float32", "float64", "bfloat16") | COMPLEX
-"""Dtypes that have gradients, and NaN."""
+"""Dtypes with gradients and NaN."""
 
 WITH_ARITHMETIC = _dtypes("bool_", "int8", "int16", "int32", "int64", "uint8") | FLOATING
-"""Dtypes that operators cast to the one that is summed in."""
+"""Dtypes that operators can cast to the dtype for sums."""

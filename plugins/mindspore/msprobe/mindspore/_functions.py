@@ -1,4 +1,4 @@
-"""Interception of functions and methods: something stands for each of them wherever it is looked up."""
+"""Interception of functions and methods: each is patched wherever it is looked up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from msprobe_core.interception.patching import FunctionPatch, Handler, Patches
 
 
 class _ApiPatch(FunctionPatch):
-    """Shows the compiler of ``jit`` the original where it asks for ``__call__``, as it does of operators in branches.
+    """Shows the compiler of ``jit`` the original when it asks for ``__call__``, as it does for operators in branches.
 
-    It reads the source of what that is. Python itself looks ``__call__`` up in the class.
+    The compiler reads the source of that attribute. Python itself looks up ``__call__`` in the class.
     """
 
     def install(self) -> None:
@@ -26,17 +26,17 @@ class _ApiPatch(FunctionPatch):
 
 
 class ApiPatches:
-    """Stands for all functions and methods of a risk level. Made once: there may be a window in every step."""
+    """Patches all functions and methods of a risk level. Created once: there may be a window in every step."""
 
     def __init__(self, risk_level: RiskLevel) -> None:
-        """Look for them.
+        """Find the functions.
 
         Args:
             risk_level: How many APIs are recorded.
         """
         with suppress(ImportError):
-            # MindSpore imports it on first use, and it imports functions by name: in a window it would get what stands
-            # for them, and keep it.
+            # MindSpore imports it on first use, and it imports functions by name: in a window it would import the
+            # patches, and keep them.
             importlib.import_module("mindspore.ops.tensor_method")
         self._calls: ApiCalls | None = None
         self._patches = Patches(
@@ -54,12 +54,12 @@ class ApiPatches:
         self._patches.install()
 
     def remove(self) -> None:
-        """End: every function is in its place again, under all of its names."""
+        """End: restore every function, under all of its names."""
         self._patches.remove()
         self._calls = None
 
     def step_aside(self) -> Callable[[], None]:
-        """Take everything out until what is returned is called."""
+        """Remove all patches until the returned function is called."""
         self._patches.remove()
         return self._patches.install
 

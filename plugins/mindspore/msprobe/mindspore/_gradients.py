@@ -1,7 +1,7 @@
-"""Gradients of one call and of one tensor, as MindSpore's dynamic graph has them.
+"""Gradients of one call and of one tensor, from MindSpore's dynamic graph.
 
-Its nodes have edges, numbers and hooks, so gradients are read where they pass and nothing is put into the graph: other
-ways (identity cells, backward hooks of Cells) change the order in which gradients are summed.
+Its nodes have edges, numbers and hooks, so gradients are read where they pass and nothing is inserted into the graph.
+Other mechanisms (identity cells, backward hooks of Cells) change the order in which gradients are summed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe_core.interception.gradients import GraphGradients, Node
 
 has_nodes: bool = hasattr(Tensor, "_grad_node")
-"""Whether this release shows the nodes of its graph; if not, gradients of calls are not recorded."""
+"""Whether this release exposes the nodes of its graph; if not, gradients of calls are not recorded."""
 
 
 def builds_graph() -> bool:
-    """Whether what is computed now can be run backward."""
+    """Whether values computed now can be differentiated."""
     return has_nodes and bool(executor.requires_grad())
 
 
 def is_in_backward() -> bool:
-    """Whether a backward pass runs: a forward that runs now computes something again."""
+    """Whether a backward pass is running, so that a forward is a recomputation."""
     return _current_engine is not None and _current_engine() != -1
 
 
 _current_engine: Callable[[], int] | None = getattr(executor, "get_current_autodiff_engine_id", None)
 
 _marks: list[Any] = []
-"""A tensor to make nodes from: made on first use."""
+"""A tensor to create nodes from, made on first use."""
 
 
 def next_sequence_number() -> int:
-    """Return the number of a node that is made for it: what comes later has a higher one."""
+    """Return the number of a node created for this purpose; later nodes have higher numbers."""
     if not _marks:
         mark: Any = Tensor([0.0], ms.float32)
         mark.requires_grad_(True)
         _marks.append(mark)
-    executor.set_enable_grad(True)  # within our own work it is off
+    executor.set_enable_grad(True)  # it is off inside the guard
     try:
         return _marks[0].view(1)._grad_node._sequence_nr()
     finally:
@@ -61,44 +61,44 @@ class CallGradients(GraphGradients):
 
     @staticmethod
     def node_of(tensor: Any) -> Node | None:
-        """Return the node; hooks of that of a leaf are never called."""
+        """Return the node; hooks on the node of a leaf are never called."""
         node = tensor._grad_node
         return None if node is None or node.is_leaf() else node
 
     @staticmethod
     def output_number(tensor: Any) -> int:
-        """Return which of its node's results the tensor is."""
+        """Return the index of the tensor among its node's results."""
         return tensor._output_index
 
     @staticmethod
     def key_of(node: Node) -> Hashable:
-        """Return the address of the node: each view of it is another object."""
+        """Return the address of the node: each access returns another object."""
         return node._unique_id()
 
     @staticmethod
     def leaf_key(tensor: Any) -> Hashable:
-        """Return the address of the leaf's node; of what the graph does not know, something that no edge leads to."""
+        """Return the address of the leaf's node; for a tensor outside of the graph, a key that no edge leads to."""
         node = tensor._grad_node
         return None if node is None else node._unique_id()
 
     @staticmethod
     def edges_of(node: Node) -> Iterable[tuple[Node | None, Hashable, Hashable] | None]:
-        """Return ``next_functions``; behind a leaf there is nothing."""
+        """Return ``next_functions``; a leaf has none."""
         return [_edge(following, number) for following, number in node.next_functions]
 
     @staticmethod
     def sequence_number(node: Node) -> int:
-        """Return the node's number; that of a leaf is the highest there is."""
+        """Return the node's number; that of a leaf is the maximum."""
         return node._sequence_nr()
 
     @staticmethod
     def next_sequence_number() -> int:
-        """Return the number of a node that is made for it."""
+        """Return the number of a node created for this purpose."""
         return next_sequence_number()
 
     @staticmethod
     def backward_pass() -> int:
-        """Return the number of the engine that runs."""
+        """Return the number of the running engine."""
         return -1 if _current_engine is None else _current_engine()
 
     @staticmethod
@@ -134,7 +134,7 @@ def watch_gradient(tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[
 
 
 class _LeafHook:
-    """A hook of a leaf that may be taken out while it is called: MindSpore itself would end the process."""
+    """A hook of a leaf that may be removed while it is called; MindSpore itself would abort the process."""
 
     def __init__(self, tensor: Any, on_gradient: Callable[[Any], None]) -> None:
         self._on_gradient: Callable[[Any], None] | None = on_gradient
@@ -152,7 +152,7 @@ class _LeafHook:
             self._is_running = False
 
     def remove(self) -> None:
-        """Take it out, or else when a backward pass no longer runs; it is not called any more in any case."""
+        """Remove it, if necessary when no backward pass runs any more; it is not called again in any case."""
         self._on_gradient = None
         _left.append(self._handle)
         if not self._is_running:
@@ -160,7 +160,7 @@ class _LeafHook:
 
 
 _left: list[Any] = []
-"""Hooks that are to be taken out."""
+"""Hooks still to be removed."""
 
 
 def _take_out_left() -> None:
@@ -172,6 +172,6 @@ def _take_out_left() -> None:
 def takes_gradient(tensor: Any) -> bool:
     """Whether a backward pass computes a gradient with respect to this tensor.
 
-    Comparisons and indices say that theirs is required as well, though there is none.
+    Comparisons and indices claim to require a gradient as well, though they have none.
     """
     return bool(tensor._requires_grad) and tensor.dtype in FLOATING

@@ -1,8 +1,8 @@
-"""Which calls nobody is to look at: those inside of a call that is being recorded, and our own."""
+"""Calls that are not recorded: those inside a call that is being recorded, and our own."""
 
 from __future__ import annotations
 
 from msprobe_core.interception.apis import Inside
 
 inside = Inside()
-"""One for the process: functions are stood for by many, and what any of them runs is no call of the user's."""
+"""One per process: many patches share it, and calls that they make internally are not the user's."""

@@ -1,7 +1,7 @@
-"""Functions and Cells under ``mindspore.jit``: one call of each is one record; what is inside is the compiler's.
+"""Functions and Cells under ``mindspore.jit``: each call is one record; calls inside belong to the compiler.
 
-What compiles a function reads its source and that of what it calls. Our patches name the original as what they wrap,
-so the compiler finds that, and none of ours gets into a graph.
+The compiler of a function reads its source and that of its callees. Our patches name the original as what they wrap, so
+the compiler finds the original, and no patch gets into a graph.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _BYTECODE = "mindspore.graph._utils.pijit_context"
 
 
 class JitPatches:
-    """Stands for what runs compiled functions."""
+    """Patches the entry points of compiled functions."""
 
     def __init__(self, calls: ApiCalls, step_aside: Callable[[], Callable[[], None]]) -> None:
         """Prepare.
 
         Args:
             calls: Records them.
-            step_aside: Takes the patches of functions out, where a compiler looks at functions instead of at their
-                source; returns what puts them in again.
+            step_aside: Removes the patches of functions for compilers that inspect functions instead of their source;
+                returns a function that restores them.
         """
         self._calls = calls
         self._step_aside = step_aside
@@ -74,7 +74,7 @@ class JitPatches:
         belongs_to = OPTIMIZER if isinstance(owner, nn.Optimizer) else None
         return self._calls.run_foreign(PREFIX, name, run, shown, kwargs, owner=belongs_to)
 
-    # A compiler of bytecode sees the objects that a function uses, and compiles again if they are others.
+    # A bytecode compiler sees the objects that a function uses, and recompiles if they change.
 
     def _enter(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not self._depth:
@@ -93,7 +93,7 @@ class JitPatches:
 
 
 def _compile(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    # What the compiler runs of Python, to fold constants, is no call of the user's.
+    # Python code that the compiler runs to fold constants is not a call of the user.
     was_inside, inside.value = inside.value, True
     try:
         return function(*args, **kwargs)
@@ -102,7 +102,7 @@ def _compile(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def is_tracing() -> bool:
-    """Whether a function runs only to find out what it calls (``jit(capture_mode="trace")``)."""
+    """Whether a function runs only to be traced (``jit(capture_mode="trace")``)."""
     return _jit_context is not None and _jit_context() is not None
 
 

@@ -1,4 +1,4 @@
-"""Changes of the last digit, as MindSpore makes them: see `msprobe_core.capture.perturbation`."""
+"""Perturbation of last digits in MindSpore: see `msprobe_core.capture.perturbation`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _ROUNDOFFS = {
 
 
 class Noise:
-    """Changes tensors, on the host; see `msprobe_core.capture.perturbation.TensorKinds`."""
+    """Perturbs tensors, on the host; see `msprobe_core.capture.perturbation.TensorKinds`."""
 
     def __init__(self, perturbation: Perturbation, seed: int) -> None:
         """Begin.
 
         Args:
-            perturbation: By how much.
-            seed: Of the random numbers.
+            perturbation: Size of the perturbation.
+            seed: Seed of the random numbers.
         """
         self._coarser = None if perturbation.dtype is None else perturbation.dtype.roundoff
         self._random = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ class Noise:
         return isinstance(value, Tensor) and value.dtype not in _ROUNDOFFS
 
     def perturbed(self, tensor: Any) -> Any:
-        """Return a tensor with other last digits, through which gradients pass as they are."""
+        """Return a tensor with perturbed last digits; gradients pass through it unchanged."""
         changed = self._changed(tensor)
         if not takes_gradient(tensor):
             return changed
@@ -56,7 +56,7 @@ class Noise:
         return tensor + ops.stop_gradient(changed - tensor)
 
     def perturb_gradient(self, tensor: Any) -> None:
-        """Have the gradient with respect to a tensor changed when it comes."""
+        """Perturb the gradient with respect to a tensor when it arrives."""
         if takes_gradient(tensor):
             tensor.register_hook(self._changed)
 
@@ -67,7 +67,7 @@ class Noise:
     def _changed(self, tensor: Any) -> Any:
         changed = tensor
         with RecordingGuard():
-            is_bfloat16 = tensor.dtype == ms.bfloat16  # which NumPy has not, and float32 holds
+            is_bfloat16 = tensor.dtype == ms.bfloat16  # NumPy lacks it; float32 represents it exactly
             values = (tensor.astype(ms.float32) if is_bfloat16 else tensor).asnumpy()
             relative = relative_changes(self._random.random(values.shape), _ROUNDOFFS[tensor.dtype], self._coarser)
             with np.errstate(all="ignore"):
@@ -79,7 +79,7 @@ class Noise:
 
 
 class CellNoise:
-    """Hooks in the Cells of nets; what is compiled meanwhile finds none of them."""
+    """Hooks in the Cells of nets; they are absent during compilation."""
 
     def __init__(self, noise: ModuleNoise) -> None:
         """Begin.
@@ -92,15 +92,15 @@ class CellNoise:
         self._compiling.install()
 
     def detach(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         self._compiling.remove()
         self._noise.detach()
 
     def release(self) -> None:
-        """Nothing is left."""
+        """Do nothing: nothing is left."""
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is pending."""
 
 
 def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> CellNoise:

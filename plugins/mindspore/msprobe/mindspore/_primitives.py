@@ -1,7 +1,7 @@
-"""Interception of primitives: those that Cells hold, those that lie among the functions, and communication.
+"""Interception of primitives: those that Cells hold, those among the functions, and communication.
 
-A primitive is called through its class, so it is there that something stands; the primitives themselves, and the Cells
-that hold them, are left as they are. They can be copied, saved and compiled as ever.
+A primitive is called through its class, so the class is patched. The primitives themselves, and the Cells that hold
+them, are not modified: they can be copied, saved and compiled as usual.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FUNCTIONAL = "Functional"
 
 
 class _Named(NamedTuple):
-    """A primitive that is recorded; kept, so that its address is not given to another."""
+    """A recorded primitive; kept alive, so that its address is not reused."""
 
     primitive: Any
     prefix: str
@@ -37,13 +37,13 @@ class _Named(NamedTuple):
 
 
 class PrimitivePatches:
-    """Stands for the ``__call__`` of classes of primitives, and reports the calls of those that have a name."""
+    """Patches the ``__call__`` of primitive classes, and reports the calls of primitives that have a name."""
 
     def __init__(self, models: Sequence[NamedModel], calls: ApiCalls, risk_level: RiskLevel) -> None:
-        """Look for them.
+        """Find the primitives.
 
         Args:
-            models: Their Cells hold primitives, which are called by their attribute and their class.
+            models: Nets whose Cells hold primitives, which are named by their attribute and their class.
             calls: Records them.
             risk_level: How many of them are recorded; communication always is.
         """

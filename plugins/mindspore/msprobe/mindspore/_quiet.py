@@ -1,4 +1,4 @@
-"""The block in which our own work is done: no graph is built and no call is seen in it, and no failure leaves it."""
+"""The guard around the probe's own work: no graph is built and no call is recorded inside, and no failure escapes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from msprobe.mindspore._inside import inside
 from msprobe_core.guard import UserCodeError, is_of_the_program, kept
 
 executor: Any = _pynative_executor
-"""What runs the dynamic graph."""
+"""The executor of the dynamic graph."""
 
 
 class RecordingGuard:
-    """Context manager; make a new one for each block.
+    """Context manager; create a new one for each block.
 
-    No exception of ours leaves it: ``on_failure`` gets it. An `UserCodeError` does, as what it carries.
+    No exception of the probe escapes: ``on_failure`` receives it. A `UserCodeError` escapes, as the error that it
+    carries.
     """
 
     __slots__ = ("_builds_graph", "_on_failure", "_was_inside")
 
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
-        """Make one.
+        """Create a guard.
 
         Args:
-            on_failure: Is told of an exception, and the block then ends as if there were none; ``None`` lets
-                exceptions through.
+            on_failure: Called with an exception, which is then suppressed; ``None`` lets exceptions propagate.
         """
         self._on_failure = on_failure
 

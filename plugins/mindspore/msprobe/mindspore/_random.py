@@ -1,4 +1,4 @@
-"""MindSpore's random functions, and what they draw from."""
+"""MindSpore's random functions and their sources of random numbers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _FUNCTIONS = (
 _METHODS = ("bernoulli", "bernoulli_", "exponential_", "multinomial", "normal_", "random_", "uniform_")
 
 _LAYERS = ("Dropout", "Dropout2D", "Dropout3D")
-"""Operators that Cells hold and that draw from a state of their own, which nobody can put back."""
+"""Operators that Cells hold and that draw from a state of their own, which cannot be restored."""
 
 
 class MindSporeState:
-    """The default generator, and how often each operator with a seed has drawn; compare `RandomState` of the core."""
+    """The default generator, and how often each seeded operator has drawn; compare `RandomState` of the core."""
 
     def get(self) -> Any:
         """Return the state."""
@@ -41,7 +41,7 @@ class MindSporeState:
             return ms.get_rng_state().copy(), dict(_seeds._KERNEL_SEED)
 
     def set(self, state: Any) -> None:
-        """Put a state back; an operator that has drawn for the first time since begins anew."""
+        """Restore a state; an operator that has drawn for the first time since then starts again."""
         generator, counts = state
         with RecordingGuard():
             ms.set_rng_state(generator.copy())
@@ -62,20 +62,19 @@ def mindspore_functions() -> list[RandomFunction]:
 
 
 def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
-    """Write down every call of a random function of Python, NumPy and MindSpore from now on: what, and from where.
+    """Log every call of a random function of Python, NumPy and MindSpore from now on, with its stack.
 
-    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``; they
-    are on disk when the function is called, so a process that is killed loses none. What a compiled graph draws is not
-    seen.
+    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``. They
+    are on disk before the function runs, so a killed process loses none. Draws of a compiled graph are not logged.
 
     Args:
-        output_path: Directory; is made if it does not exist.
+        output_path: Directory; created if it does not exist.
 
-    Returns: a handle; its ``stop`` ends it, and so does leaving it where it is used as a context manager.
+    Returns: a handle; its ``stop`` ends the log, and so does leaving it if used as a context manager.
 
     Raises:
-        ConfigError: ``output_path`` is no path.
-        StoreError: the file cannot be made.
+        ConfigError: ``output_path`` is not a path.
+        StoreError: the file cannot be created.
     """
     return RandomLog(
         output_path,

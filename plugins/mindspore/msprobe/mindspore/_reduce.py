@@ -24,13 +24,13 @@ _BFLOAT16: Any = getattr(ms, "bfloat16", None)
 
 
 def values_of(tensor: Any) -> HostValues | None:
-    """Return the elements of a tensor, in its own memory where that is the host's.
+    """Return the elements of a tensor, in its own memory if that is on the host.
 
-    ``None`` if they are no numbers to NumPy (float8, strings), or nobody holds any (sparse tensors).
+    ``None`` if NumPy has no such numbers (float8, strings), or the tensor has no plain elements (sparse tensors).
 
     Raises:
         UserCodeError: an operator that the training has called has failed.
-        PluginError: a static graph has not handed them out.
+        PluginError: a static graph has not provided them.
         UnwrittenError: its kernel has written none.
     """
     if isinstance(tensor, GraphValues):
@@ -55,15 +55,15 @@ def values_of(tensor: Any) -> HostValues | None:
 class MindSporeReducer:
     """See `msprobe_core.plugin.Reducer`.
 
-    Tensors on the host are reduced at once. On a device the reductions of statistics are enqueued, and other ones get
-    copies there; ``collect`` fetches both.
+    Tensors on the host are reduced immediately. On a device, reductions of statistics are enqueued, and other digests
+    use copies there; ``collect`` fetches both.
     """
 
     def __init__(self, *, defers: bool = False) -> None:
         """Begin empty.
 
         Args:
-            defers: Whether to reduce as on a device, which can be tried on the host too.
+            defers: Whether to reduce as on a device, which can be tested on the host too.
         """
         self._host = HostReducer()
         self._defers = defers
@@ -99,7 +99,10 @@ class MindSporeReducer:
         self._reduce(tensor, digest, self._host.sketch)
 
     def fp8(self, tensor: Any, digest: Digest) -> None:
-        """Set ``digest.fp8``, now or at the next ``collect``; float8 tensors have none, which NumPy cannot read."""
+        """Set ``digest.fp8``, immediately or at the next ``collect``.
+
+        float8 tensors have none, since NumPy cannot read them.
+        """
         self._reduce(tensor, digest, self._host.fp8)
 
     def _reduce(self, tensor: Any, digest: Digest, reduce: Callable[[HostValues, Digest], None]) -> None:
@@ -112,7 +115,7 @@ class MindSporeReducer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing waits on a device."""
+        """Whether nothing is pending on a device."""
         return self._statistics.is_empty and self._copies.is_empty
 
     def collect(self) -> None:

@@ -1,4 +1,4 @@
-"""Make one recorded call again, by itself, in the dynamic graph."""
+"""Replay one recorded call by itself, in the dynamic graph."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def replay(call: ReplayCall, model: object | None) -> Replayed:
             return _replay(call, model)
     except ReplayError:
         raise
-    except Exception as error:  # whatever MindSpore, or the user's model, makes of arguments out of a file
+    except Exception as error:  # MindSpore, or the user's model, may fail in any way on arguments from a file
         reason = " ".join(str(error).partition("\n\n")[0].split())[:300]
         raise ReplayError(f"it cannot be called again ({type(error).__name__}: {reason})") from error
 
 
 @contextmanager
 def _by_itself() -> Generator[None, None, None]:
-    """Keep the program's random state and mode out of the call, and the call out of them."""
+    """Isolate the call from the program's random state and mode, and these from the call."""
     states, drawn, mode = RandomStates(), ms.get_rng_state().copy(), ms.get_context("mode")
     try:
         if mode != ms.PYNATIVE_MODE:
@@ -77,7 +77,7 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
 
 def _outputs(function: Function, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Tensor]:
     output = function(*args, **kwargs)
-    if output is None and args:  # it has written to its first argument, as ``x[i] = y`` does
+    if output is None and args:  # it wrote to its first argument, like ``x[i] = y``
         output = args[0]
     return dict(tensors_in(output, Tensor))
 
@@ -87,7 +87,7 @@ def _outputs(function: Function, args: list[Any], kwargs: dict[str, Any]) -> dic
 
 @contextmanager
 def _widened_calls() -> Generator[None, None, None]:
-    """Make float64 of every floating dtype that anything inside asks for, so that nothing rounds on the way."""
+    """Replace every floating-point dtype that any inner call asks for by float64, so that nothing rounds on the way."""
     patches = _wideners()
     patches.install()
     try:
@@ -98,7 +98,7 @@ def _widened_calls() -> Generator[None, None, None]:
 
 @cache
 def _wideners() -> Patches:
-    # Kept: there are a thousand, and a call is made several times.
+    # Cached: there are a thousand, and a call is replayed several times.
     places = [
         FunctionPatch(
             place.owner, place.attribute, _cast if _casts(place.prefix, place.name) else _run_widened, is_tracing
@@ -142,10 +142,10 @@ def _function_of(call: ReplayCall, model: object | None) -> Function:
 
 
 def _cell_of(call: ReplayCall, model: nn.Cell) -> nn.Cell:
-    """Return a copy of the Cell that was called, with its recorded parameters."""
+    """Return a copy of the called Cell, with its recorded parameters."""
     site = call.site
     cells = dict(model.cells_and_names())
-    # Of models given as a list, the path begins with the position.
+    # The path of a model in a list begins with its position.
     first, _, rest = site.path.partition(".")
     found = cells.get(rest) if site.path not in cells and first.isdecimal() else cells.get(site.path)
     if found is None:
@@ -211,7 +211,7 @@ def _special(value: Argument) -> Any:
 
 
 def _dtype_of(name: str) -> Any:
-    """Return a dtype by the name that a dump has for it.
+    """Return a dtype by its name in a dump.
 
     Raises:
         ReplayError: this MindSpore does not have it.
@@ -238,7 +238,7 @@ def _recorded(tensor: Tensor) -> ReplayTensor:
 
 
 def _gradients(call: ReplayCall, function: Function) -> dict[str, Tensor]:
-    """Return the gradients with respect to the arguments that take one."""
+    """Return the gradients with respect to the arguments that require one."""
     leaves: dict[str, Tensor] = {}
     sources: dict[str, str] = {}
     by_identity: dict[int, str] = {}

@@ -1,7 +1,7 @@
-"""The functions that are called when a dump says so: numerical ones, which touch no file, network or process.
+"""The functions that may be called for a dump: numerical ones, which use no file, network or process.
 
-A dump may come from anybody, so a name in it is never looked up in MindSpore: it is looked up here. Left out are also
-functions that make results from scalars alone.
+A dump may be untrusted, so its names are never looked up in MindSpore, only in this table. The table also excludes
+functions that create results from scalars alone.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _OPERATORS = """
 
 SIZED = frozenset(["broadcast_to", "expand", "repeat", "tile", "repeat_interleave", "pad", "interpolate", "upsample",
                    "one_hot", "unfold"])  # fmt: skip
-"""Functions whose results can be much larger than what they are given."""
+"""Functions whose results can be much larger than their inputs."""
 
 RANDOM = frozenset(
     {
@@ -78,7 +78,7 @@ RANDOM = frozenset(
 
 
 def find_function(prefix: str, name: str) -> Function | None:
-    """Return the function that a dump calls so; ``None`` if it is not called for dumps."""
+    """Return the function for a name in a dump; ``None`` if it is not called for dumps."""
     return _table().get((prefix, name))
 
 
@@ -86,7 +86,7 @@ def find_function(prefix: str, name: str) -> Function | None:
 def _table() -> dict[tuple[str, str], Function]:
     named = f"{_ELEMENTWISE} {_PRODUCTS_AND_SUMS} {_MOVING} {_LAYERS} {_OPERATORS}".split()
     written = [f"{name}_" for name in _ELEMENTWISE.split()]
-    # Releases and aclnn have further forms of a function under another name.
+    # Releases and aclnn have additional variants of a function under another name.
     allowed = {*named, *written, *(f"{name}_ext" for name in named)}
     return {
         (place.prefix, place.name): getattr(place.owner, place.attribute)

@@ -18,15 +18,15 @@ from msprobe_core.capture.seeding import Seeding, seed_common
 def seed_all(
     seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False
 ) -> Seeding:  # the published signature
-    """Seed Python, NumPy and MindSpore; on demand, take out other sources of chance.
+    """Seed Python, NumPy and MindSpore; optionally remove other sources of randomness.
 
     Args:
         seed: From 0 to 2**32 - 1.
-        mode: Switch on deterministic operators and communication. False leaves everything as it is.
-        rm_dropout: Let no dropout drop anything, in the whole process. In static graphs that holds for what is
-            constructed from now on.
-        is_enhanced: Make each call of a random function of Python, NumPy or MindSpore begin from the same state: the
-            same call always returns the same. Not ``nn.Dropout``, whose operator has a state of its own (take
+        mode: Enable deterministic operators and communication. False changes nothing.
+        rm_dropout: Disable every dropout in the whole process; in static graphs, those that are constructed from now
+            on.
+        is_enhanced: Make each call of a random function of Python, NumPy or MindSpore begin from the same state, so
+            that the same call always returns the same result. Not ``nn.Dropout``, whose operator has its own state (use
             ``rm_dropout``, or ``mint.nn.Dropout``), and not in static graphs.
 
     Returns: a handle; its ``restore`` undoes ``rm_dropout`` and ``is_enhanced``, and so does the next ``seed_all``.

@@ -1,4 +1,4 @@
-"""Everything that a training step in the dynamic graph reads and writes, to be put back later."""
+"""All state that a training step in the dynamic graph reads and writes, to be restored later."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _UNREPEATABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class NetState:
-    """See `msprobe_core.plugin.TrainingState`. Copies stay where the tensors lie."""
+    """See `msprobe_core.plugin.TrainingState`. Copies stay on the tensors' device."""
 
     def __init__(self, models: Sequence[nn.Cell], others: Iterable[Any]) -> None:
-        """Copy the state as it is now.
+        """Copy the current state.
 
         Args:
             models: Their parameters.
             others: Optimizers and other Cells.
 
         Raises:
-            TypeError: one of ``others`` is no Cell, or a model draws random numbers that cannot be drawn again.
+            TypeError: one of ``others`` is not a Cell, or a model draws random numbers that cannot be drawn again.
         """
         self._values: dict[int, tuple[Parameter, Tensor]] = {}
         with RecordingGuard():
@@ -41,7 +41,7 @@ class NetState:
         self._random = RandomStates()
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         with RecordingGuard():
             for parameter, value in self._values.values():
                 parameter.copy_(value)
@@ -49,7 +49,7 @@ class NetState:
         self._random.restore()
 
     def complaint(self) -> str | None:
-        """Return nothing: MindSpore does not tell which optimizers make a step."""
+        """Return ``None``: MindSpore does not show which optimizers make a step."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Results that the CPU's kernels allocate and do not write: whatever was in that memory before is no result."""
+"""Results that the CPU's kernels allocate and do not write: their content is arbitrary memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from msprobe_core.plugin import UnwrittenError
 
 
 class Unwritten:
-    """Stands for a result that its kernel has not written, where the recorder would read it."""
+    """Replaces a result that its kernel has not written, where the recorder would read it."""
 
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: Any) -> None:
-        """Stand for ``tensor``."""
+        """Replace ``tensor``."""
         self.tensor = tensor
 
     def values(self) -> Any:
@@ -29,10 +29,10 @@ class Unwritten:
 
 
 def shown(primitive: Any) -> Callable[[Any], Any] | None:
-    """Return what puts an `Unwritten` in the place of each unwritten result; ``None`` where all results are written.
+    """Return a function that replaces each unwritten result by `Unwritten`; ``None`` if all results are written.
 
     Args:
-        primitive: Is called.
+        primitive: The called primitive.
     """
     find = _UNWRITTEN.get(type(primitive).__name__)
     numbers = find(primitive) if find is not None and is_host() else ()
@@ -61,7 +61,7 @@ def _always(*numbers: int) -> Callable[[Any], tuple[int, ...]]:
 _UNWRITTEN: Mapping[str, Callable[[Any], tuple[int, ...]]] = {
     "BatchNorm": _batch_norm,
     "Eig": lambda primitive: () if primitive.compute_v else (1,),
-    "LSTM": _always(3, 4),  # what backward needs, where it runs; padding remains
+    "LSTM": _always(3, 4),  # written for backward only, except the padding
     "UniqueConsecutive": _unique,
     # Optimizers write to their parameters, and return tensors of the same shapes.
     "Adam": _always(0, 1, 2),
@@ -72,5 +72,8 @@ _UNWRITTEN: Mapping[str, Callable[[Any], tuple[int, ...]]] = {
     "FusedSparseLazyAdam": _always(0, 1, 2),
     "FusedSparseProximalAdagrad": _always(0, 1),
 }
-"""By the class of a primitive: which of its results. Found by filling free memory with two numbers in turn and looking
-for them in the results of all primitives that run on the CPU; a test does so again."""
+"""Unwritten results by the class of a primitive.
+
+Found by filling free memory with two numbers in turn and looking for them in the results of all primitives that run on
+the CPU; a test repeats this.
+"""

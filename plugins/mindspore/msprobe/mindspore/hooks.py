@@ -1,4 +1,4 @@
-"""MindSpore: dynamic graph and static-graph Cell dump; and its names, for comparing it with other frameworks."""
+"""MindSpore: dynamic graph and static-graph Cell dump, and its names for comparison with other frameworks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
 
 @hookimpl
 def msprobe_register_api_maps() -> Sequence[ApiMap]:
-    """Offer what PyTorch calls MindSpore's APIs, Cells, parameters and arguments; imports neither."""
+    """Offer PyTorch's names for MindSpore's APIs, Cells, parameters and arguments; imports neither framework."""
     return [_api_map()]
 
 

@@ -1,4 +1,4 @@
-"""What the functions that PyTorch dispatches are called in dumps, and which of them are recorded."""
+"""Names in dumps of the functions that PyTorch dispatches, and the selection of those that are recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Api(NamedTuple):
 
 
 class ApiTable:
-    """Knows each dispatched function: its name, or that it is not to be recorded."""
+    """Maps each dispatched function to its name, or to ``None`` if it is not recorded."""
 
     def __init__(self, risk_level: RiskLevel, namespaces: Iterable[str] = ()) -> None:
         """Build the table.
@@ -46,13 +46,13 @@ class ApiTable:
         self._risk_level = risk_level
         self._namespaces = frozenset(namespaces)
         self._known: dict[Function, Api | None] = {}
-        # The first name that a function is found under counts: F.conv2d and torch.conv2d are one object.
+        # The first name found for a function is used: F.conv2d and torch.conv2d are one object.
         for prefix, members in _namespaces():
             for name, function in members:
                 self._known.setdefault(function, self._select(_make_api(prefix, name)))
 
     def find(self, function: Function) -> Api | None:
-        """Return what ``function`` is called, or ``None`` if it is not recorded."""
+        """Return the name of ``function``, or ``None`` if it is not recorded."""
         try:
             return self._known[function]
         except KeyError:
@@ -64,17 +64,17 @@ class ApiTable:
             if isinstance(function.__self__, types.GetSetDescriptorType):
                 self._known[function] = None
             return None
-        if isinstance(function, FunctionPatch):  # PyTorch looks methods up when it dispatches them
+        if isinstance(function, FunctionPatch):  # PyTorch looks up methods when it dispatches them
             return self.find(function.original)
         named = None if is_communication(function) else _guess(function)
         api = self._known[function] = self._select(named)
         return api
 
     def name_of(self, operator: Function, *, keeps_all: bool) -> Api | None:
-        """Return what an operator that runs below the APIs is called; ``None`` if it is not recorded.
+        """Return the name of an operator that runs below the APIs; ``None`` if it is not recorded.
 
-        The risk level selects APIs. Of what is inside of them, ``keeps_all`` says whether it is to be recorded too
-        where it moves or makes values without arithmetic.
+        The risk level selects APIs. Among the operators inside them, those that move or create values without
+        arithmetic are recorded only with ``keeps_all``.
         """
         return self._select(_guess(operator), RiskLevel.ALL if keeps_all else RiskLevel.FOCUS)
 
@@ -93,12 +93,12 @@ class ApiTable:
 
 
 def is_foreign_operator(function: Function) -> bool:
-    """Whether an operator of ``torch.ops`` is not PyTorch's own; many take the tensor for the result as an argument."""
+    """Whether an operator of ``torch.ops`` is not PyTorch's own; many take the output tensor as an argument."""
     return isinstance(function, _OPERATORS_OF_TORCH) and _namespace_of(function) not in _OWN_NAMESPACES
 
 
 def written_by_schema(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an operator of others says that it writes to."""
+    """Yield the tensors that a third-party operator's schema marks as written to."""
     if is_foreign_operator(function):
         for place, name in _written_places(function):
             yield from _tensors_in([args[place] if place < len(args) else kwargs.get(name)])
@@ -161,7 +161,7 @@ _OPERATORS = {
     "gt": "__gt__", "ge": "__ge__", "eq": "__eq__", "ne": "__ne__", "bitwise_and": "__and__", "bitwise_or": "__or__",
     "bitwise_xor": "__xor__", "floor_divide": "__floordiv__", "floor_divide_": "__ifloordiv__",
 }  # fmt: skip
-"""PyTorch dispatches ``x + y`` under the name of the method; dumps tell the two apart."""
+"""PyTorch dispatches ``x + y`` under the name of the method; dumps distinguish the two."""
 
 
 def _namespaces() -> Iterable[tuple[str, Iterable[tuple[str, Function]]]]:
@@ -175,7 +175,7 @@ def _namespaces() -> Iterable[tuple[str, Iterable[tuple[str, Function]]]]:
 
 
 def _members(namespace: Any, modules: tuple[str, ...] | None) -> list[tuple[str, Function]]:
-    """Return the functions of a namespace; of those modules only, if any are given."""
+    """Return the functions of a namespace, restricted to the given modules, if any."""
     members: list[tuple[str, Function]] = []
     for name in dir(namespace):
         member = original_of(getattr(namespace, name, None))
@@ -196,7 +196,7 @@ def _public_name(namespace: Any, name: str) -> str:
 
 
 def _guess(function: Function) -> Api | None:
-    """Return a name for a function that is in none of the namespaces, by where it says it is from."""
+    """Return a name for a function that is in none of the namespaces, from its module."""
     name = getattr(function, "__name__", "")
     module = getattr(function, "__module__", None) or ""
     if isinstance(function, _OPERATORS_OF_TORCH):
@@ -221,14 +221,14 @@ _C_MODULES = {
 
 NOT_RECORDED = frozenset(
     {
-        # Ask about a tensor, without computing.
+        # Query a tensor, without computing.
         "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "data_ptr",
         "const_data_ptr", "get_device", "has_names", "dense_dim", "sparse_dim", "dim_order", "itemsize", "nbytes",
         "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "is_conj", "is_neg",
         "is_nonzero", "is_pinned", "is_shared", "is_set_to", "is_same_size", "is_coalesced", "is_distributed",
         "is_tensor", "is_storage", "result_type", "promote_types", "can_cast", "equal", "allclose", "broadcast_shapes",
         "qscheme", "q_scale", "q_zero_point",
-        # Hand values to Python.
+        # Pass values to Python.
         "item", "tolist", "numpy", "__len__", "__repr__", "__str__", "__format__", "__hash__", "__bool__", "__int__",
         "__float__", "__index__", "__long__", "__complex__", "__nonzero__", "__contains__", "__iter__",
         "__array__", "__array_wrap__", "__dlpack__", "__dlpack_device__", "__dir__", "__deepcopy__", "__reduce_ex__",
@@ -240,7 +240,7 @@ NOT_RECORDED = frozenset(
         "_make_subclass", "_make_wrapper_subclass", "_dtensor__new__", "_is_view", "_sync", "_set_grad_enabled",
     }
 )  # fmt: skip
-"""Functions that compute nothing of their own."""
+"""Functions that compute nothing themselves."""
 
 LOW_RISK = frozenset(
     {
@@ -265,7 +265,7 @@ LOW_RISK = frozenset(
         "tril_indices", "triu_indices", "zero", "fill",
     }
 )  # fmt: skip
-"""Functions that move or make values without arithmetic; FOCUS leaves them out. Underscores at the end are cut."""
+"""Functions that move or create values without arithmetic, which FOCUS excludes. Without trailing underscores."""
 
 CORE = frozenset(
     {
@@ -277,6 +277,6 @@ CORE = frozenset(
         "lstm", "gru", "rnn_tanh", "rnn_relu", "_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad",
     }
 )  # fmt: skip
-"""Functions in which most numerical faults of large models show; CORE keeps these and the prefixes below."""
+"""Functions that show most numerical faults of large models; CORE keeps these and the prefixes below."""
 
 CORE_PREFIXES = frozenset({"NPU", "MindSpeed", "Distributed"})

@@ -1,4 +1,4 @@
-"""One call of an API that PyTorch runs: what `msprobe_core.interception.apis` does not know of it."""
+"""One call of a PyTorch API: the parts that `msprobe_core.interception.apis` leaves to the framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from msprobe_core.plugin import Call, CallRecorder
 
 
 class ApiCalls(apis.ApiCalls):
-    """Records the outermost API calls of each thread: the same for what the mode sees and for what patches get."""
+    """Records the outermost API calls of each thread, from the function mode and from patches."""
 
     tensor_type = torch.Tensor
 
@@ -27,7 +27,7 @@ class ApiCalls(apis.ApiCalls):
         """Prepare.
 
         Args:
-            recorder: Is told of every call.
+            recorder: Receives every call.
             unsettled: See `CallGradients`.
         """
         super().__init__(recorder)
@@ -35,7 +35,7 @@ class ApiCalls(apis.ApiCalls):
         self.unset_memory = UnsetMemory()
 
     def note_memory(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Follow what a function, recorded or not, does to memory that has not been set."""
+        """Track the effect of a function, recorded or not, on uninitialised memory."""
         if leaves_memory_unset(function):
             self.unset_memory.note(output)
         elif self.unset_memory and is_foreign_operator(function):
@@ -81,6 +81,6 @@ class ApiCalls(apis.ApiCalls):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         *,
-        is_foreign: bool,  # noqa: ARG002  # numbers of nodes tell, whatever it uses
+        is_foreign: bool,  # noqa: ARG002  # node numbers show it for every function
     ) -> CallGradients:
         return CallGradients(self._recorder, call, args, kwargs, self._unsettled)

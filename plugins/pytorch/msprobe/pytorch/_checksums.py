@@ -1,4 +1,4 @@
-"""Checksums of tensors: CRC-32 on the host, exclusive or where the tensor lives."""
+"""Checksums of tensors: CRC-32 on the host, exclusive or on the tensor's device."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def xor_of(values: Tensor) -> str:
 
 
 def bytes_of(values: Tensor) -> Tensor:
-    """Return the contiguous bytes as a vector; without a copy where they are contiguous already."""
+    """Return the contiguous bytes as a vector; without a copy if they are contiguous already."""
     flat = values.resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # one element may have any stride and be contiguous
 
 
 def xor_on_device(content: Tensor) -> Tensor:
-    """Return the exclusive or of the words as a 0-d int64 tensor, by folding in halves; nothing is waited for."""
+    """Return the exclusive or of the words as a 0-d int64 tensor, by folding in halves, without waiting."""
     words = torch.zeros((content.numel() + 7) // 8 or 1, dtype=torch.int64, device=content.device)
     words.view(torch.uint8)[: content.numel()].copy_(content)
     while words.numel() > 1:

@@ -1,4 +1,4 @@
-"""PyTorch's stack of dispatch modes: a mode of ours lies at its bottom, below all modes of the user."""
+"""PyTorch's stack of dispatch modes: our mode is at its bottom, below all modes of the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = (Tensor, nn.Parameter)
 COMMUNICATING = frozenset(
     {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"}
 )
-"""Namespaces of operators whose results may still be on their way when they return."""
+"""Namespaces of operators whose results may still be in flight when they return."""
 
 
 class BottomMode(TorchDispatchMode):
@@ -31,16 +31,16 @@ class BottomMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let ``torch.compile`` compile as it does without a mode."""
+        """Let ``torch.compile`` compile as without a mode."""
         return True
 
     def install(self) -> None:
-        """Begin: below the modes of the user, each of which takes the uppermost out when its block ends."""
+        """Begin, below the modes of the user, each of which removes the topmost one when its block ends."""
         at_thread_end(_take_off_ours)
         self._take_place()
 
     def detach(self) -> None:
-        """End; where it is not on the stack of this thread, it does nothing any more."""
+        """End; if the mode is not on the stack of this thread, it becomes inactive."""
         self._is_on = False
         _put_back([mode for mode in _take_all() if mode is not self])
 
@@ -58,15 +58,15 @@ class BottomMode(TorchDispatchMode):
 
     def _take_place(self) -> None:
         modes = _take_all()
-        # Above another mode of ours: what is put in place later sees what an earlier one changes.
+        # Above another mode of ours, so that a later mode sees the changes of an earlier one.
         place = next((i for i, mode in enumerate(modes) if isinstance(mode, BottomMode)), len(modes))
         _put_back([*modes[:place], self, *modes[place:]])
 
 
 def run_below(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator as it runs without a mode.
+    """Run an operator as without a mode.
 
-    Operators on lists leave raising versions to the operators that they call, which do not do so below a mode.
+    Operators on lists rely on the operators that they call to increment versions, which those do not do below a mode.
     """
     with torch._C.DisableTorchFunction():  # an operator called by its name is an API to function modes
         if not (func.__name__.startswith("_foreach_") and func._schema.is_mutable):
@@ -81,13 +81,13 @@ def run_below(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _take_all() -> list[Any]:
-    """Empty this thread's stack of dispatch modes, but for those of compilers, and return them, the uppermost first."""
+    """Empty this thread's stack of dispatch modes, except those of compilers, and return them, topmost first."""
     others = [mode for mode in _get_current_dispatch_mode_stack() if not is_of_compilers(mode)]
     return [_pop_mode() for _ in others]
 
 
 def _take_off_ours() -> None:
-    """Take every mode of this plugin off the stack of this thread."""
+    """Remove every mode of this plugin from the stack of this thread."""
     _put_back([mode for mode in _take_all() if not isinstance(mode, BottomMode)])
 
 

@@ -1,10 +1,10 @@
-"""Dropout, wherever it is called from: taken out, or watched.
+"""Disable or log dropout, wherever it is called from.
 
-Every form of dropout ends in one of a few operators, which PyTorch defines for all devices by one kernel made of other
-operators. While dropout is taken out or watched, a kernel of ours stands before that one: whoever calls, by whatever
-name, on whatever thread, from Python, C++ or TorchScript, forward or recomputed in backward, passes it. The kernel
-calls PyTorch's own, with a probability of 0 if dropout is taken out. `torch.compile` is let pass: what it makes of a
-function is kept, on disk too, and must not depend on us.
+Every form of dropout ends in one of a few operators, which PyTorch implements for all devices by one kernel composed of
+other operators. While dropout is disabled or logged, a kernel of ours overrides it. So every caller reaches it, by any
+name, on any thread, from Python, C++ or TorchScript, in forward or recomputed in backward. Our kernel calls PyTorch's
+own, with a probability of 0 if dropout is disabled. `torch.compile` is exempt: its result is cached, also on disk, and
+must not depend on us.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _KEYS = (
     "AutogradNestedTensor",
 )
 _TRANSFORMS = "FuncTorchDynamicLayerFrontMode"
-"""Where `torch.func` has kernels of its own for dropout."""
+"""Dispatch key of `torch.func`'s own dropout kernels."""
 
 _UNTOUCHED = DispatchKey.AutogradLazy
-"""A key under which PyTorch's own kernel, the same for all, is left in its place, so that ours can call it."""
+"""A key under which PyTorch's own kernel, the same for all devices, is not overridden, so that ours can call it."""
 
 _PROBABILITIES = frozenset({"p", "dropout", "dropout_p"})
 
@@ -56,16 +56,16 @@ _ARGUMENTS = {
     "scaled_dot_product_attention": (4, "dropout_p"),
     "multi_head_attention_forward": (10, "dropout_p"),
 }  # fmt: skip
-"""Where the functions of PyTorch take the probability."""
+"""Position and name of the probability in the functions of PyTorch."""
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Take it two places after the first boolean, in both of their forms."""
+"""Their probability is two positions after the first boolean, in both of their forms."""
 
 _OWN_KERNELS = (
     (torch.nn.functional, "scaled_dot_product_attention"), (torch._VF, "lstm"), (torch._VF, "gru"),
     (torch._VF, "rnn_tanh"), (torch._VF, "rnn_relu"),
 )  # fmt: skip
-"""Functions whose operator some devices replace by a kernel of their own, which is then called without dropout."""
+"""Functions whose operator some devices override by their own kernel, which is then called without dropout."""
 
 _NPU_ATTENTION = ("npu_fusion_attention", "npu_fusion_attention_v2")
 _NPU_KEEP_PROBABILITY = (9, "keep_prob")
@@ -86,10 +86,10 @@ def without_dropout(
 def _with(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], place: tuple[int, str], value: float
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with one of them replaced, where it is given, or must be because it is not 0 by default."""
+    """Return the arguments with one of them replaced, if it is given, or if it must be because its default is not 0."""
     position, keyword = place
     if len(args) > position:
-        # What is no probability at all is left for PyTorch to complain about.
+        # An invalid probability is left for PyTorch to reject.
         return (*args[:position], _replaced(args[position], value), *args[position + 1 :]), dict(kwargs)
     if keyword == "p" or keyword in kwargs:
         return args, {**kwargs, keyword: _replaced(kwargs.get(keyword, value), value)}
@@ -102,7 +102,7 @@ def _replaced(given: Any, value: float) -> Any:
 
 
 class DropoutKernels:
-    """The kernels that stand before PyTorch's; there is one set of them in a process."""
+    """The kernels that override PyTorch's; there is one set of them per process."""
 
     _lock: ClassVar[threading.RLock] = threading.RLock()
     _library: ClassVar[torch.library.Library | None] = None
@@ -111,11 +111,11 @@ class DropoutKernels:
     _let_be: ClassVar[set[str]] = set()
     _has_said: ClassVar[bool] = False
     is_removed: ClassVar[bool] = False
-    """Whether dropout is taken out."""
+    """Whether dropout is disabled."""
 
     @classmethod
     def take_out(cls) -> None:
-        """Let no dropout drop anything, until `put_back`."""
+        """Disable every dropout, until `put_back`."""
         with cls._lock:
             cls._open()
             if not cls.is_removed:
@@ -125,7 +125,7 @@ class DropoutKernels:
 
     @classmethod
     def put_back(cls) -> None:
-        """Let dropout drop again."""
+        """Enable dropout again."""
         with cls._lock:
             if cls.is_removed:
                 cls._functions.remove()
@@ -134,7 +134,7 @@ class DropoutKernels:
 
     @classmethod
     def watch(cls, watch: RandomWatch, state: RandomState) -> Callable[[], None]:
-        """Hand each dropout that drops to ``watch``; returns what ends it."""
+        """Pass each active dropout to ``watch``; return a function that ends it."""
         entry = (watch, state)
         with cls._lock:
             cls._open()
@@ -153,7 +153,7 @@ class DropoutKernels:
             return
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+            warnings.simplefilter("ignore")  # PyTorch warns about an overridden kernel, which is intended
             for name in _OPERATORS:
                 kernel = cls._kernel(name)
                 for key in (*_KEYS, _TRANSFORMS):
@@ -166,7 +166,7 @@ class DropoutKernels:
 
     @staticmethod
     def _forget_dispatch() -> None:
-        """Let the compiler look the kernels up again: it remembers which ones it found."""
+        """Let the compiler look up the kernels again: it caches them."""
         for name in _OPERATORS:
             getattr(_operator(name), "_dispatch_cache", {}).clear()
 
@@ -256,7 +256,7 @@ def _operator(name: str) -> Any:
 
 
 def _may_replace(name: str, key: str) -> bool:
-    """Whether what stands under ``key`` is PyTorch's own kernel, or does the same when nothing is dropped."""
+    """Whether the kernel under ``key`` is PyTorch's own, or equivalent when nothing is dropped."""
     is_taken = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
     if key == _TRANSFORMS:
         return is_taken

@@ -1,4 +1,4 @@
-"""Tensors as `msprobe_core.fingerprint` works on them: on the host through NumPy, elsewhere where they live."""
+"""Tensors for `msprobe_core.fingerprint`: on the host through NumPy, otherwise on their device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _words(values: Tensor) -> Tensor:
 
 
 class HostTensors(NumpyArrays):
-    """Tensors on the host: NumPy's arrays as soon as they are read, which is faster for small ones.
+    """Tensors on the host: converted to NumPy's arrays when read, which is faster for small ones.
 
     See `msprobe_core.fingerprint.arrays.Arrays`.
     """
@@ -36,7 +36,7 @@ class HostTensors(NumpyArrays):
         return words_of(values)
 
     def floats(self, values: Any) -> Any:
-        """Return the elements of a tensor as an array; an array as it is."""
+        """Return the elements of a tensor as an array; an array unchanged."""
         if not isinstance(values, Tensor):
             return values
         is_narrow = values.is_floating_point() and values.dtype not in (torch.float32, torch.float64)
@@ -61,7 +61,7 @@ class DeviceTensors:
         return _words(values)
 
     def floats(self, values: Any) -> Any:
-        """Return what the tables can be multiplied by."""
+        """Return elements that can be multiplied with the tables."""
         return values if values.dtype is torch.float32 else values.to(self._wide)
 
     def single(self, values: Any) -> Any:

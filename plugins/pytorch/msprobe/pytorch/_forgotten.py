@@ -1,8 +1,8 @@
-"""Arguments that PyTorch's own functions forget when they hand themselves over to a function mode.
+"""Arguments that PyTorch's own functions omit when they pass their call to a function mode.
 
-A function of PyTorch that is written in Python asks whether there is a mode, and hands its arguments over by naming
-each. The mode cannot pass on what is not named, and the function computes something else. In PyTorch 2.13 these are
-``F.l1_loss`` with ``weight``, ``torch.chain_matmul`` with ``out`` and ``Tensor.dim_order`` with ``ambiguity_check``.
+A PyTorch function written in Python checks for a mode, and passes its arguments on by naming each. The mode cannot pass
+on an argument that is not named, so the function would compute something else. In PyTorch 2.13 these are ``F.l1_loss``
+with ``weight``, ``torch.chain_matmul`` with ``out`` and ``Tensor.dim_order`` with ``ambiguity_check``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HANDING_OVER: CodeType = torch.overrides.handle_torch_function.__code__
 
 
 class ForgottenArguments:
-    """Finds the arguments that a function has not handed over, where it still has them."""
+    """Restores the arguments that a function has not passed on, if its frame still has them."""
 
     def __init__(self) -> None:
         self._names: dict[Function, tuple[str, ...]] = {}
@@ -27,13 +27,13 @@ class ForgottenArguments:
     def add_to(
         self, kwargs: dict[str, Any], function: Function, args: tuple[Any, ...], frame: FrameType
     ) -> dict[str, Any]:
-        """Return the keyword arguments of a call, with those that the function has forgotten.
+        """Return the keyword arguments of a call, including those that the function has omitted.
 
         Args:
-            kwargs: Keyword arguments that the mode has got.
-            function: The function, as the mode has got it.
-            args: Positional arguments likewise.
-            frame: What has called the mode.
+            kwargs: Keyword arguments that the mode received.
+            function: The function that the mode received.
+            args: Positional arguments that the mode received.
+            frame: The caller of the mode.
         """
         try:
             names = self._names[function]
@@ -53,7 +53,7 @@ def _missing(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def _taken_from(names: tuple[str, ...], function: Any, frame: FrameType) -> dict[str, Any]:
-    """Return the arguments of these names, unless they have their defaults, from the frame of the function itself."""
+    """Return the arguments of these names that differ from their defaults, from the frame of the function itself."""
     caller = frame.f_back
     if frame.f_code is not _HANDING_OVER or caller is None or caller.f_code is not function.__code__:
         return {}

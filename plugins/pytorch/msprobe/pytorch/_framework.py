@@ -1,4 +1,4 @@
-"""PyTorch as the core sees it."""
+"""The PyTorch implementation of the core's framework protocol."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ NO_CALLS = (
 )
 
 _MAX_METAS = 1 << 14
-"""How many descriptions are kept: a step has some tens of different ones, but lengths of sequences may vary."""
+"""Maximum number of cached descriptions: a step has a few dozen different ones, but sequence lengths may vary."""
 
 
 class PyTorchFramework:
@@ -98,7 +98,7 @@ class PyTorchFramework:
         return isinstance(value, nn.Module)
 
     def rank(self) -> int | None:
-        """Return the rank in the process group or, before there is one, the rank that the launcher gave."""
+        """Return the rank in the process group or, before there is one, the launcher's rank."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return torch.distributed.get_rank()
         launched = os.environ.get("RANK", "")
@@ -138,7 +138,7 @@ class PyTorchFramework:
         """Describe a size, dtype, device, layout, memory format, process group or reduce operation."""
         kind = type(value)
         if kind is torch.Size:
-            # Symbolic sizes, and the tensors that tracing puts there, are no numbers.
+            # Symbolic sizes, and the tensors that tracing uses instead, are not numbers.
             return Argument("torch.Size", [size if type(size) is int else type(size).__name__ for size in value])
         if kind in (torch.dtype, torch.layout):
             return Argument(f"torch.{kind.__name__}", str(value))
@@ -153,34 +153,34 @@ class PyTorchFramework:
         return TorchReducer()
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
-        """Hook modules, enter the function mode, or both, as the level says."""
+        """Hook modules, enter the function mode, or both, depending on the level."""
         apis = self._apis_for(options)
         operators = OperatorTable(apis, keeps_all=RiskLevel(options.risk_level) is RiskLevel.ALL)
         return _Attachment(models, options, recorder, apis, operators, self._aliases, self._say)
 
     def _say(self, sentence: str) -> None:
-        # Once a process: there may be a window in every step.
+        # Once per process: there may be a window in every step.
         if sentence not in self._said:
             self._said.add(sentence)
             _logger.warning("%s", sentence)
 
     def _apis_for(self, options: AttachOptions) -> ApiTable:
-        # Kept: building it takes milliseconds, and there may be a window in every step.
+        # Cached: building it takes milliseconds, and there may be a window in every step.
         key = (RiskLevel(options.risk_level), tuple(options.custom_op_namespaces))
         if key not in self._apis:
             self._apis[key] = ApiTable(*key)
         return self._apis[key]
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
-        """Return a block that PyTorch's modes do not see, and that raises nothing."""
+        """Return a block that is hidden from PyTorch's modes and raises nothing."""
         return RecordingGuard(on_failure)
 
     def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
-        """Hook the tensor if it is a leaf, and otherwise the node that made it."""
+        """Hook the tensor if it is a leaf, and otherwise its autograd node."""
         return watch_gradient(tensor, on_gradient)
 
     def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
-        """Return a view of a part; ``None`` of what has no plain elements, or only a shard of them."""
+        """Return a view of a slice; ``None`` for a tensor without plain elements, or with only a shard of them."""
         with RecordingGuard():
             values = readable(tensor)
             if values is None or values.shape != tensor.shape:
@@ -194,18 +194,18 @@ class PyTorchFramework:
         return WatchHooks("Module", modules_to_watch(models), watcher, observe)
 
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
-        """Put a dispatch mode in place, or hooks of modules."""
+        """Install a dispatch mode, or module hooks."""
         return perturb(models, perturbation, seed)
 
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
-        """Refuse, as ``check_kernels``."""
+        """Reject, like ``check_kernels``."""
         self.check_kernels(options)
 
     def check_kernels(self, options: KernelOptions) -> NoReturn:
-        """Refuse: kernels of PyTorch are dumped by what its device brings.
+        """Reject: PyTorch's kernels are dumped by the tools of the device.
 
         Raises:
-            ConfigError: always; says how.
+            ConfigError: always; the message names the tools.
         """
         names = ", ".join(repr(name) for name in options.kernels) or "some APIs"
         raise ConfigError(
@@ -220,22 +220,22 @@ class PyTorchFramework:
         return ModuleState(models, others)
 
     def load(self, path: Path, like: Any) -> Any:
-        """Return the tensor that ``torch.save`` has written to ``path``, in place of ``like``.
+        """Return the tensor that ``torch.save`` wrote to ``path``, as a replacement for ``like``.
 
-        Not with ``torch.load``: before PyTorch 2.6 a file can have it run code, with ``weights_only`` too.
+        Not with ``torch.load``: before PyTorch 2.6 a file can make it run code, even with ``weights_only``.
         """
-        from msprobe_core.store.tensors import open_tensor  # nothing else that records needs it
+        from msprobe_core.store.tensors import open_tensor  # not needed for recording
 
         return self.rebuild(open_tensor(path).content(), like)
 
     def rebuild(self, content: TensorContent, like: Any) -> Any:
-        """Return the tensor with these elements, in place of ``like``."""
+        """Return the tensor with these elements, as a replacement for ``like``."""
         dtype = getattr(torch, content.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"this PyTorch has no dtype {content.dtype}")
         loaded: Any = None
         with RecordingGuard():
-            # Not frombuffer, which takes no empty ones.
+            # Not frombuffer, which rejects empty buffers.
             stored = torch.from_numpy(np.asarray(content.data))
             loaded = stored.view(dtype).reshape(content.shape).to(like.device)
         return _in_place_of(like, loaded)
@@ -259,23 +259,23 @@ class PyTorchFramework:
 
     def why_not_replayed(self, site: Site) -> str | None:
         """Return why calls of this API are not replayed; see `msprobe_core.plugin.ReplayingFramework`."""
-        from msprobe.pytorch._replay import why_not_replayed  # of no use to a training
+        from msprobe.pytorch._replay import why_not_replayed  # not needed for training
 
         return why_not_replayed(site)
 
     def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
-        """Make a recorded call again on the CPU."""
+        """Replay a recorded call on the CPU."""
         from msprobe.pytorch._replay import replay
 
         return replay(call, model)
 
     def wait_for_devices(self) -> None:
-        """Wait for every device of the process's own; see `msprobe_core.plugin.DeviceGauge`."""
+        """Wait for every device that this process uses; see `msprobe_core.plugin.DeviceGauge`."""
         for backend in _backends_in_use():
             backend.synchronize()
 
     def peak_device_bytes(self) -> int | None:
-        """Return what the allocators of all devices together have had at most, each at its own time."""
+        """Return the sum of the allocators' peaks over all devices, each at its own time."""
         peaks = [
             backend.max_memory_allocated(index)
             for backend in _backends_in_use()

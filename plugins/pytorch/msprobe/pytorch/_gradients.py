@@ -37,7 +37,7 @@ def run_apart(work: Callable[[], None], on_failure: Callable[[str, Exception], N
     def run() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # of PyTorch, or of a tensor class of the user
+        except Exception as error:  # noqa: BLE001  # of PyTorch, or of a tensor subclass of the user
             on_failure("gradients of parameters after the window", error)
 
     thread = threading.Thread(target=run, name="msprobe-graph", daemon=True)
@@ -49,7 +49,7 @@ def run_apart(work: Callable[[], None], on_failure: Callable[[str, Exception], N
 
 
 def is_in_backward() -> bool:
-    """Whether autograd's engine is running nodes on this thread: a forward that runs now computes something again."""
+    """Whether autograd's engine is running nodes on this thread, so that a forward is a recomputation."""
     return _read_graph_task is not None and _read_graph_task() != -1
 
 
@@ -61,7 +61,7 @@ class CallGradients(GraphGradients):
 
     __slots__ = ()
 
-    backward_pass = staticmethod(_read_graph_task or (lambda: -1))  # no call in between: every gradient asks
+    backward_pass = staticmethod(_read_graph_task or (lambda: -1))  # without a wrapper, since every gradient calls it
 
     @staticmethod
     def is_tensor(value: object) -> bool:
@@ -75,12 +75,12 @@ class CallGradients(GraphGradients):
 
     @staticmethod
     def output_number(tensor: Tensor) -> int:
-        """Return which of its node's results the tensor is."""
+        """Return the index of the tensor among its node's results."""
         return tensor.output_nr
 
     @staticmethod
     def key_of(node: Node) -> Hashable:
-        """Return the node: PyTorch gives the same object as long as it is alive."""
+        """Return the node: PyTorch returns the same object as long as it is alive."""
         return node
 
     @staticmethod
@@ -90,7 +90,7 @@ class CallGradients(GraphGradients):
 
     @staticmethod
     def edges_of(node: Node) -> Iterable[tuple[Node | None, Hashable, Hashable] | None]:
-        """Return ``next_functions``; behind a node that accumulates there is nothing."""
+        """Return ``next_functions``; an accumulating node has none."""
         return [
             None
             if edge[0] is None
@@ -115,16 +115,16 @@ class CallGradients(GraphGradients):
     is_view = staticmethod(Tensor._is_view)
 
     def follow_views(self, results: Sequence[tuple[GradientSlot, Any]]) -> int:
-        """Watch the gradients of views that the call has written to.
+        """Record the gradients of views that the call has written to.
 
-        Such a view gets a new node, and the one that it had is never run. In its place ``CopySlices`` computes the
-        gradient with respect to what the view was, as a part of that with respect to its base. The call that made the
-        view is told of it by the hooks that it has left at the old node.
+        Such a view gets a new node, and its old node never runs. Instead, ``CopySlices`` computes the gradient with
+        respect to the old view, as a part of that with respect to its base. Hooks at the old node report it to the call
+        that created the view.
         """
         handed_on = {id(tensor) for _, tensor in results}
         num_followed = 0
         for slot, tensor, node in self._views:
-            # If it is no result somebody else may have written, and asking for the view's node would make it.
+            # If it is not a result, other code may have written to it, and asking for its node would create the node.
             if id(tensor) not in handed_on or not tensor._version or tensor.output_nr or tensor.grad_fn is node:
                 continue
             copies = self._find_copies(tensor.grad_fn)
@@ -134,7 +134,7 @@ class CallGradients(GraphGradients):
         return num_followed
 
     def _find_copies(self, start: Node) -> list[Node]:
-        """Return the nodes that this call has made to write to a part of something."""
+        """Return the nodes that this call created to write to a part of a tensor."""
         seen, pending = {start}, [start]
         while pending:
             for following, _ in pending.pop().next_functions:
@@ -150,8 +150,8 @@ class CallGradients(GraphGradients):
         part = view.shape, view.stride(), view.storage_offset() - base.storage_offset()
         before, after = _own_hooks(node)
         if any(each.__module__ == __name__ for each in _own_hooks(copy)[1]):
-            before, after = [], []  # a call inside of this one has told them
-        # What made the view sends on all that arrives only if nothing else of the base is seen elsewhere.
+            before, after = [], []  # a call inside this one has called them
+        # The view's creator passes on all of the gradient only if no other part of the base is used elsewhere.
         is_whole = view.numel() == base.numel() and node.next_functions == copy.next_functions[:1]
 
         def hook(sent: tuple[Tensor | None, ...], received: Any) -> None:
@@ -171,12 +171,12 @@ class CallGradients(GraphGradients):
 
     @staticmethod
     def quiet(on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
-        """Return a block that PyTorch's modes do not see."""
+        """Return a block that is hidden from PyTorch's modes."""
         return RecordingGuard(on_failure)
 
 
 def _own_hooks(node: Node) -> tuple[list[Any], list[Any]]:
-    """Return the hooks of calls at a node, before and after it; a handle of a hook leads to all of its kind."""
+    """Return our hooks at a node, before and after it; a handle of a hook leads to all of its kind."""
     found: list[list[Any]] = []
     for handle in (node.register_prehook(_nothing), node.register_hook(_nothing)):
         hooks = handle.hooks_dict_ref()
@@ -196,8 +196,8 @@ _COPY_SLICES = "CopySlices"
 def _may_make_its_node(tensor: Tensor) -> bool:
     """Whether asking for the tensor's node may create it.
 
-    The node of a view is made anew when it is asked for after its base was written to. Made early, it would get an
-    earlier number, the engine would run it at another time, and sums of gradients would round differently.
+    The node of a view is recreated on access after its base was written to. Created early, it would get an earlier
+    number, the engine would run it at another time, and sums of gradients would round differently.
     """
     return tensor._is_view() and tensor._version > 0
 
@@ -206,7 +206,7 @@ def watch_gradient(tensor: Tensor, on_gradient: Callable[[Tensor], None]) -> Cal
     """See `msprobe_core.plugin.Framework.watch_gradient`.
 
     Raises:
-        ValueError: asking for the tensor's node could make it.
+        ValueError: asking for the tensor's node could create it.
     """
     if not tensor.requires_grad:
         return None
@@ -215,7 +215,7 @@ def watch_gradient(tensor: Tensor, on_gradient: Callable[[Tensor], None]) -> Cal
     node = tensor.grad_fn
     number = tensor.output_nr
 
-    @unserializable_hook  # a model that is saved does not take it along, and PyTorch does not warn of it
+    @unserializable_hook  # excluded from saved models, without a warning of PyTorch
     def on_leaf(gradient: Tensor) -> None:
         with RecordingGuard():
             on_gradient(gradient)

@@ -18,15 +18,15 @@ from msprobe_core.capture.seeding import Seeding, seed_common
 def seed_all(
     seed: int = 1234, mode: bool = False, rm_dropout: bool = False, is_enhanced: bool = False
 ) -> Seeding:  # the published signature
-    """Seed Python, NumPy and PyTorch on every device; on demand, take out other sources of chance.
+    """Seed Python, NumPy and PyTorch on every device; optionally remove other sources of randomness.
 
     Args:
         seed: From 0 to 2**32 - 1.
-        mode: Switch on ``torch.use_deterministic_algorithms`` and the environment settings that it needs. False
-            leaves everything as it is: it never switches determinism off.
-        rm_dropout: Let no dropout drop anything, in the whole process.
-        is_enhanced: Make each call of a random function of Python, NumPy or PyTorch begin from the same state: the
-            same call always returns the same.
+        mode: Enable ``torch.use_deterministic_algorithms`` and the environment settings that it needs. False changes
+            nothing: determinism is never disabled.
+        rm_dropout: Disable every dropout in the whole process.
+        is_enhanced: Make each call of a random function of Python, NumPy or PyTorch begin from the same state, so that
+            the same call always returns the same result.
 
     Returns: a handle; its ``restore`` undoes ``rm_dropout`` and ``is_enhanced``, and so does the next ``seed_all``.
 

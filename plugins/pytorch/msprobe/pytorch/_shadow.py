@@ -1,4 +1,4 @@
-"""The shadow of a step: the same step in a finer format, which shows what the format of the training hides."""
+"""The shadow of a step: the same step in a more precise format, which reveals the error of the training's format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 def shadow_step(
     debugger: PrecisionDebugger, model: Any, optimizer: Any = None, dtype: torch.dtype = torch.float32
 ) -> Generator[Iterator[Run], None, None]:
-    """Record a step and, if it is selected, the same step once more in a finer format.
+    """Record a step and, if it is selected, the same step again in a more precise format.
 
     ::
 
@@ -33,20 +33,20 @@ def shadow_step(
                 train_one_step(batch)
         debugger.step()
 
-    The first run is the step as it always is. The second, recorded to ``{dump_path}/shadow/step{s}/rank{r}``, begins
-    with the same parameters, buffers, gradients, optimizer states and random states, all converted to ``dtype``, gets
-    the same batch, converted too where it is given to the model, and runs without autocast. Casts that the model itself
-    makes stay. Behind it, everything is as the first run has left it.
+    The first run is the unchanged step. The second, recorded to ``{dump_path}/shadow/step{s}/rank{r}``, begins with the
+    same parameters, buffers, gradients, optimizer states and random states, all converted to ``dtype``. It uses the
+    same batch, converted too where it is passed to the model, and runs without autocast. Casts in the model itself
+    stay. Afterwards, everything is in the state after the first run.
 
     Args:
         debugger: Starts and stops by itself in each run.
         model: The model, or several.
-        optimizer: An optimizer, or a list of them and of schedulers, scalers and the like: of all that has a state.
+        optimizer: An optimizer, or a list of optimizers, schedulers, scalers and other objects with a state.
         dtype: ``torch.float32`` or ``torch.float64``.
 
     Raises:
-        ConfigError: ``dtype`` is another one.
-        SessionError: no debugger has been made, or it is recording already.
+        ConfigError: ``dtype`` is a different dtype.
+        SessionError: no debugger has been constructed, or it is recording already.
     """
     if dtype not in _DTYPES:
         raise ConfigError(f"shadow_step: 'dtype' is {dtype!r}, but must be torch.float32 or torch.float64")
@@ -61,7 +61,7 @@ def shadow_step(
 
 @contextmanager
 def _upcast(models: Sequence[nn.Module], others: Sequence[Any], dtype: torch.dtype) -> Generator[None, None, None]:
-    """Let models and optimizers be of ``dtype``, and autocast be off, until the block ends."""
+    """Convert models and optimizers to ``dtype`` and disable autocast, until the block ends."""
     upcast = _Upcast(dtype)
     autocast = FunctionPatch(torch.amp.autocast_mode.autocast, "__enter__", _enter_without_effect)
     try:
@@ -75,10 +75,10 @@ def _upcast(models: Sequence[nn.Module], others: Sequence[Any], dtype: torch.dty
 
 
 class _Upcast:
-    """Other tensors in the places of parameters and buffers.
+    """Replaces parameters and buffers by other tensors.
 
-    The tensors themselves are let be: what hangs on their nodes in the graph, as reducers of gradients do, would be
-    lost with a change of dtype.
+    The original tensors are not modified: a change of dtype would lose what is attached to their autograd nodes, such
+    as gradient reducers.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -87,10 +87,10 @@ class _Upcast:
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
 
     def convert(self, models: Sequence[nn.Module], others: Sequence[Any]) -> None:
-        """Put the other tensors in place.
+        """Install the other tensors.
 
         Raises:
-            SessionError: the model is spread over processes by something that knows its parameters.
+            SessionError: the model is distributed by a wrapper that holds its parameters.
         """
         with RecordingGuard():
             for model in models:
@@ -107,7 +107,7 @@ class _Upcast:
                 self._convert_optimizer(getattr(other, "optimizer", other))
 
     def undo(self) -> None:
-        """Put everything back, the last first."""
+        """Restore everything in reverse order."""
         while self._undo:
             self._undo.pop()()
 
@@ -130,7 +130,7 @@ class _Upcast:
                 parameters[i] = finer = self._finer(tensor)
                 if tensor in states:
                     of_coarse: Mapping[str, Any] = states[tensor]
-                    # What counts steps has a format of its own.
+                    # Step counters have their own dtype.
                     states[finer] = {
                         key: value.to(self._dtype) if self._is_coarse(value) and value.ndim else value
                         for key, value in of_coarse.items()
@@ -182,7 +182,7 @@ def _enter_without_effect(original: Callable[..., Any], args: tuple[Any, ...], k
 
 @contextmanager
 def _no_autocast() -> Generator[None, None, None]:
-    """Switch off what is on around the step."""
+    """Disable autocast that is enabled around the step."""
     devices = [name for name in ("cpu", "cuda", "npu", "xpu", "mps") if _is_autocast_on(name)]
     for name in devices:
         torch.set_autocast_enabled(name, False)

@@ -1,8 +1,8 @@
-"""Calls of modules, seen without a hook: from the slot in which a module keeps what is compiled of it.
+"""Observe module calls without a hook: through the slot in which a module stores its compiled call.
 
-``nn.Module.__call__`` hands a call over to ``_compiled_call_impl`` where there is one. PyTorch and many programs look
-at the hooks of a module, and compute in another way, refuse it or copy them: fused layers, TorchScript, export, CUDA
-graphs, quantization. They do not look at this slot, and a module that is copied, pickled or saved leaves it behind.
+``nn.Module.__call__`` calls ``_compiled_call_impl`` if it is set. PyTorch and many programs check the hooks of a
+module, and then compute differently, reject it or copy them: fused layers, TorchScript, export, CUDA graphs,
+quantization. They do not check this slot, and copying, pickling or saving a module omits it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CALL = nn.Module._wrapped_call_impl.__code__
 
 
 def compiled_call_of(module: nn.Module) -> Callable[..., Any] | None:
-    """Return what ``module.compile()`` has made of the module's call; ``None`` if it runs as it is written."""
+    """Return the callable that ``module.compile()`` installed; ``None`` if the module is not compiled."""
     call = getattr(module, _SLOT, None)
     return call.compiled if isinstance(call, _Slot) else call
 
@@ -36,20 +36,20 @@ def observe(module: nn.Module, before: Before | None, after: After | None) -> Ob
 
 
 class Observation:
-    """Calls functions where calls of one module begin and end; see `msprobe_core.interception.modules.Observe`."""
+    """Calls functions when calls of one module begin and end; see `msprobe_core.interception.modules.Observe`."""
 
     def __init__(self, module: nn.Module, before: Before | None, after: After | None) -> None:
-        """Prepare; ``begin`` puts it in place."""
+        """Prepare; ``begin`` installs it."""
         self._module = module
         self._observer = _Observer(before, after)
         self._slot: _Slot | None = None
 
     def begin(self) -> None:
         """Call the functions from now on."""
-        content = self._module.__dict__  # not setattr, which classes override
+        content = self._module.__dict__  # not setattr, which classes may override
         slot = content.get(_SLOT)
         if not isinstance(slot, _Slot):
-            # The one that there was, if any: who reads a model may put back what was there before.
+            # Reuse an existing slot: code that reads a model may restore the previous one.
             compiled, slot = slot, self._slot or _Slot(self._module)
             slot.compiled = compiled
             content[_SLOT] = slot
@@ -57,7 +57,7 @@ class Observation:
         slot.observers = (*slot.observers, self._observer)
 
     def remove(self) -> None:
-        """Do not call them any more, except at the ends of calls that have begun."""
+        """Stop calling them, except at the end of calls that have begun."""
         content = self._module.__dict__
         slot = content.get(_SLOT)
         if not isinstance(slot, _Slot):
@@ -77,7 +77,7 @@ class _Observer(NamedTuple):
 
 
 class _Slot:
-    """Stands where a module looks for its compiled call."""
+    """Replaces a module's compiled call."""
 
     __slots__ = ("_module", "compiled", "observers")
 
@@ -89,7 +89,7 @@ class _Slot:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, and the observers before and after it."""
         caller = sys._getframe(1)
-        # A replica of data parallelism has the contents of the module that it was made of, and so that one's slot.
+        # A data-parallel replica has the attributes of its original module, including that module's slot.
         module: Any = caller.f_locals["self"] if caller.f_code is _CALL else self._module
         if export._is_compiling_flag:
             return (self.compiled or module._call_impl)(*args, **kwargs)
@@ -126,7 +126,7 @@ class _Call:
         self._handle: Handle | None = None
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Call the observers, and return the arguments that they leave."""
+        """Call the observers, and return the arguments that they return."""
         self._has_begun = True
         for before, _ in self._observers:
             if before is not None and (changed := before(self._module, args, kwargs)) is not None:
@@ -135,13 +135,13 @@ class _Call:
         return args, kwargs
 
     def begin_after_hooks(self) -> None:
-        """Begin when the hooks of the user, which may change the arguments, have run: in a hook that is then gone."""
+        """Begin after the hooks of the user, which may change the arguments, in a hook that is then removed."""
         _waiting.calls.append(self)
-        # Not the module's own method, which scripted modules refuse.
+        # Not the module's own method, which scripted modules reject.
         self._handle = nn.Module.register_forward_pre_hook(self._module, Hook(self._arrive), with_kwargs=True)
 
     def _arrive(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Other threads may call the module as well, and so may a hook of the user.
+        # Another thread, or a hook of the user, may also call the module.
         if _waiting.calls[-1:] != [self]:
             return None
         self._leave_hooks()
@@ -154,7 +154,7 @@ class _Call:
             _waiting.calls.remove(self)
 
     def end(self, output: Any) -> Any:
-        """Call the observers, and return the result that they leave; ``output`` is ``None`` if the call has raised."""
+        """Call the observers, and return the result that they return; ``output`` is ``None`` if the call has raised."""
         self._leave_hooks()
         if self._has_begun:
             for _, after in self._observers:
@@ -164,7 +164,7 @@ class _Call:
 
 
 class _Waiting(threading.local):
-    """The calls of a thread that hooks of the user come before, the innermost last."""
+    """The calls of a thread that are waiting for hooks of the user, innermost last."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []

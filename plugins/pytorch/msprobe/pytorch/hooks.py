@@ -26,7 +26,7 @@ def _load() -> Framework:
 
 @hookimpl
 def msprobe_register_api_maps() -> Sequence[ApiMap]:
-    """Offer PyTorch's names, which are the canonical ones, with the places of its keywords; imports no torch."""
+    """Offer PyTorch's names, which are the canonical ones, with the positions of its keywords; imports no torch."""
     return [_api_map()]
 
 
