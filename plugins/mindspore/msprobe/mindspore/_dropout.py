@@ -1,4 +1,4 @@
-"""Dropout that drops nothing."""
+"""Disable dropout."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from weakref import WeakKeyDictionary
 from mindspore import ops
 
 _MASKED = ("Dropout", "Dropout2D", "Dropout3D")
-"""Operators that return what is kept and which elements those are: `mindspore.nn` and `mindspore.ops` call them."""
+"""Operators that return the kept values and a mask: `mindspore.nn` and `mindspore.ops` call them."""
 
 _ABSENT = object()
 
 Constructed: TypeAlias = WeakKeyDictionary[Any, Callable[[Any], None]]
-"""Operators that were constructed to keep everything, and what constructs each as it was asked for."""
+"""Operators that were constructed without dropout, with a function that constructs each as requested."""
 
 
 def remove_dropout() -> Callable[[], None]:
-    """Let no dropout drop anything, until what is returned is called.
+    """Disable every dropout until the returned function is called.
 
-    In the dynamic graph that holds for all of it, also for what was constructed before. A static graph takes what its
-    operators were constructed with: those that are constructed from now on keep everything, in graphs that are compiled
-    before the end also after it.
+    In the dynamic graph this includes operators that were constructed before. A static graph uses its operators as
+    constructed: those constructed from now on keep everything, even after the end in graphs that were compiled before
+    it.
     """
     replaced: list[tuple[type, str, Any]] = []
     constructed: Constructed = WeakKeyDictionary()
@@ -36,7 +36,7 @@ def remove_dropout() -> Callable[[], None]:
         replace(operator, "__init__", _keeping(operator.__init__, constructed))
         replace(operator, "__call__", _hand_on_with_mask)
     generated: Any = ops.auto_generate
-    replace(type(generated.func_dropout_ext_op), "__call__", _hand_on)  # what `mindspore.mint` calls
+    replace(type(generated.func_dropout_ext_op), "__call__", _hand_on)  # `mindspore.mint` calls it
 
     def put_back() -> None:
         while replaced:
@@ -53,12 +53,12 @@ def remove_dropout() -> Callable[[], None]:
 
 
 def is_removed() -> bool:
-    """Whether no dropout drops anything now."""
+    """Whether dropout is disabled now."""
     return vars(ops.Dropout).get("__call__") is _hand_on_with_mask
 
 
 def _keeping(construct: Callable[..., None], constructed: Constructed) -> Callable[..., None]:
-    """Return a constructor of operators that keep everything; ``construct`` is their own."""
+    """Return a constructor of operators that keep everything; ``construct`` is the original constructor."""
 
     def construct_to_keep(self: Any, keep_prob: float = 0.5, *others: Any, **named: Any) -> None:
         construct(self, 1.0, *others, **named)

@@ -1,4 +1,4 @@
-"""MindSpore as the core sees it."""
+"""The MindSpore implementation of the core's framework protocol."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ class MindSporeFramework:
     hidden_frames = (str(Path(__file__).parent), str(Path(str(nn.__file__)).with_name("cell.py")))
 
     def __init__(self, *, defers: bool | None = None) -> None:
-        """Make one.
+        """Create it.
 
         Args:
-            defers: Whether tensors are reduced as on a device, fetched at the end of the window; ``None``: where they
-                lie on one.
+            defers: Whether tensors are reduced as on a device, and fetched at the end of the window; ``None``: if they
+                are on one.
         """
         self._defers = not is_host() if defers is None else defers
         self._dtypes: dict[Any, str] = {}
@@ -92,7 +92,7 @@ class MindSporeFramework:
         return isinstance(value, nn.Cell)
 
     def rank(self) -> int | None:
-        """Return the rank in the job or, before communication is initialised, the one that the launcher gave."""
+        """Return the rank in the job or, before communication is initialised, the launcher's rank."""
         if GlobalComm.INITED:
             return get_rank()
         launched = os.environ.get("RANK_ID", "")
@@ -126,12 +126,12 @@ class MindSporeFramework:
 
     def why_not_replayed(self, site: Site) -> str | None:
         """Return why calls of this API are not replayed; see `msprobe_core.plugin.ReplayingFramework`."""
-        from msprobe.mindspore._replay import why_not_replayed  # of no use to a training
+        from msprobe.mindspore._replay import why_not_replayed  # not needed for training
 
         return why_not_replayed(site)
 
     def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
-        """Make a recorded call again; see `msprobe_core.plugin.ReplayingFramework`."""
+        """Replay a recorded call; see `msprobe_core.plugin.ReplayingFramework`."""
         from msprobe.mindspore._replay import replay
 
         return replay(call, model)
@@ -141,14 +141,14 @@ class MindSporeFramework:
         return MindSporeReducer(defers=self._defers)
 
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
-        """Hook Cells, stand before APIs, or both, as the level says; in GRAPH_MODE, take what graphs hand out."""
+        """Hook Cells, patch APIs, or both, depending on the level; in GRAPH_MODE, receive values from graphs."""
         graphs = None
         if options.level.has_modules:
             graphs = GraphTaps(models, recorder, self.describe, self._say)
         return _Attachment(models, options, recorder, self._apis_for(options), graphs)
 
     def _apis_for(self, options: AttachOptions) -> ApiPatches | None:
-        # Kept: making them takes milliseconds, and there may be a window in every step.
+        # Cached: building them takes milliseconds, and there may be a window in every step.
         if not options.level.has_apis:
             return None
         risk_level = RiskLevel(options.risk_level)
@@ -157,29 +157,29 @@ class MindSporeFramework:
         return self._apis[risk_level]
 
     def check(self, options: AttachOptions) -> None:
-        """Refuse APIs in GRAPH_MODE; see `msprobe_core.plugin.CheckingFramework`."""
+        """Reject APIs in GRAPH_MODE; see `msprobe_core.plugin.CheckingFramework`."""
         check_level(options)
 
     def prepare(self, models: Sequence[NamedModel], options: AttachOptions) -> None:
-        """Have points compiled into static graphs; see `msprobe_core.plugin.CompilingFramework`."""
+        """Compile points into static graphs; see `msprobe_core.plugin.CompilingFramework`."""
         prepare([model.model for model in models], options)
 
     def _say(self, sentence: str) -> None:
-        # Once a process: there may be a window in every step.
+        # Once per process: there may be a window in every step.
         if sentence not in self._said:
             self._said.add(sentence)
             _logger.warning("%s", sentence)
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
-        """Return a block in which no graph is built, and that raises nothing of ours."""
+        """Return a block in which no graph is built, and which raises none of our errors."""
         return RecordingGuard(on_failure)
 
     def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
-        """Hook the tensor if it is a leaf, and otherwise the node that made it."""
+        """Hook the tensor if it is a leaf, and otherwise its graph node."""
         return watch_gradient(tensor, on_gradient)
 
     def narrow(self, tensor: Any, ranges: Mapping[int, tuple[int, int]]) -> Any:
-        """Return a part; ``None`` of what has no plain elements."""
+        """Return a slice; ``None`` for a tensor without plain elements."""
         if isinstance(tensor, GraphValues):
             return tensor.part(ranges)
         if isinstance(tensor, Unwritten):
@@ -193,7 +193,7 @@ class MindSporeFramework:
         """Hook the Cells that the watcher wants.
 
         Raises:
-            SessionError: there are no calls to follow, since whole nets are compiled.
+            SessionError: there are no Cell calls in Python, because whole nets are compiled.
         """
         if graph_mode():
             raise SessionError(
@@ -206,7 +206,7 @@ class MindSporeFramework:
         """Hook Cells.
 
         Raises:
-            SessionError: there are no calls of Cells in Python.
+            SessionError: there are no Cell calls in Python.
         """
         if graph_mode():
             raise SessionError(
@@ -220,20 +220,20 @@ class MindSporeFramework:
         return NetState(models, others)
 
     def load(self, path: Path, like: Any) -> Any:
-        """Return the tensor that ``save`` has written to ``path``, in place of ``like``."""
-        from msprobe_core.store.tensors import read_tensor  # nothing else that records needs it
+        """Return the tensor that ``save`` wrote to ``path``, as a replacement for ``like``."""
+        from msprobe_core.store.tensors import read_tensor  # not needed for recording
 
         return _in_place_of(like, Tensor(read_tensor(path), dtype=like.dtype))
 
     def rebuild(self, content: TensorContent, like: Any) -> Any:
-        """Return the tensor with these elements, in place of ``like``."""
+        """Return the tensor with these elements, as a replacement for ``like``."""
         stored = np.asarray(content.data).view(DTYPES[content.dtype]).reshape(content.shape)
         values = widen(stored, content.dtype)
-        is_narrow = values.dtype != stored.dtype  # no dtype of NumPy's; MindSpore narrows it again without loss
+        is_narrow = values.dtype != stored.dtype  # not a NumPy dtype; MindSpore narrows it again without loss
         return _in_place_of(like, Tensor(values, dtype=getattr(ms, content.dtype)) if is_narrow else Tensor(values))
 
     def snapshot(self, tensor: Any) -> Any:
-        """Return a contiguous copy where the tensor lies; ``None`` if it has no plain elements."""
+        """Return a contiguous copy on the tensor's device; ``None`` if it has no plain elements."""
         if self._defers and isinstance(tensor, Tensor):
             with RecordingGuard():
                 return tensor.copy() if tensor.dtype in WITH_ARITHMETIC else None
@@ -249,12 +249,12 @@ class MindSporeFramework:
         _fetched(snapshot).save(path)
 
     def dump_kernels(self, options: KernelOptions) -> KernelDump:
-        """Have MindSpore dump the kernels of this process; see `msprobe_core.plugin.KernelDumper`."""
+        """Make MindSpore dump the kernels of this process; see `msprobe_core.plugin.KernelDumper`."""
         return dump_kernels(options)
 
 
 def _in_place_of(like: Any, loaded: Any) -> Any:
-    """Return a tensor that takes a gradient where ``like`` does."""
+    """Return the tensor with the ``requires_grad`` of ``like``."""
     return loaded.requires_grad_(True) if like._requires_grad else loaded
 
 
@@ -262,13 +262,13 @@ def _fetched(snapshot: Any) -> HostValues:
     try:
         values = values_of(snapshot)
     except UserCodeError as error:
-        raise error.error from None  # on the writer's thread, which takes it as any other
-    assert values is not None  # or there would be no snapshot
+        raise error.error from None  # on the writer's thread, which handles it like any other
+    assert values is not None  # otherwise there would be no snapshot
     return values
 
 
 class _Attachment(PlacedAttachment[ApiCalls]):
-    """Everything that is in place between ``start`` and ``stop``."""
+    """Everything that is installed between ``start`` and ``stop``."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         self.install_all()
 
     def install(self) -> None:
-        """Put in place what the level asks for."""
+        """Install what the level requires."""
         if self._options.level.has_modules and not graph_mode():
             hooks = CellHooks(self._models, self.recorder, self.unsettled, _visit)
             self.place(hooks.install, hooks.remove)
@@ -302,18 +302,18 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         self.place(lambda: apis.install(calls), apis.remove)
 
     def detach(self) -> None:
-        """Take everything out, the last first."""
+        """Remove everything in reverse order."""
         super().detach()
         if self._graphs is not None:
             self._graphs.detach()
 
     def release(self) -> None:
-        """Take nothing from graphs any more; hooks are gone by now."""
+        """Receive nothing from graphs any more; hooks are removed by now."""
         if self._graphs is not None:
             self._graphs.release()
 
     def is_compiling(self) -> bool:
-        """Whether a function runs only to find out what it calls; other compilers read source instead of calling."""
+        """Whether a function runs only to be traced; other compilers read source instead of calling."""
         return is_tracing()
 
 

@@ -1,4 +1,4 @@
-"""Level L2: MindSpore's own dump of kernels in static graphs, told by a file that an environment variable names.
+"""Level L2: MindSpore's own kernel dump in static graphs, configured by a file that an environment variable names.
 
 MindSpore reads the file once: on Ascend when communication or the device is initialised, on the CPU when it compiles
 its first graph. Fields and values: MindSpore 2.10, *Using Dump in the Graph Mode*.
@@ -23,10 +23,10 @@ from msprobe_core.store.layout import create_file, make_directory
 _logger = logging.getLogger(__name__)
 
 VARIABLE = "MINDSPORE_DUMP_CONFIG"
-"""Names the file of settings to MindSpore."""
+"""Environment variable with the path of the settings."""
 
 OTHER_VARIABLE = "MS_ACL_DUMP_CFG_PATH"
-"""Another way to dump on Ascend, which must not be on at the same time."""
+"""Another dump mechanism on Ascend, which must not be enabled at the same time."""
 
 FILE_NAME = "kernel_kbyk_dump.json"
 
@@ -36,17 +36,17 @@ _CATEGORIES = {
     "zero count": "zero count", "nan count": "nan count", "negative inf count": "negative inf count",
     "positive inf count": "positive inf count", "hash": "hash",
 }  # fmt: skip
-"""What MindSpore calls a statistic."""
+"""MindSpore's names of statistics."""
 
 _USUAL = ("max", "min", "mean", "l2norm")
 _LAST_WITH_PLAIN_MD5 = (2, 7, 0)
 _SIDES = {"all": 0, "input": 1, "output": 2}
 _NUM_DEVICES = 8
-"""Of one machine; MindSpore wants them named."""
+"""Number of devices of one machine; MindSpore requires a list of them."""
 
 
 class Common(msgspec.Struct, kw_only=True):
-    """What is dumped, and where to."""
+    """What is dumped, and where."""
 
     dump_mode: int
     path: str
@@ -69,18 +69,18 @@ class EndToEnd(msgspec.Struct, kw_only=True):
 
 
 class DumpSettings(msgspec.Struct, kw_only=True):
-    """The file."""
+    """Content of the settings file."""
 
     common_dump_settings: Common
     e2e_dump_settings: EndToEnd
 
 
 def dump_settings(options: KernelOptions, version: str) -> DumpSettings:
-    """Return what tells MindSpore to dump what ``options`` ask for.
+    """Return MindSpore's settings for ``options``.
 
     Args:
         options: What to dump.
-        version: Of MindSpore.
+        version: Version of MindSpore.
 
     Raises:
         ConfigError: there is no such statistic.
@@ -121,12 +121,12 @@ def _categories(statistics: tuple[str, ...], version: str) -> list[str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first three numbers of a version; of a pre-release those that it is to become."""
+    """Return the first three numbers of a version; for a pre-release those of its release."""
     return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in (version.split(".") + ["0"] * 3)[:3])
 
 
 def write_settings(options: KernelOptions) -> Path:
-    """Write the file of settings into the directory of the dump; return its path.
+    """Write the settings into the directory of the dump; return their path.
 
     Raises:
         ConfigError: there is no such statistic.
@@ -153,7 +153,7 @@ def _version() -> str:
 
 
 def set_variables(path: Path, environment: MutableMapping[str, str]) -> None:
-    """Name the file of settings to MindSpore in the environment of a process."""
+    """Set the path of the settings in the environment of a process."""
     old = environment.get(VARIABLE)
     if old and Path(old) != path:
         _logger.warning("%s was %s; it is %s now, and the dump that was set there is not made", VARIABLE, old, path)
@@ -163,14 +163,14 @@ def set_variables(path: Path, environment: MutableMapping[str, str]) -> None:
 
 
 def check_machine(options: KernelOptions, devices: Path = Path("/dev")) -> None:
-    """Check, for a program that is still to start, that MindSpore dumps this here; warn of an earlier dump.
+    """Check, before a program starts, that MindSpore can make this dump here; warn about an earlier dump.
 
     Args:
         options: What to dump.
-        devices: Where those of the machine are found.
+        devices: Directory of the machine's devices.
 
     Raises:
-        ConfigError: there is no Ascend device, and MindSpore would end the program at its first graph.
+        ConfigError: there is no Ascend device, and MindSpore would terminate the program at its first graph.
     """
     if options.task is Task.STATISTICS and not any(devices.glob("davinci*")):
         raise ConfigError(f"there is no Ascend device here, and {_ONLY_TENSORS}")
@@ -180,7 +180,7 @@ def check_machine(options: KernelOptions, devices: Path = Path("/dev")) -> None:
 
 def _warn_of_earlier(directory: Path) -> None:
     _logger.warning(
-        "%s is of an earlier run; kernels of both will lie beside each other, and cannot be told apart: give another "
+        "%s is of an earlier run; kernels of both will be mixed, and cannot be distinguished: give another "
         "'dump_path'", directory,
     )  # fmt: skip
 
@@ -192,39 +192,39 @@ _ONLY_TENSORS = (
 
 
 def dump_kernels(options: KernelOptions) -> KernelDump:
-    """Have MindSpore dump the kernels of this process; see `msprobe_core.plugin.KernelDumper`."""
+    """Make MindSpore dump the kernels of this process; see `msprobe_core.plugin.KernelDumper`."""
     import mindspore
 
     return KernelDump(mindspore, options, os.environ)
 
 
 class KernelDump:
-    """A dump of kernels by MindSpore; see `msprobe_core.plugin.KernelDump`."""
+    """A kernel dump by MindSpore; see `msprobe_core.plugin.KernelDump`."""
 
     def __init__(self, mindspore: Any, options: KernelOptions, environment: MutableMapping[str, str]) -> None:
-        """Tell MindSpore to dump, as long as it listens.
+        """Configure MindSpore to dump, while it still reads the settings.
 
         Args:
             mindspore: The framework.
             options: What to dump.
-            environment: Of this process.
+            environment: Environment of this process.
 
         Raises:
-            ConfigError: MindSpore does not dump that here.
-            StoreError: the file of settings cannot be written.
+            ConfigError: MindSpore cannot make this dump here.
+            StoreError: the settings cannot be written.
         """
         self._mindspore = mindspore
         self._options = options
         self._directory = options.directory / f"rank_{_rank(environment)}"
         self._is_selected = True
         self._step: int | None = None
-        """The current step; ``None`` where MindSpore counts by itself."""
+        """The current step; ``None`` if MindSpore counts by itself."""
         native = getattr(mindspore, "_c_expression", None)
         self._set_count: Callable[[int], None] | None = getattr(native, "_set_init_iter", None)  # not in all releases
         self._on_cpu = on_cpu = mindspore.get_context("device_target") == "CPU"
         _check_context(mindspore, options, on_cpu=on_cpu)
         if on_cpu and options.ranks and _rank(environment) not in options.ranks:
-            # MindSpore looks at `support_device` on Ascend only.
+            # MindSpore uses `support_device` on Ascend only.
             self._is_selected = False
             return
         if self._directory.is_dir():
@@ -242,20 +242,20 @@ class KernelDump:
             )  # fmt: skip
 
     def begin(self) -> None:
-        """Count steps as the program does, where that is known to work: MindSpore itself counts runs of graphs."""
+        """Count steps like the program, if that is known to work: MindSpore itself counts runs of graphs."""
         if self._on_cpu and self._step is None and self._set_count is not None:
             self.begin_at(0)
 
     def next_step(self) -> None:
-        """Count on."""
+        """Increment the step."""
         if self._step is not None:
             self.begin_at(self._step + 1)
 
     def begin_at(self, step: int) -> None:
-        """Let MindSpore number the runs of graphs so, until the next step.
+        """Set MindSpore's number of graph runs, until the next step.
 
         Raises:
-            SessionError: this MindSpore cannot.
+            SessionError: this MindSpore does not support it.
         """
         if self._set_count is None:
             raise SessionError("set_init_step(): this MindSpore counts the steps of a dump of kernels by itself")
@@ -287,7 +287,7 @@ def _rank(environment: Mapping[str, str]) -> int:
 
 
 def _check_context(mindspore: Any, options: KernelOptions, *, on_cpu: bool) -> None:
-    """Raise if MindSpore, as it is set up, does not dump this.
+    """Raise if MindSpore cannot make this dump in its current configuration.
 
     Raises:
         ConfigError: with what to change.

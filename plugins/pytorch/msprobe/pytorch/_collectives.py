@@ -1,9 +1,9 @@
 """Interception of communication: collectives and point-to-point calls, synchronous, asynchronous and functional.
 
-They run outside of what PyTorch dispatches, so they are wrapped, and in a way that also sees functions which were
-imported by name before: most functions of ``torch.distributed`` are closures around the one that works, and it is in
-the closure's cell that ours takes its place; functional collectives are operators, whose implementation is looked up
-at each call. Two that are neither, ``isend`` and ``irecv``, and ``batch_isend_irecv``, are replaced in their modules.
+They run outside of PyTorch's dispatch, so they are wrapped in a way that includes functions imported by name before.
+Most functions of ``torch.distributed`` are closures around the actual function, so ours replaces it in the closure's
+cell. Functional collectives are operators, whose implementation is looked up at each call. The remaining ones,
+``isend``, ``irecv`` and ``batch_isend_irecv``, are patched in their modules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from msprobe_core.plugin import Call, CallRecorder
 _PREFIX = "Distributed"
 _FUNCTIONAL = "_c10d_functional"
 _IN_PYTHON = "c10d_functional"
-"""What PyTorch 2.1 and 2.2 call: operators that come with a module of Python's, and that have groups by their ranks."""
+"""Namespace in PyTorch 2.1 and 2.2: operators implemented in a Python module, with groups given by their ranks."""
 
 _DEFINING = "torch.distributed._functional_collectives"
 _WAIT = "wait_tensor"
@@ -54,7 +54,7 @@ _PASSED_OVER = (
     "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
     "scatter_object_list", "send_object_list", "recv_object_list",
 )  # fmt: skip
-"""Functions that send pickled objects or nothing: what they call inside is no communication of tensors."""
+"""Functions that send pickled objects or nothing: their inner calls do not communicate tensors."""
 
 
 class Collectives:
@@ -66,17 +66,17 @@ class Collectives:
         """Prepare; ``install`` begins.
 
         Args:
-            recorder: Is told of every call.
+            recorder: Receives every call.
             unsettled: See `CallGradients`.
-            note_written: Called with the tensors that communication writes to, which does not raise their versions.
+            note_written: Called with the tensors that communication writes to without incrementing their versions.
         """
         self._recorder = recorder
         self._unsettled = unsettled
         self._note_written = note_written
-        self._lock = threading.RLock()  # reading a result may itself wait for another
+        self._lock = threading.RLock()  # reading a result may itself wait for another one
         self._patches: list[Patch] = []
         self._works = PendingWorks()
-        # The weak references keep addresses from being given to other memory.
+        # The weak references keep addresses from being reused.
         self._results: dict[int, tuple[StorageWeakRef, Pending]] = {}
 
     def install(self) -> None:
@@ -86,7 +86,7 @@ class Collectives:
         if torch.distributed.is_initialized():
             self._install_all()
             return
-        # Nobody to talk to yet, and there may be a window in every step.
+        # There is no process group yet, and there may be a window in every step.
         cell = _cell_around(torch.distributed.init_process_group)
         if cell is None:
             self._install_all()
@@ -110,7 +110,7 @@ class Collectives:
                 self._replace(packet, "_op", handler)
 
     def remove(self) -> None:
-        """End, unless somebody else has taken a place since."""
+        """End, except where other code has replaced our patch."""
         while self._patches:
             self._patches.pop().remove()
         with RecordingGuard(self._recorder.note_failure):
@@ -120,7 +120,7 @@ class Collectives:
         self._results.clear()
 
     def _replace(self, owner: Any, attribute: str, handler: Handler) -> FunctionPatch:
-        # What a compiler runs to see what it gives communicates nothing.
+        # A trial run of a compiler communicates nothing.
         patch = FunctionPatch(owner, attribute, handler, is_tried)
         patch.install()
         self._patches.append(patch)
@@ -136,7 +136,7 @@ class Collectives:
             self._replace(cell, "cell_contents", handler)
             return
         patch = self._replace(torch.distributed.distributed_c10d, name, handler)
-        # The same object in both: P2POp asks whether it is given one of the functions.
+        # The same object in both modules: P2POp checks for the functions' identity.
         alias = _Alias(torch.distributed, name, patch)
         alias.install()
         self._patches.append(alias)
@@ -189,13 +189,13 @@ class Collectives:
         result: Any,
         signature: inspect.Signature,
     ) -> None:
-        """Take the results, now or when what the call returned has been waited for."""
+        """Record the results, now or when the program has waited for the returned handle."""
         if call is None:
             return
         works: list[Any] = [work for work in _listed(result) if isinstance(work, torch.distributed.Work)]
         is_asynchronous = name in ALWAYS_ASYNCHRONOUS or (works and "async_op" in signature.parameters)
         if not is_asynchronous:
-            # Inside a coalescing block nothing has been sent yet, and the block says so by what calls return.
+            # Inside a coalescing block nothing has been sent yet, which the returned object shows.
             if type(result).__name__ != "_IllegalWork":
                 self._recorder.record_outputs(call, tuple(output))
             self._recorder.close(call)
@@ -256,13 +256,13 @@ class Collectives:
 
 
 class _Local(threading.local):
-    """What each thread is doing."""
+    """State of each thread."""
 
     is_communicating = False
 
 
 local = _Local()
-"""Only the outermost call counts: what it calls to do its work, also of other functions, is part of it."""
+"""Only the outermost call is recorded: calls that it makes internally, also of other functions, are part of it."""
 
 
 @contextmanager
@@ -275,14 +275,14 @@ def _communicating() -> Iterator[None]:
 
 
 def is_communication(function: Callable[..., Any]) -> bool:
-    """Whether a function that PyTorch dispatches is reported by `Collectives`, so that nobody else needs to."""
+    """Whether `Collectives` reports a function that PyTorch dispatches, so that the API mode must not."""
     if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(function).startswith((_FUNCTIONAL, _IN_PYTHON))
     return getattr(function, "__module__", None) == "torch.distributed.distributed_c10d"
 
 
 class _Alias(Patch):
-    """Puts a patch under another name of the same function."""
+    """Installs a patch under another name of the same function."""
 
     def __init__(self, owner: Any, attribute: str, patch: FunctionPatch) -> None:
         super().__init__(owner, attribute)
@@ -293,7 +293,7 @@ class _Alias(Patch):
 
 
 def _cell_around(published: Any) -> Any:
-    """Return the cell through which a closure of PyTorch reaches the function that works; ``None`` if there is none."""
+    """Return the cell through which a closure of PyTorch reaches the actual function; ``None`` if there is none."""
     names = getattr(getattr(published, "__code__", None), "co_freevars", ())
     if "func" not in names:
         return None
@@ -306,7 +306,7 @@ _signature = cache(inspect.signature)
 
 @cache  # there may be a window in every step
 def _packets(namespace: str, is_defined: bool) -> list[tuple[str, Any]]:  # noqa: ARG001  # they are others then
-    """Return the operators of a namespace of ``torch.ops``; there may be more when what defines them is imported."""
+    """Return the operators of a namespace of ``torch.ops``; more may appear when their module is imported."""
     start = f"{namespace}::"
     names = {name[len(start) :].partition(".")[0] for name in _operator_names() if name.startswith(start)}
     operators = getattr(torch.ops, namespace)
@@ -327,7 +327,7 @@ def _group_of(group: Any) -> Any:
 
 
 def _with_group(name: str, args: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of a functional collective as later releases have them: a group, not its tag and ranks."""
+    """Return the arguments of a functional collective in the form of later releases: a group, not its tag and ranks."""
     if len(args) < _NUM_ABOUT_GROUP or not isinstance(args[-2], list) or not isinstance(args[-3], str):
         return args
     *others, tag, ranks, size = args
@@ -342,12 +342,12 @@ _NUM_ABOUT_GROUP = 3
 
 
 def _resolved(value: Any) -> Any:
-    """Return the process group that a functional collective names."""
+    """Return the process group of a functional collective."""
     if not isinstance(value, str) or _group_named is None:
         return value
     try:
         return _group_named(value)
-    except RuntimeError:  # another text: the kind of reduction
+    except RuntimeError:  # not a group name: the kind of reduction
         return value
 
 
@@ -373,5 +373,5 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
-    """Return the memory of a result, which it keeps however it is wrapped."""
+    """Return the memory of a result, which is the same for every wrapper."""
     return held_by(tensor).untyped_storage()

@@ -1,8 +1,8 @@
-"""`torch.compile`: what is compiled runs as it would without us, and is recorded from outside.
+"""`torch.compile`: compiled code runs as without the probe, and is recorded from outside.
 
-A function mode or a module hook that the compiler finds becomes part of what it compiles: it compiles again, compiles
-something else, or fails. So everything of ours is taken out of the way while compiled code runs on a thread, which
-one function of PyTorch begins and ends.
+A function mode or a module hook that the compiler finds becomes part of what it compiles: it recompiles, compiles
+something else, or fails. So all interception is suspended while compiled code runs on a thread. One function of PyTorch
+marks the beginning and the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msprobe_core.interception.patching import Patch
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _SWITCHES = ("_maybe_set_eval_frame", "set_eval_frame")
-"""What begins and ends compiled code; before PyTorch 2.6 there is the latter only, which the former calls."""
+"""Functions that begin and end compiled code; before PyTorch 2.6 there is only the latter, which the former calls."""
 
 _WRAPPED = "_orig_mod"
 
@@ -37,22 +37,22 @@ NO_SWITCH = (
 
 
 class StepsAside(Protocol):
-    """Something of ours that must not be there while compiled code runs."""
+    """Interception that must be suspended while compiled code runs."""
 
     def step_aside(self) -> Callable[[], None]:
-        """Get out of the way of this thread, and return how to come back."""
+        """Suspend interception on this thread, and return how to resume it."""
         ...
 
 
 class CompiledRegions(Patch):
-    """Takes others out of the way whenever compiled code runs; stands in for the compiler's switch."""
+    """Suspends interception whenever compiled code runs; patches the compiler's switch."""
 
     def __init__(self, others: Sequence[StepsAside], say: Callable[[str], None]) -> None:
         """Prepare; ``install`` begins.
 
         Args:
-            others: What has to step aside.
-            say: Tells the user that it did.
+            others: Interceptions to suspend.
+            say: Informs the user.
         """
         super().__init__(None, _SWITCHES[0])
         self._others = others
@@ -61,7 +61,7 @@ class CompiledRegions(Patch):
         self._waits: _CompilerComes | None = None
 
     def install(self) -> None:
-        """Begin; where nothing was compiled in this process so far, as soon as something is."""
+        """Begin; if nothing has been compiled in this process yet, as soon as something is."""
         self._owner = sys.modules.get(_EVAL_FRAME)
         if self._owner is None:
             self._waits = _CompilerComes(self)
@@ -83,7 +83,7 @@ class CompiledRegions(Patch):
         super().remove()
 
     def __call__(self, callback: Any) -> Any:
-        """Switch compiled code on or off for this thread, as the original does."""
+        """Switch compiled code on or off for this thread, like the original."""
         compiles = _switch(None)  # in some releases a region ends while the compiler still reads what runs
         ended = self._note(_region_of(sys._getframe(1)), callback)
         _switch(compiles)
@@ -93,7 +93,7 @@ class CompiledRegions(Patch):
         return result
 
     def _note(self, region: int, callback: Any) -> Sequence[Callable[[], None]]:
-        """Get out of the way where a region begins; where one ends, return how to come back."""
+        """Suspend interception where a region begins; where one ends, return how to resume."""
         begun: tuple[int, list[Callable[[], None]]] | None = getattr(self._regions, "begun", None)
         if begun is None and callable(callback):
             self._say(COMPILED)
@@ -105,7 +105,7 @@ class CompiledRegions(Patch):
 
 
 class _CompilerComes(Patch):
-    """Stands in for ``torch.compile`` until the first call of it has imported the compiler."""
+    """Patches ``torch.compile`` until its first call has imported the compiler."""
 
     def __init__(self, regions: CompiledRegions) -> None:
         super().__init__(torch, "compile")
@@ -120,30 +120,30 @@ class _CompilerComes(Patch):
 
 
 _switch: Callable[[Any], Any] = cast("Any", torch._C)._dynamo.eval_frame.set_eval_frame
-"""The compiler's own switch of this thread; it returns what there was."""
+"""The compiler's own switch of this thread; it returns the previous value."""
 
 
 def _keep_from_compiler(function: Callable[..., Any]) -> None:
-    """Have a function run as it is, where the release lets what is compiled call it; what it calls is not kept."""
+    """Exclude a function, but not its callees, from compilation, if the release lets compiled code call it."""
     skip: Callable[[CodeType], None] | None = getattr(cast("Any", torch._C)._dynamo.eval_frame, "skip_code", None)
     if skip is not None:
         skip(function.__code__)
 
 
 def _region_of(frame: FrameType) -> int:
-    """Return what the beginning and the end of a region have in common: a running function, or a context manager."""
+    """Return the identity of a region, common to its beginning and end: a running function, or a context manager."""
     if frame.f_code.co_name in ("__enter__", "__exit__"):
         return id(frame.f_locals.get("self"))
     return id(frame)
 
 
 def original_of(module: nn.Module) -> nn.Module | None:
-    """Return the module that a compiled one stands for; ``None`` if it is not one that ``torch.compile`` returned."""
+    """Return the original module of a compiled one; ``None`` if it was not returned by ``torch.compile``."""
     return module._modules.get(_WRAPPED) if type(module).__name__ == "OptimizedModule" else None
 
 
 def how_it_runs(module: nn.Module) -> str | None:
-    """Return why nothing inside a module can be hooked, in a sentence; ``None`` if it is an ordinary one."""
+    """Return, as a sentence, why nothing inside a module can be hooked; ``None`` for an ordinary module."""
     if original_of(module) is not None or compiled_call_of(module) is not None:
         return COMPILED
     if isinstance(module, torch.jit.ScriptModule):
@@ -152,9 +152,9 @@ def how_it_runs(module: nn.Module) -> str | None:
 
 
 def modules_to_hook(root: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield path, module, and whether its calls can be seen: those of modules inside a compiled one cannot.
+    """Yield path, module, and whether its calls can be observed: those of modules inside a compiled one cannot.
 
-    A compiled module has the path of the one it stands for, which is not there besides.
+    A compiled module has the path of its original, which is not listed separately.
     """
     closed: set[str] = set()
     for path, module in root.named_modules():

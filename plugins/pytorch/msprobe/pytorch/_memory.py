@@ -16,7 +16,7 @@ INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Exported:
-    """What NumPy asks for memory; made for one tensor, and asked once."""
+    """Exports a tensor's memory to NumPy; created for one tensor and used once."""
 
     __slots__ = ("_capsule",)
 
@@ -31,26 +31,25 @@ class _Exported:
 
 
 def array_of(values: Tensor) -> NDArray[Any]:
-    """Return the elements of a plain host tensor, of a dtype that NumPy has; nothing is copied.
+    """Return the elements of a plain host tensor, of a dtype that NumPy has, without a copy.
 
-    Not by ``Tensor.numpy``, which marks the memory: whoever owns it could not resize it any more, as some do to free
-    what they do not need, and we could not tell any longer whether NumPy writes to it.
+    Not by ``Tensor.numpy``, which marks the memory: its owner could no longer resize it, as some programs do to free
+    unused memory, and we could no longer detect whether NumPy writes to it.
     """
     return words_of(values).view(str(values.dtype).removeprefix("torch."))
 
 
 def words_of(values: Tensor) -> NDArray[Any]:
-    """Return the raw bits of each element of a plain host tensor as a signed integer; nothing is copied."""
+    """Return the raw bits of each element of a plain host tensor as a signed integer, without a copy."""
     exported: Any = _Exported(values.view(INTEGERS[values.element_size()]))
     return np.from_dlpack(exported)
 
 
 def address_of(values: Tensor) -> int:
-    """Return where the elements of a plain, contiguous host tensor are; 0 if what is there has the opposite sign.
+    """Return the address of the elements of a plain, contiguous host tensor; 0 if they are stored negated.
 
     Raises:
-        RuntimeError: its memory has been given back, as FSDP does with what it does not need for a while; whoever reads
-            it all the same ends the process.
+        RuntimeError: its memory has been released, as FSDP does temporarily; reading it would crash the process.
     """
     needed = (values.storage_offset() + values.numel()) * values.element_size()
     if values.untyped_storage().nbytes() < needed:
@@ -59,9 +58,9 @@ def address_of(values: Tensor) -> int:
 
 
 def memory_of(values: Tensor) -> memoryview | None:
-    """Return the bytes of a plain host tensor, for as long as the caller keeps it; nothing is copied.
+    """Return the bytes of a plain host tensor without a copy, valid as long as the caller keeps the tensor.
 
-    ``None`` where the elements do not follow one another, or are other than memory has them.
+    ``None`` if the elements are not contiguous, or differ from those in memory.
 
     Raises:
         RuntimeError: see `address_of`.

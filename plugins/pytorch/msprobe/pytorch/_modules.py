@@ -21,11 +21,11 @@ from msprobe_core.plugin import CallRecorder, NamedModel
 _PREFIX = "Module"
 
 Visit = Callable[[], Callable[[], None] | None]
-"""Puts something on the thread that calls it, unless it is there, and returns how to take it off again."""
+"""Installs something on the calling thread, unless it is installed, and returns how to remove it again."""
 
 
 class ModuleHooks:
-    """All that watches the modules of some models and their parameters; ``remove`` takes it out."""
+    """All observers and hooks of the modules of some models and their parameters; ``remove`` removes them."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class ModuleHooks:
         """Prepare; ``install`` begins.
 
         Args:
-            models: Their modules are recorded, the roots included. A module that is found twice counts once, under
-                its first name; so does a parameter.
-            recorder: Is told of every call.
+            models: Models whose modules are recorded, including the roots. A module found twice counts once, under its
+                first name; so does a parameter.
+            recorder: Receives every call.
             unsettled: See `CallGradients`.
-            say: Tells the user what is not recorded, once.
+            say: Informs the user, once, about what is not recorded.
             visit: Called on threads where a module runs, so that APIs are recorded there too.
         """
         self._models = models
@@ -56,7 +56,7 @@ class ModuleHooks:
         self._compiled = _Compiled()
 
     def install(self) -> None:
-        """Set the hooks."""
+        """Install the hooks."""
         seen_modules: set[int] = set()
         for model in self._models:
             for path, module, is_visible in modules_to_hook(model.model, model.name):
@@ -67,19 +67,19 @@ class ModuleHooks:
         self._observe_calls()
 
     def remove(self) -> None:
-        """Take all hooks out; graphs of recorded calls go on to report gradients of parameters, until ``release``."""
+        """Remove all hooks; graphs of recorded calls still report gradients of parameters, until ``release``."""
         for observation in self._observations:
             observation.remove()
         self.parameters.remove()
 
     def release(self) -> None:
-        """Report no gradient of a parameter any more."""
+        """Stop reporting gradients of parameters."""
         self.parameters.release()
 
     def step_aside(self) -> Callable[[], None]:
-        """Observe no calls until what is returned is called: a compiled function runs, and may call modules.
+        """Observe no calls until the returned function is called: a compiled function runs, and may call modules.
 
-        Where it is a module that runs compiled there is nothing to take out, since nothing inside it was hooked.
+        For a module that runs compiled there is nothing to remove, since nothing inside it was hooked.
         """
         if self._compiled.num_running:
             return lambda: None
@@ -102,13 +102,13 @@ class ModuleHooks:
 
 
 def _type_name_of(module: nn.Module) -> str:
-    """Return the class of a module; of a compiled or scripted one, of the module that it stands for."""
+    """Return the class of a module; for a compiled or scripted one, that of the original module."""
     original = original_of(module)
     return getattr(module, "original_name", None) or type(original or module).__name__
 
 
 class Visits:
-    """Has something put on each thread where a module of some models runs, for as long as it runs; records nothing."""
+    """Installs something on each thread where a module of some models runs, while it runs; records nothing."""
 
     def __init__(self, models: Sequence[NamedModel], visit: Visit) -> None:
         """Prepare; ``install`` begins.
@@ -129,7 +129,7 @@ class Visits:
             self._observations[-1].begin()
 
     def remove(self) -> None:
-        """End; what has been put on a thread stays there until the module that runs there has ended."""
+        """End; what was installed on a thread stays until the module that runs there has ended."""
         while self._observations:
             self._observations.pop().remove()
 
@@ -155,13 +155,13 @@ class _Left(threading.local):
 
 
 class _Compiled(threading.local):
-    """How many modules that run compiled have begun on this thread and not ended."""
+    """Number of compiled modules that are running on this thread."""
 
     num_running = 0
 
 
 def modules_to_watch(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
-    """Return the modules of some models that can be watched, each once."""
+    """Yield the modules of some models that can be observed, each once."""
     seen: set[int] = set()
     for model in models:
         for path, module, is_visible in modules_to_hook(model.model, model.name):
@@ -187,5 +187,5 @@ class _Traits:
         return own_parameters(module)
 
     def end_of_call(self, module: nn.Module) -> None:
-        """Report gradients of the module's parameters also when the window is over."""
+        """Report gradients of the module's parameters even after the window."""
         self._parameters.note_call(module)
