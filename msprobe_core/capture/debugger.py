@@ -19,7 +19,8 @@ import msgspec
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
 from msprobe_core.capture.measure import Measurement, current_order
-from msprobe_core.capture.session import Session, Window
+from msprobe_core.capture.session import Session
+from msprobe_core.capture.window import Window
 from msprobe_core.compat.members import Gone
 from msprobe_core.compat.table import GRADIENT_PROBE
 from msprobe_core.config import Config, ConfigWatch, load_config

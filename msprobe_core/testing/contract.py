@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from msprobe_core import names
 from msprobe_core.capture import Session
-from msprobe_core.capture.session import Model
+from msprobe_core.capture.window import Model
 from msprobe_core.config import load_config
 from msprobe_core.errors import MsprobeError
 from msprobe_core.fingerprint import fp8

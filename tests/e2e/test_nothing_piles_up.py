@@ -129,8 +129,8 @@ def _bytes_held(debugger, work, number):
     for _ in range(number):
         work()
     session = debugger._session
-    session._write_backlog()
-    session._queue.wait()
+    session._output.write_backlog()
+    session._output.queue.wait()
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 

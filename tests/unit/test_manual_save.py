@@ -71,7 +71,7 @@ def test_gradients_fill_a_skeleton_of_the_variable(open_session):
     save(session, plain, "plain")
     [hook] = watched.gradient_hooks
     hook(array(5.0))
-    session._queue.wait()
+    session._output.queue.wait()
     data = saved(session)  # on disk as soon as it is complete
     assert list(data) == ["nest.0.debug", "plain.0.debug", "plain_grad.0.debug", "nest_grad.0.debug"]
     assert (data["nest_grad.0.debug"]["k"][0]["Max"], data["nest_grad.0.debug"]["k"][1]) == (5.0, None)

@@ -249,7 +249,8 @@ def test_on_a_device_it_is_decided_at_the_end_of_the_window(tmp_path, open_sessi
     call(session, "exp", overwritten, output=array(INF))
     call(session, "exp", array(), output=array(INF))
     overwritten.write(9.0)
-    assert session._overflow._num_kept == 0
+    (watch,) = session._features
+    assert watch._num_kept == 0
     session.stop()
     session.close()
     dump = Recorded(tmp_path / "run")
@@ -259,7 +260,7 @@ def test_on_a_device_it_is_decided_at_the_end_of_the_window(tmp_path, open_sessi
 
 def test_copies_of_the_latest_calls_are_held_and_no_more(tmp_path, open_session, caplog):
     session = open_session(framework=DeferringFramework(), overflow_nums=-1)
-    watch = session._overflow
+    (watch,) = session._features
     watch.max_bytes = 4 * 32  # of four tensors
     begin(session)
     call(session, "early", array(), output=array(INF))
@@ -281,7 +282,7 @@ def test_copies_of_the_latest_calls_are_held_and_no_more(tmp_path, open_session,
 
 def test_on_the_host_nothing_is_lost_when_memory_is_short(tmp_path, open_session, caplog):
     session = open_session(overflow_nums=-1)
-    watch = session._overflow
+    (watch,) = session._features
     watch.max_bytes = 4 * 32
     begin(session)
     for _ in range(20):

@@ -65,7 +65,7 @@ def test_hooks_of_other_threads_do_not_wait_for_start_and_stop(debugger):
 def test_a_step_does_not_end_while_a_hook_of_another_thread_hands_over(debugger, monkeypatch):
     debugger.start(Network())
     session = debugger._session
-    recorder, closing = session._recorder, threading.Thread(target=session._close_unit)
+    recorder, closing = session._recorder, threading.Thread(target=session._output.close_unit)
     drain = recorder.drain_complete
 
     def end_the_step_and_drain():
@@ -74,11 +74,11 @@ def test_a_step_does_not_end_while_a_hook_of_another_thread_hands_over(debugger,
         return drain()
 
     monkeypatch.setattr(recorder, "drain_complete", end_the_step_and_drain)
-    monkeypatch.setattr(recorder.record, "on_backlog", session._write_backlog)
+    monkeypatch.setattr(recorder.record, "on_backlog", session._output.write_backlog)
     monkeypatch.setattr(step_record, "BACKLOG_ENTRIES", 1)
     recorder.close(recorder.open_module("Module", "", "Net"))
     closing.join(30)
-    session._queue.wait()  # raises what writing has raised
+    session._output.queue.wait()  # raises what writing has raised
 
 
 def test_a_handler_of_a_signal_may_stop_in_the_middle_of_a_step(debugger):

@@ -1,1 +1,19 @@
-"""What takes part in recording beside the recorder."""
+"""What takes part in recording beside the recorder; a new feature is added to `make_features` and nowhere else."""
+
+from __future__ import annotations
+
+from msprobe_core.capture.features.feature import Feature, Host
+from msprobe_core.capture.features.input_replay import InputLoader
+from msprobe_core.capture.features.overflow import OverflowWatch
+from msprobe_core.capture.features.perturbing import PerturbedWindows
+from msprobe_core.capture.features.reference_check import BenchCheck
+
+
+def make_features(host: Host) -> list[Feature]:
+    """Return the features that a configuration asks for, in the order in which they attach.
+
+    Raises:
+        PluginError: the framework's plugin does not offer what one of them needs.
+    """
+    makers = (PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make)
+    return [feature for make in makers if (feature := make(host)) is not None]

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe_core import names
+from msprobe_core.capture.attachments import Attachments, watching
 from msprobe_core.capture.earlier import read_earlier
+from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.recorder_adapters import ForwardWindow
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
 from msprobe_core.model import MAX_DEPTH, Phase, Role, Site, SiteKind
 from msprobe_core.protocols.capabilities import WatchingFramework
-from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.framework import Framework, NamedModel
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store import layout
 from msprobe_core.store.runs import find_unit
@@ -27,7 +29,7 @@ _Replace = Callable[[Any, str], Any]
 """Takes a tensor and its dotted path, and returns the tensor to use instead."""
 
 
-class InputLoader:
+class InputLoader(Feature):
     """Replaces the tensors among the arguments of the calls that ``load`` names; implements `CallWatcher`.
 
     Calls are counted like those that are recorded: by module, within the windows of one step, from 0.
@@ -55,9 +57,19 @@ class InputLoader:
         self._reported: set[str] = set()
         self._modules: dict[tuple[str, str], None] = {}
         self._has_warned = False
-        self.forwards: ForwardWindow | None = None  # others are passed over, as they are when calls are recorded
+        self._forwards: ForwardWindow | None = None  # others are passed over, as they are when calls are recorded
 
-    def begin(self, step: int, rank: int | None) -> bool:
+    @classmethod
+    def make(cls, host: Host) -> InputLoader | None:
+        """Return the feature if the configuration asks for it.
+
+        Raises:
+            PluginError: the framework's plugin does not offer what it needs.
+        """
+        load = host.config.load
+        return None if load is None else cls(load, host.framework, watching("load", host.framework))
+
+    def begin_window(self, step: int, rank: int | None) -> bool:
         """Begin a window, and return whether anything is to be replaced in it."""
         options = self._options
         if (options.step and step not in options.step) or (options.rank and (rank or 0) not in options.rank):
@@ -67,6 +79,11 @@ class InputLoader:
             self._counts, self._found, self._reported = {}, set(), set()
         self._modules = {}
         return self._directory is not None
+
+    def attach(self, attachments: Attachments, models: Sequence[NamedModel], forwards: ForwardWindow | None) -> None:
+        """See `Feature`."""
+        self._forwards = forwards
+        attachments.put_in_place(self._loader.watch, models, self)
 
     def _find(self, step: int, rank: int | None) -> Path | None:
         try:
@@ -104,9 +121,9 @@ class InputLoader:
             _logger.warning("load: %s", note)
         return file_names
 
-    def report(self) -> None:
+    def end_window(self, *, was_running: bool) -> None:
         """Say which of the named calls have not been made; once in a step for each."""
-        if self._directory is None:
+        if self._directory is None or not was_running:
             return
         missing = [entry for entry in self._options.modules if entry not in self._found | self._reported]
         self._reported.update(missing)
@@ -137,7 +154,7 @@ class InputLoader:
 
     def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Return the recorded arguments of a call that is named."""
-        if self.forwards is not None and not self.forwards.is_inside:
+        if self._forwards is not None and not self._forwards.is_inside:
             return None
         with self._lock:
             index = self._counts.get(stem, 0)

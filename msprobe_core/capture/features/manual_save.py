@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msprobe_core import names
+from msprobe_core.capture.features.feature import Feature
 from msprobe_core.capture.recorded_call import Slot
 from msprobe_core.capture.step_record import StepRecord
 from msprobe_core.capture.tensor_reader import TensorReader
@@ -25,7 +26,7 @@ class _Gradients:
         self.step = step
 
 
-class SavedValues:
+class SavedValues(Feature):
     """Adds the values that are handed to ``save`` to the record of a step; nothing is intercepted."""
 
     def __init__(self, framework: Framework, record: StepRecord, reader: TensorReader) -> None:
@@ -71,7 +72,7 @@ class SavedValues:
                 self._watch(variable, f"{name}{names.SAVED_GRADIENT}")
         self._offer()
 
-    def end_step(self) -> None:
+    def finish_step(self) -> None:
         """Wait for no gradient any more: add the entries as they are, and count from 0 again."""
         with self._record.lock:
             for remove in self._removals.values():

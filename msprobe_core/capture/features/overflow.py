@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from msprobe_core import names
-from msprobe_core.model import Argument, Batch, Entry, GradientSlot, Phase, Stats, TensorValue, Value
+from msprobe_core.capture.features.feature import Feature, Host
+from msprobe_core.capture.tensor_reader import TensorSink
+from msprobe_core.model import Argument, Batch, Entry, GradientSlot, Phase, Stats, Task, TensorValue, Value
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.store.stack_text import frames_of_user
 
@@ -22,9 +24,6 @@ _logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 1 << 30
 """How much memory the copies may take that wait for a verdict; the oldest go first."""
-
-SnapshotSink = Callable[[Any, str, TensorValue], None]
-"""Writes a copy under a file stem, in the background, and sets the value's ``file_name``."""
 
 
 class _Copy(NamedTuple):
@@ -36,16 +35,17 @@ class _Copy(NamedTuple):
     size_bytes: int
 
 
-class OverflowWatch:
+class OverflowWatch(Feature):
     """Holds copies of tensors, judges calls, and counts."""
 
-    def __init__(self, framework: Framework, write: SnapshotSink, limit: int) -> None:
+    def __init__(self, framework: Framework, write: TensorSink, limit: int, on_pressure: Callable[[], None]) -> None:
         """Begin with nothing found.
 
         Args:
             framework: Copies tensors.
             write: Takes the tensors of calls that are kept.
             limit: How many calls are kept before recording ends; -1 for any number.
+            on_pressure: Called when the copies take too much memory; has complete calls judged.
         """
         self._snapshot = framework.snapshot
         self._write = write
@@ -54,7 +54,7 @@ class OverflowWatch:
         self._copies: dict[int, _Copy] = {}  # by identity of the value, the oldest first
         self._num_bytes = 0
         self.max_bytes = MAX_HELD_BYTES
-        self.on_pressure: Callable[[], None] | None = None
+        self._on_pressure = on_pressure
         self._num_kept = 0
         self._num_steps = 0
         self._begin_step()
@@ -65,6 +65,18 @@ class OverflowWatch:
         self._explained: set[str] = set()
         self._healthy_backwards: set[str] = set()
         self._stacks: dict[str, tuple[str, ...]] = {}
+
+    @classmethod
+    def make(cls, host: Host) -> OverflowWatch | None:
+        """Return the feature if the configuration asks for it."""
+        if host.config.task is not Task.OVERFLOW_CHECK:
+            return None
+        return cls(host.framework, host.save, host.config.options.overflow_nums, host.write_backlog)
+
+    @property
+    def tensor_sink(self) -> TensorSink:
+        """See `Feature`."""
+        return self.hold
 
     @property
     def is_over(self) -> bool:
@@ -81,8 +93,8 @@ class OverflowWatch:
         if snapshot is None:
             return
         copy = _Copy(snapshot, stem, value, int(getattr(snapshot, "nbytes", 0)))
-        if self._num_bytes + copy.size_bytes > self.max_bytes and self.on_pressure is not None:
-            self.on_pressure()
+        if self._num_bytes + copy.size_bytes > self.max_bytes:
+            self._on_pressure()
         with self._lock:
             self._copies[id(value)] = copy
             self._num_bytes += copy.size_bytes
@@ -94,7 +106,7 @@ class OverflowWatch:
         self._num_bytes -= 0 if copy is None else copy.size_bytes
         return copy
 
-    def forget(self) -> None:
+    def end_window(self, *, was_running: bool = False) -> None:  # noqa: ARG002
         """Give up all copies: the window is over, and what has not been judged will not be."""
         with self._lock:
             self._copies.clear()
@@ -174,7 +186,7 @@ class OverflowWatch:
 
     # --- reports ----------------------------------------------------------------------------------------------
 
-    def end_step(self, step: int) -> None:
+    def end_unit(self, step: int) -> None:
         """Say what became of a step that was watched, and begin anew."""
         self._num_steps += 1
         if self._first is None:
@@ -188,10 +200,10 @@ class OverflowWatch:
                 self._num_kept,
                 ", which is what 'overflow_nums' asks for, so recording ends" if self.is_over else "",
             )
-        self.forget()
+        self.end_window()
         self._begin_step()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Say so if nothing was found at all."""
         if self._num_steps and not self._num_kept:
             _logger.warning("no overflow: in %d steps no call made NaN or Inf of finite inputs", self._num_steps)

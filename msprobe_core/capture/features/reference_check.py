@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from msprobe_core import names
 from msprobe_core.capture.earlier import read_earlier
-from msprobe_core.model import Phase, Role, TensorValue
+from msprobe_core.capture.features.feature import Feature, Host
+from msprobe_core.capture.tensor_reader import CallCheck
+from msprobe_core.model import Level, Phase, Role, TensorValue
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.runs import find_unit
@@ -63,7 +65,7 @@ class _Held:
     size_bytes: int
 
 
-class BenchCheck:
+class BenchCheck(Feature):
     """Judges calls as their checksums become known, and has the tensors of those that differ saved.
 
     On the host checksums are known at once: the inputs of a call are copied before it, in case it writes to them, and
@@ -102,7 +104,25 @@ class BenchCheck:
         self._differing: list[str] = []
         self._has_ended = False
 
-    def begin(self, step: int, rank: int | None) -> None:
+    @classmethod
+    def make(cls, host: Host) -> BenchCheck | None:
+        """Return the feature if the configuration asks for it."""
+        options = host.config.options
+        if not options.bench_path or host.config.level is Level.DEBUG:
+            return None
+        root = Path(options.bench_path).expanduser().absolute()
+
+        def end() -> None:
+            host.end_recording("the check against 'bench_path' ended it")
+
+        return cls(root, options.diff_nums, snapshot=host.framework.snapshot, save=host.save, end=end)
+
+    @property
+    def call_check(self) -> CallCheck:
+        """See `Feature`."""
+        return self
+
+    def begin_unit(self, step: int, rank: int | None) -> None:
         """Read the dump of this step of the earlier run; without one the step is recorded and not checked."""
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
@@ -214,10 +234,10 @@ class BenchCheck:
         self._pending, self._bench = {}, {}
         self._end()
 
-    def end_step(self) -> None:
+    def end_unit(self, step: int) -> None:
         """Say what became of the step."""
         if self._bench and not self._differing:
-            _logger.info("step %d: no call with equal inputs differs from %s", self._step, self._root)
+            _logger.info("step %d: no call with equal inputs differs from %s", step, self._root)
 
 
 def _sum_of(value: TensorValue) -> _Sum:

@@ -1,0 +1,152 @@
+"""What is refused before anything is recorded: settings and arguments that are wrong or not available."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from msprobe_core.capture.attachments import not_watched
+from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor
+from msprobe_core.capture.schedule import is_number
+from msprobe_core.capture.window import Model, Window
+from msprobe_core.config import Config
+from msprobe_core.errors import ConfigError, PluginError, SessionError
+from msprobe_core.model import Level, Task
+from msprobe_core.plugins import registry
+from msprobe_core.protocols.capabilities import Fp8Reducer, OperatorFramework, WatchingFramework
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.storage import Processor
+
+_logger = logging.getLogger(__name__)
+
+_Offer = TypeVar("_Offer")
+
+_LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
+
+
+def choose(setting: str, name: str, offers: Mapping[str, _Offer]) -> _Offer:
+    """Return the offer that a setting names.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in offers:
+        raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers))}")
+    return offers[name]
+
+
+def guarded_processor(processor: Processor) -> Processor:
+    """Return a processor whose failures name the plugin that offers it; the core's own has none to name."""
+    if registry().provider_of("msprobe_register_processors", processor.name) is None:
+        return processor
+    return GuardedProcessor(processor, registry().described("processor", processor.name))
+
+
+def check_config(config: Config) -> None:
+    """Refuse what is valid but not available, rather than record less than was asked for.
+
+    Raises:
+        ConfigError: the configuration asks for it, or would write over a run that is read.
+    """
+    if config.level not in _LEVELS:
+        available = ", ".join(level.value for level in _LEVELS)
+        raise ConfigError(
+            f"the level '{config.level.value}' is not available yet; available: {available} (kernels, level L2, "
+            "are dumped by MindSpore only, for all of a program)"
+        )
+    if config.level is Level.DEBUG:
+        _check_saving(config)
+    load, bench = config.load, config.options.bench_path
+    loaded = load.path if load is not None and load.dump_after_load else None
+    for setting, path in (("load.path", loaded), ("bench_path", bench)):
+        if path and Path(path).expanduser().resolve() == config.directory.resolve():
+            raise ConfigError(
+                f"'{setting}' and 'dump_path' are both {path}: that run would be lost; give another 'dump_path'"
+            )
+
+
+def _check_saving(config: Config) -> None:
+    """Say which settings have no meaning for values that the program saves itself."""
+    if config.task not in {Task.STATISTICS, Task.TENSOR}:
+        raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
+    if config.writer != "json":
+        raise ConfigError(f"'writer' is {config.writer!r}, but level debug writes debug.json; remove one of them")
+    ignored = ("scope", "list", "tensor_list", "slice", "request_id", "bench_path")
+    for name in ignored:
+        if getattr(config.options, name):
+            _logger.warning("'%s' has no meaning at level debug and is ignored", name)
+
+
+def check_framework(config: Config, framework: Framework, processor: Processor) -> None:
+    """Refuse what the framework's plugin does not offer.
+
+    Raises:
+        PluginError: the configuration asks for it.
+    """
+    if config.aten and not (isinstance(framework, OperatorFramework) and framework.sees_operators):
+        raise PluginError(
+            f"'aten' is not available for {framework.name}: its plugin does not see what runs below the APIs; "
+            "leave 'aten' out"
+        )
+    if processor.name == Fp8Processor.name and not isinstance(framework.reducer(), Fp8Reducer):
+        raise PluginError(
+            f"the summary mode 'fp8' is not available for {framework.name}: its plugin does not compute it; "
+            "choose another 'summary_mode'"
+        )
+
+
+def checked_window(models: Sequence[Any], *, is_list: bool, token_range: Any, rank_id: Any) -> Window:
+    """Return what ``start`` was given.
+
+    Raises:
+        SessionError: a number is wrong.
+    """
+    if rank_id is not None and not is_number(rank_id):
+        raise SessionError(f"start() got rank_id={rank_id!r}; give an integer from 0")
+    return Window(models, is_list, _checked_range(token_range), rank_id)
+
+
+def _checked_range(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    numbers: list[Any] = list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else []
+    if len(numbers) != 2 or not all(map(is_number, numbers)) or numbers[0] > numbers[1]:
+        raise SessionError(f"start() got token_range={value!r}; give the first and the last forward, such as [0, 3]")
+    return numbers[0], numbers[1]
+
+
+def check_models(window: Window, config: Config, framework: Framework) -> list[Model]:
+    """Return the models of a window with the names that paths in them begin with.
+
+    Raises:
+        SessionError: something is not a model, or one is needed and none is given.
+    """
+    models = window.models
+    for model in models:
+        check_model(model, framework)
+    if not models and config.level.has_modules:
+        raise SessionError(f"level {config.level.value} records modules: call start(model)")
+    if not models and config.load is not None:
+        raise SessionError("'load' replaces inputs of modules: call start(model)")
+    if window.token_range is not None:
+        if not models:
+            raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
+        if not isinstance(framework, WatchingFramework):
+            raise SessionError(not_watched("token_range", framework))
+    is_numbered = window.is_list or len(models) > 1
+    return [Model(str(i) if is_numbered else "", model) for i, model in enumerate(models)]
+
+
+def check_model(model: Any, framework: Framework) -> None:
+    """Refuse what is no model.
+
+    Raises:
+        SessionError: it is none.
+    """
+    if not framework.is_model(model):
+        raise SessionError(
+            f"start() got {type(model).__name__}, which is not a model of {framework.name}; "
+            "give the model, or a list of models"
+        )
