@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Sequence
 
 from msprobe_core.config import DataMode, TaskOptions
 from msprobe_core.model import Phase, Role
+
+_logger = logging.getLogger(__name__)
 
 _DIRECTIONS = {DataMode.FORWARD: Phase.FORWARD, DataMode.BACKWARD: Phase.BACKWARD}
 _SIDES = {DataMode.INPUT: Role.INPUT, DataMode.OUTPUT: Role.OUTPUT}
@@ -35,6 +38,7 @@ class Selection:
         self.has_opened = self._inside
         self.has_closed = False
         self._has_matched = not self._patterns
+        self._last_complaint: str | None = None
         self._unmatched: dict[str, None] = {}  # names in the order of their calls, until one is what was asked for
 
     @property
@@ -91,6 +95,13 @@ class Selection:
         self.has_closed = False
         self._has_matched = not self._patterns
         self._unmatched.clear()
+
+    def report(self, step: int) -> None:
+        """Say what the selection of a step came to, unless the last complaint said the same."""
+        complaint = self.complaint()
+        if complaint and complaint != self._last_complaint:
+            _logger.warning("step %d: %s", step, complaint)
+        self._last_complaint = complaint
 
     def complaint(self) -> str | None:
         """Return what to tell the user about this step: a window that did not open or close, a list without a match."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.capture import checks
-from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.features import make_features
 from msprobe_core.capture.features.feature import Feature, Host
@@ -20,12 +19,11 @@ from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.unit_output import UnitOutput
-from msprobe_core.capture.window import Model, Window, WindowAttacher
+from msprobe_core.capture.window import Model, Window, Windows
 from msprobe_core.config import Config, TaskOptions
 from msprobe_core.errors import MsprobeError, SessionError
 from msprobe_core.guard import described, kept
 from msprobe_core.model import EndState, Level, Task
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
 from msprobe_core.store.stored_dump import clip
@@ -34,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Session:
-    """Records the selected steps of a program; see `Schedule`, `WindowAttacher`, `UnitOutput` and `Feature`."""
+    """Records the selected steps of a program; see `Schedule`, `Windows`, `UnitOutput` and `Feature`."""
 
     def __init__(
         self,
@@ -63,7 +61,8 @@ class Session:
             PluginError: something that the writer needs is not installed.
         """
         self._config = config
-        self._framework = framework
+        self.framework = framework
+        """What is recorded."""
         self._on_failure = on_failure or Session.log_failure
         processor = checks.choose("summary_mode", str(config.options.summary_mode), processors)
         processor = checks.guarded_processor(processor)
@@ -75,7 +74,7 @@ class Session:
         self._selection = Selection(config.options if self._intercepts else TaskOptions())
         self._slices = Slices(config.options)
         self._schedule = Schedule(config, framework)
-        self._recorder = self._new_recorder(processor)
+        self._recorder = _new_recorder(config, framework, processor, self._selection, self._slices)
         self._output = UnitOutput(config, framework, processor, writer, self._recorder)
         host = Host(config, framework, self._output.save, self._output.write_backlog, self._end_recording)
         features = make_features(host)
@@ -84,43 +83,18 @@ class Session:
             self._saved = SavedValues(framework, self._recorder.record, self._recorder.reader)
             features.append(self._saved)
         self._features = self._output.features = features
-        self._connect(features)
+        _connect(self._recorder, self._output, features)
         self.custom_apis = custom_apis if custom_apis is not None else CustomApis(config.listed_apis)
         """Functions that are recorded because the user has named them."""
-        self._attachments = Attachments(registry().described("framework", framework.name))
-        self._attacher = WindowAttacher(
-            config, framework, self._attachments, self._recorder, self.custom_apis, unwraps=unwraps
-        )
+        self._windows = Windows(
+            config, framework, self._recorder, self._output, self._schedule, features, self.custom_apis,
+            unwraps=unwraps,
+        )  # fmt: skip
         self._window = Window()
         self._is_started = False
         self._has_given_up = False
-        self._complaint: str | None = None
         if self._schedule.may_act:
-            self._attacher.check()
-
-    def _new_recorder(self, processor: Processor) -> Recorder:
-        config, intercepts = self._config, self._intercepts
-        tracks_parents = config.extra_info and intercepts and (config.level.has_modules or config.aten)
-        has_slices = intercepts and (config.options.slice or config.options.request_id)
-        return Recorder(
-            self._framework,
-            processor,
-            self._selection,
-            stacks=StackCache(self._framework.hidden_frames) if config.extra_info and intercepts else None,
-            tracks_parents=tracks_parents,
-            expands_modules=config.level is Level.MIX,
-            keeps_values=config.task is not Task.STRUCTURE,
-            keep_tensor=None,
-            slices=self._slices if has_slices else None,
-        )
-
-    def _connect(self, features: Sequence[Feature]) -> None:
-        """Have the recorder hand over tensors and backlog: to a feature that asks for tensors, or else to the dump."""
-        own_sink = self._output.keep_tensor if self._output.keeps_tensors else None
-        reader = self._recorder.reader
-        reader.keep_tensor = next((feature.tensor_sink for feature in features if feature.tensor_sink), own_sink)
-        reader.check = next((feature.call_check for feature in features if feature.call_check), None)
-        self._recorder.record.on_backlog = self._output.write_backlog
+            self._windows.check()
 
     def _end_recording(self, reason: str) -> None:
         """Take nothing any more; what has been recorded is written when the window ends."""
@@ -133,12 +107,7 @@ class Session:
     @property
     def is_running(self) -> bool:
         """Whether calls are being recorded."""
-        return bool(self._attachments)
-
-    @property
-    def framework(self) -> Framework:
-        """What is recorded."""
-        return self._framework
+        return self._windows.is_running
 
     @property
     def running_window(self) -> Window | None:
@@ -168,7 +137,7 @@ class Session:
     def continue_from(self, earlier: Session, step: int | None = None) -> None:
         """Take the place of a session with another configuration, at its step or at another."""
         self.begin_at(earlier.step_number if step is None else step)
-        if (single := earlier._attacher.single) is not None:
+        if (single := earlier._windows.single) is not None:
             self.dump_module(single.model, single.name)
 
     def begin_at(self, step: int) -> None:
@@ -217,23 +186,9 @@ class Session:
             if self.is_running:
                 self.stop()
             self._window, self._schedule.rank_id = window, window.rank_id
-            named = checks.check_models(window, self._config, self._framework)
+            named = checks.check_models(window, self._config, self.framework)
             self._is_started = True
-            self._begin_window(named, window, scheduled_tokens)
-
-    def _begin_window(self, models: Sequence[Model], window: Window, scheduled_tokens: object) -> None:
-        schedule = self._schedule
-        if models and self._intercepts and schedule.selects_rank:
-            self._attacher.prepare(models)  # also in a step that is not selected
-        may_act = schedule.may_act
-        joining = [one for one in self._features if may_act and one.begin_window(schedule.step, schedule.rank)]
-        records = self._intercepts and schedule.selects_step and self._slices.follow(scheduled_tokens)
-        if records or joining:
-            self._attachments.release()  # or the gradients of parameters would be seen twice
-        if records:
-            self._output.begin_window(schedule.step, schedule.rank)
-        if records or joining:
-            self._attacher.attach(models, window.token_range, joining, records=records)
+            self._windows.begin(named, window.token_range, self._slices, scheduled_tokens)
 
     def stop(self) -> None:
         """Stop recording and write what has been recorded; returns when it is on disk."""
@@ -241,22 +196,14 @@ class Session:
             self._stop()
 
     def _stop(self) -> None:
-        was_running = self.is_running
         self._is_started = False
-        self._attacher.detach()
-        if self._output.is_open:
-            self._attachments.settle()
-            self._output.flush(is_first_end=was_running)
-        for feature in self._features:
-            feature.end_window(was_running=was_running)
-        if any(feature.is_over for feature in self._features):
-            self._schedule.is_finished = True
+        self._windows.end()
 
     def set_aside(self) -> None:
         """Stop, and hear no more of calls that were recorded, so that they can be repeated for another session."""
         with self._guarded():
             self._stop()
-            self._attachments.release()
+            self._windows.release()
 
     def conclude(self) -> None:
         """Stop, and let the dump say that it is all of its step, although that may have further windows."""
@@ -282,17 +229,17 @@ class Session:
         Raises:
             SessionError: ``module`` is none, or ``name`` is no name.
         """
-        checks.check_model(module, self._framework)
+        checks.check_model(module, self.framework)
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's argument
             raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
         self.end_module_dump()
         with self._guarded():
-            self._attacher.begin_single(Model(name, module))
+            self._windows.begin_single(Model(name, module))
 
     def end_module_dump(self) -> None:
         """Record again what was recorded before ``dump_module``."""
         with self._guarded():
-            self._attacher.end_single()
+            self._windows.end_single()
 
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
         """Record one value at level debug, if this step and this rank are selected; see `SavedValues.save`."""
@@ -321,9 +268,10 @@ class Session:
         for feature in self._features:
             feature.finish_step()
         self._stop()
-        self._complain()
+        if self._output.is_open and self._intercepts:
+            self._selection.report(self.step_number)
         self._output.close_unit(state)
-        self._attachments.release()
+        self._windows.release()
 
     def close(self, state: EndState = EndState.COMPLETE) -> None:
         """Stop for good.
@@ -339,15 +287,6 @@ class Session:
         for feature in self._features:
             feature.close()
         self._schedule.is_finished = True
-
-    def _complain(self) -> None:
-        """Say what the selection of this step came to, unless the last complaint said the same."""
-        if not self._output.is_open or not self._intercepts:
-            return
-        complaint = self._selection.complaint()
-        if complaint and complaint != self._complaint:
-            _logger.warning("step %d: %s", self.step_number, complaint)
-        self._complaint = complaint
 
     def abandon(self) -> None:
         """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
@@ -371,7 +310,7 @@ class Session:
         self._recorder.shut()
         is_ours = isinstance(error, MsprobeError)
         self.break_off(f"recording was given up: {clip(str(error) if is_ours else described(error))}")
-        for end in (self._attacher.detach, self._attachments.release, self._output.close_unit):
+        for end in (self._windows.detach, self._windows.release, self._output.close_unit):
             try:
                 end()
             except Exception as further:  # noqa: BLE001, PERF203  # one reason is enough, and what can be closed is
@@ -383,3 +322,31 @@ class Session:
         where = self.directory or self._config.directory
         reason = str(error) if isinstance(error, MsprobeError) else f"{where}: {described(error)}"
         _logger.error("recording ends at step %d, training goes on: %s", self.step_number, reason)
+
+
+def _new_recorder(
+    config: Config, framework: Framework, processor: Processor, selection: Selection, slices: Slices
+) -> Recorder:
+    is_saving = config.level is Level.DEBUG
+    takes_stacks = config.extra_info and not is_saving
+    takes_parts = not is_saving and (config.options.slice or config.options.request_id)
+    return Recorder(
+        framework,
+        processor,
+        selection,
+        stacks=StackCache(framework.hidden_frames) if takes_stacks else None,
+        tracks_parents=takes_stacks and (config.level.has_modules or config.aten),
+        expands_modules=config.level is Level.MIX,
+        keeps_values=config.task is not Task.STRUCTURE,
+        keep_tensor=None,
+        slices=slices if takes_parts else None,
+    )
+
+
+def _connect(recorder: Recorder, output: UnitOutput, features: Sequence[Feature]) -> None:
+    """Have the recorder hand over backlog and tensors: to a feature that asks for tensors, or else to the dump."""
+    reader = recorder.reader
+    own_sink = output.keep_tensor if output.keeps_tensors else None
+    reader.keep_tensor = next((feature.tensor_sink for feature in features if feature.tensor_sink), own_sink)
+    reader.check = next((feature.call_check for feature in features if feature.call_check), None)
+    recorder.record.on_backlog = output.write_backlog

@@ -11,8 +11,12 @@ from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.features.feature import Feature
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.recorder_adapters import ForwardWindow, SingleModuleRecorder, UnwrappingRecorder
+from msprobe_core.capture.schedule import Schedule
+from msprobe_core.capture.slices import Slices
+from msprobe_core.capture.unit_output import UnitOutput
 from msprobe_core.config import Config, RiskLevel
 from msprobe_core.model import Level
+from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import CheckingFramework, CompilingFramework
 from msprobe_core.protocols.framework import Framework
 
@@ -53,25 +57,31 @@ class Interception:
     aten: bool = False
 
 
-class WindowAttacher:
-    """Attaches the recorder and the features to what runs, for one window after the other."""
+class Windows:
+    """Begins and ends windows: attaches the recorder and the features to what runs, and takes them out again."""
 
     def __init__(
         self,
         config: Config,
         framework: Framework,
-        attachments: Attachments,
         recorder: Recorder,
+        output: UnitOutput,
+        schedule: Schedule,
+        features: Sequence[Feature],
         custom_apis: CustomApis,
         *,
         unwraps: bool,
     ) -> None:
         """Begin with nothing attached; see `Session` for the arguments."""
         self._framework = framework
-        self._attachments = attachments
         self._recorder = recorder
+        self._output = output
+        self._schedule = schedule
+        self._features = features
         self._custom_apis = custom_apis
         self._unwraps = unwraps
+        self._intercepts = config.level is not Level.DEBUG
+        self._attachments = Attachments(registry().described("framework", framework.name))
         # Who names entries wants those, whatever risk they are.
         names_entries = config.options.scope or config.options.list
         risk_level = RiskLevel.ALL if names_entries else config.risk_level
@@ -80,19 +90,64 @@ class WindowAttacher:
         self._single: Model | None = None
         self._has_attached_single = False
 
+    @property
+    def is_running(self) -> bool:
+        """Whether anything is attached."""
+        return bool(self._attachments)
+
     def check(self) -> None:
         """Have a framework that cannot record everything refuse what it cannot."""
         if isinstance(self._framework, CheckingFramework):
             with self._attachments.plugin_call("checking the configuration"):
                 self._framework.check(self._options)
 
-    def prepare(self, models: Sequence[Model]) -> None:
-        """Tell a framework that compiles models of them."""
+    def begin(
+        self, models: Sequence[Model], token_range: tuple[int, int] | None, slices: Slices, tokens: object
+    ) -> None:
+        """Attach what takes part in a window, if anything does.
+
+        Args:
+            models: Those that ``start`` was given.
+            token_range: See `Window`.
+            slices: Knows whether a batch is recorded.
+            tokens: See `Slices.follow`.
+        """
+        schedule = self._schedule
+        if models and self._intercepts and schedule.selects_rank:
+            self._prepare(models)
+        may_act = schedule.may_act
+        joining = [one for one in self._features if may_act and one.begin_window(schedule.step, schedule.rank)]
+        records = self._intercepts and schedule.selects_step and slices.follow(tokens)
+        if not records and not joining:
+            return
+        self._attachments.release()  # or the gradients of parameters would be seen twice
+        if records:
+            self._output.begin_window(schedule.step, schedule.rank)
+        self._attach(models, token_range, joining, records=records)
+
+    def _prepare(self, models: Sequence[Model]) -> None:
+        """Tell a framework that compiles models of them, also in a step that is not selected."""
         if isinstance(self._framework, CompilingFramework):
             with self._attachments.plugin_call("preparing models"):
                 self._framework.prepare(models, self._options)
 
-    def attach(
+    def end(self) -> None:
+        """Take everything out and write what has been recorded; returns when it is on disk."""
+        was_running = self.is_running
+        self.detach()
+        if self._output.is_open:
+            self._attachments.settle()
+            self._output.flush(is_first_end=was_running)
+        for feature in self._features:
+            feature.end_window(was_running=was_running)
+        if any(feature.is_over for feature in self._features):
+            self._schedule.is_finished = True
+
+    def release(self) -> None:
+        """Hear no more of calls that were recorded."""
+        self._attachments.release()
+
+    def _attach(
         self,
         models: Sequence[Model],
         token_range: tuple[int, int] | None,
@@ -100,14 +155,7 @@ class WindowAttacher:
         *,
         records: bool,
     ) -> None:
-        """Attach everything for a window; if something fails, nothing stays attached.
-
-        Args:
-            models: Those that ``start`` was given.
-            token_range: See `Window`.
-            features: Those that take part in this window.
-            records: Whether calls are recorded in it.
-        """
+        """Attach everything; if something fails, nothing stays attached."""
         try:
             forwards = self._watch_forwards(models, token_range)
             for feature in features:

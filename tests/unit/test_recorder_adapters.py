@@ -108,7 +108,7 @@ def test_a_range_needs_a_model_and_a_framework_that_can_tell(make):
     debugger = make(level="L1")
     with pytest.raises(SessionError, match="token_range counts the forwards of a model"):
         debugger.start(token_range=[0, 1])
-    debugger._session._framework = type("Plain", (ArrayFramework,), {"watch": None})()
+    debugger._session.framework = type("Plain", (ArrayFramework,), {"watch": None})()
     with pytest.raises(SessionError, match="'token_range' is not available for numpy"):
         debugger.start(Network(), token_range=[0, 1])
     assert not debugger._session.is_running
