@@ -106,6 +106,10 @@ class RelativeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bfloat16: _Size
     float8: _Size
 
+    def of(self, precision: Precision) -> float:
+        """Return the limit of a precision."""
+        return float(getattr(self, precision.name.lower()))
+
 
 class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of one comparison; ``limits.yaml`` says what the fields mean."""
@@ -125,7 +129,7 @@ class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def limit_of(self, precision: pl.Expr) -> pl.Expr:
         """Return the limit for a column of `Precision` integers; 0 where it is null: other dtypes are exact."""
-        return _look_up(precision, {p: cast("float", getattr(self.relative, p.name.lower())) for p in Precision})
+        return _look_up(precision, {p: self.relative.of(p) for p in Precision})
 
     def vanishing_share_of(self, precision: pl.Expr) -> pl.Expr:
         """Return the share of what a value is computed from, below which it is rounding; never more than the limit."""

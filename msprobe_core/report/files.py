@@ -20,7 +20,7 @@ from msprobe_core.report.layouts import is_of_kernels, table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
 from msprobe_core.report.summary import write_summary_file
-from msprobe_core.report.table import TableLayout
+from msprobe_core.report.table import Table, TableLayout
 from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
 from msprobe_core.store.layout import make_directory
 
@@ -126,20 +126,36 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
         marks = [str(unit.rank), str(unit.step or 0), options.stamp]  # as 26.x names them
     paths = unused_paths(directory, "_".join([kind, *marks]), [form.value for form in forms])
     for form, path in zip(forms, paths, strict=True):
-        with whole_file(path) as file:
-            if form is TableForm.XLSX:
-                shown, note = shortened(table, options.max_sheet_rows, paths[1].name) if is_too_long else (table, None)
-                write_spreadsheet(shown, file, note)
-            elif form is TableForm.PARQUET:
-                write_parquet(table, file)
-            elif form is TableForm.JSONL:
-                write_jsonl(table, file)
-            else:
-                write_csv(table, file)
+        is_shortened = is_too_long and form is TableForm.XLSX
+        shown, note = shortened(table, options.max_sheet_rows, paths[1].name) if is_shortened else (table, None)
+        write_table(shown, path, form, note)
     if options.has_advice:
         _write_advice(unit, directory, "_".join(["advisor", *marks]))
     calls = write_calls(unit, directory, marks) if options.has_calls else None
     return UnitFiles(tuple(paths), calls)
+
+
+def write_table(table: Table, path: Path, form: TableForm, note: str | None = None) -> None:
+    """Write one table as a whole, or not at all.
+
+    Args:
+        table: What to write.
+        path: Of the file.
+        form: What kind of file.
+        note: What a spreadsheet says below the table.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    with whole_file(path) as file:
+        if form is TableForm.XLSX:
+            write_spreadsheet(table, file, note)
+        elif form is TableForm.PARQUET:
+            write_parquet(table, file)
+        elif form is TableForm.JSONL:
+            write_jsonl(table, file)
+        else:
+            write_csv(table, file)
 
 
 def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:

@@ -11,6 +11,8 @@ where forward ended. A dump of modules alone shows fewer calls than were made: i
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from msprobe_core.judge.noise.measures import MEASURES, Measure
@@ -29,6 +31,16 @@ CLOSED_NULLS: Nulls = {
     for measure in MEASURES
 }
 """Wider than those of a measured profile: a formula knows nothing of the row."""
+
+
+def closed_distance(roundoff: float, depth: int) -> float:
+    """Return the floor of the distance of one value, relative to its norm; `with_closed_form` does so for rows.
+
+    Args:
+        roundoff: Unit round-off of its precision.
+        depth: How many calls began before it.
+    """
+    return roundoff * max(1.0, ROUNDINGS * math.sqrt(depth))
 
 
 def with_closed_form(rows: pl.DataFrame, operations: Operations | None = None) -> pl.DataFrame:

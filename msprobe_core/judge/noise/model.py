@@ -43,10 +43,11 @@ HELPERS = ("evidence", "noise_source", "num_flips", "num_repeats", "score_error"
 
 
 class NoiseSource(str, Enum):
-    """Where a floor comes from."""
+    """Where a floor comes from: repetitions, the formula, or one healthy run that was given as a baseline."""
 
     MEASURED = "measured"
     CLOSED_FORM = "closed form"
+    BASELINE = "baseline"
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
-from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, ROUNDINGS
-from msprobe_core.judge.noise.measures import Measure
+from msprobe_core.judge.noise import ALPHA, Measure, NoiseSource
+from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed_distance
 from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
-
-ALPHA = 0.01
-"""Of a hundred healthy comparisons, how many may have a value over its limit; as `msprobe_core.judge.noise.ALPHA`."""
 
 DEFAULT_DEPTH = 400
 """Calls of modules before the log-probs of a model of 28 layers, where nobody counted them.
@@ -33,13 +29,6 @@ Coarser formats are multiplied in, but summed up in float32, so that the roundin
 """
 
 
-class FloorSource(str, Enum):
-    """Where a floor comes from."""
-
-    BASELINE = "baseline"
-    CLOSED_FORM = "closed form"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Floor:
     """What two healthy engines are apart, root mean square.
@@ -50,7 +39,7 @@ class Floor:
     """
 
     size: float
-    source: FloorSource = FloorSource.CLOSED_FORM
+    source: NoiseSource = NoiseSource.CLOSED_FORM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +58,7 @@ class Score:
     value: float
     floor: float
     limit: float
-    source: FloorSource
+    source: NoiseSource
 
     @property
     def score(self) -> float:
@@ -90,11 +79,6 @@ def precision_named(dtype: str) -> Precision:
     return Precision.FLOAT32 if found is None else found
 
 
-def _relative(precision: Precision, depth: int) -> float:
-    engines = ENGINES if precision <= Precision.FLOAT32 else 1.0
-    return engines * UNIT_ROUNDOFF[precision] * max(1.0, ROUNDINGS * math.sqrt(depth))
-
-
 def log_prob_floor(precision: Precision, size: float, depth: int = DEFAULT_DEPTH) -> Floor:
     """Return the floor of log-probs, in nats.
 
@@ -106,7 +90,7 @@ def log_prob_floor(precision: Precision, size: float, depth: int = DEFAULT_DEPTH
         depth: Calls before them.
     """
     own = UNIT_ROUNDOFF[min(precision, Precision.FLOAT32)] * size
-    return Floor(size=math.hypot(_relative(precision, depth), own))
+    return Floor(size=math.hypot(module_floor(precision, depth).size, own))
 
 
 def log_prob_scores(
@@ -133,7 +117,8 @@ def module_floor(precision: Precision, depth: int) -> Floor:
         precision: The coarser of the two.
         depth: Calls of modules up to it.
     """
-    return Floor(size=_relative(precision, depth))
+    engines = ENGINES if precision <= Precision.FLOAT32 else 1.0
+    return Floor(size=engines * closed_distance(UNIT_ROUNDOFF[precision], depth))
 
 
 def module_score(error: float, floor: Floor, precision: Precision, num_values: int) -> Score:
@@ -145,9 +130,8 @@ def module_score(error: float, floor: Floor, precision: Precision, num_values: i
         precision: The coarser of the two.
         num_values: How many such values are judged at once.
     """
-    null = CLOSED_NULLS[Measure.REL_L2]
-    limit = max(null.limit(ALPHA / max(num_values, 1)), LEAST_LIMITS[Measure.REL_L2])
-    conventional_limit = float(getattr(conventional().relative, precision.name.lower()))
-    if floor.size and floor.source is FloorSource.CLOSED_FORM:
-        limit = min(limit, conventional_limit / floor.size)
+    probability = ALPHA / max(num_values, 1)
+    limit = max(CLOSED_NULLS[Measure.REL_L2].limit(probability), LEAST_LIMITS[Measure.REL_L2])
+    if floor.size and floor.source is NoiseSource.CLOSED_FORM:
+        limit = min(limit, conventional().relative.of(precision) / floor.size)
     return Score(measure="relative", value=error, floor=floor.size, limit=limit, source=floor.source)

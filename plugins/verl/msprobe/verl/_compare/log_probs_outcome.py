@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from msprobe.verl._compare.floors import Floor, FloorSource, Score, log_prob_floor, log_prob_scores, precision_named
+from msprobe.verl._compare.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
 from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
 from msprobe.verl._compare.log_probs import LogProbMeasures, Tokens, by_group, frame_of, measure, tokens_of
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
@@ -19,6 +19,7 @@ from msprobe.verl._compare.weights import Transfer, coarser_of
 from msprobe.verl._compare.weights_outcome import Sync, syncs
 from msprobe.verl._files import BatchFile, Sampling, Stage
 from msprobe_core.judge.limits import Precision, precision_of
+from msprobe_core.judge.noise import NoiseSource
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
@@ -116,7 +117,7 @@ def compare_log_probs(
 def _baseline(run: RecordedRun, options: LogProbOptions) -> Floor:
     """Return the largest difference of the steps of a healthy run, as a floor."""
     sizes = [measure(_tokens(run, step, options)[1]).rms for step in run.need(Stage.TRAINER.value, "the batches")]
-    return Floor(size=max(sizes), source=FloorSource.BASELINE)
+    return Floor(size=max(sizes), source=NoiseSource.BASELINE)
 
 
 def _tokens(run: RecordedRun, step: int, options: LogProbOptions) -> tuple[BatchFile, Tokens]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe.verl._compare.floors import Floor, FloorSource
+from msprobe.verl._compare.floors import Floor
 from msprobe.verl._compare.modules import (
     DECODE,
     PREFILL,
@@ -27,6 +27,7 @@ from msprobe.verl._compare.stage_statistics import StatisticsDifference, compare
 from msprobe.verl._compare.stage_statistics import table_of as statistics_table
 from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError, common_samples
 from msprobe.verl._files import Stage
+from msprobe_core.judge.noise import NoiseSource
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
@@ -132,7 +133,7 @@ def _baseline(run: RecordedRun, options: ModulesOptions, experts: int) -> Baseli
 
     def floor(path: str, place: str, phase: str) -> Floor | None:
         size = sizes.get((path, place, phase))
-        return None if size is None or not np.isfinite(size) else Floor(size=size, source=FloorSource.BASELINE)
+        return None if size is None or not np.isfinite(size) else Floor(size=size, source=NoiseSource.BASELINE)
 
     return floor
 

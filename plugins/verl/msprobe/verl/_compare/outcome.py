@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 import polars as pl
 
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.report.atomic_file import unused_paths, whole_file
-from msprobe_core.report.files import TableForm, time_stamp
+from msprobe_core.report.files import TableForm, time_stamp, write_table
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
-from msprobe_core.report.spreadsheet import write_spreadsheet
-from msprobe_core.report.table import BY_VERDICT, Colours, Column, Table, Width
-from msprobe_core.report.text_table import write_csv, write_parquet
+from msprobe_core.report.table import Column, Table, Width
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from rich.console import Console
 
 VERSION = 1
 VERDICT = "verdict"
-"""Column of every table, by which spreadsheets colour rows."""
+"""Column of every table, by which the core's spreadsheets colour rows."""
 
 _MAX_SHOWN = 6
 _STYLES = {Verdict.ERROR: "bold red", Verdict.UNMATCHED: "bold red", Verdict.WARNING: "yellow", Verdict.PASS: "green"}
@@ -89,6 +90,32 @@ class Outcome:
         return not any(finding.is_fault for finding in self.findings)
 
 
+Row = TypeVar("Row", bound="DataclassInstance")
+
+_COLUMN_TYPES: Mapping[type, pl.DataType] = {
+    bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64(), str: pl.String(),
+}  # fmt: skip
+
+
+def table_of(kind: type[Row], rows: Iterable[Row]) -> pl.DataFrame:
+    """Return a table of results: a row for each, a column for each field of their class, in the order of the fields.
+
+    Fields are numbers, truth values, texts or enums of texts, each of which may be ``None``.
+    """
+    types = get_type_hints(kind)
+    schema = {field.name: _column_type(types[field.name]) for field in fields(kind)}
+    return pl.DataFrame([[_cell(getattr(row, name)) for name in schema] for row in rows], schema, orient="row")
+
+
+def _column_type(hint: Any) -> pl.DataType:
+    own = next(part for part in get_args(hint) or (hint,) if part is not NoneType)
+    return next(column for plain, column in _COLUMN_TYPES.items() if issubclass(own, plain))
+
+
+def _cell(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
 def write_outcome(
     outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV, *, overwrites: bool = False
 ) -> list[Path]:
@@ -130,57 +157,39 @@ def write_outcome(
 
 def _write_table(rows: pl.DataFrame, directory: Path, stem: str, form: TableForm) -> Path:
     columns = [Column(name, pl.col(name), width=Width.NAME if name in _WIDE else Width.NUMBER) for name in rows.columns]
-    has_verdict = VERDICT in rows.columns
-    table = Table(columns, rows if has_verdict else rows.with_columns(pl.lit("").alias(VERDICT)), _COLOURS)
-    # What is longer than a sheet goes into a file that has no end.
+    # A table that is longer than a sheet goes into a file without such a bound.
     wanted = TableForm.CSV if form is TableForm.XLSX and rows.height >= MAX_SHEET_ROWS else form
     (path,) = unused_paths(directory, stem, [wanted.value])
-    with whole_file(path) as file:
-        if wanted is TableForm.XLSX:
-            write_spreadsheet(table, file)
-        elif wanted is TableForm.PARQUET:
-            write_parquet(table, file)
-        else:
-            write_csv(table, file)
+    write_table(Table(columns, rows), path, wanted)
     return path
-
-
-_COLOURS = Colours(VERDICT, BY_VERDICT.fills)
 
 
 def print_outcome(outcome: Outcome, files: Sequence[Path], console: Console) -> None:
     """Print what was found; the last line is the verdict."""
+    from rich.text import Text
+
     for text, style in _lines_of(outcome, files):
-        _print(text, style, console)
+        console.print(Text(text, style=style), soft_wrap=True)
 
 
 def _lines_of(outcome: Outcome, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    *tables, summary = files
     yield outcome.compared, ""
-    for line in outcome.lines:
-        yield line, ""
+    yield from ((line, "") for line in outcome.lines)
     for finding in outcome.findings[:_MAX_SHOWN]:
         where = "" if finding.step is None else f"step {finding.step}: "
         yield f"{where}{finding.sentence}", _STYLES[finding.verdict]
     if len(outcome.findings) > _MAX_SHOWN:
-        yield f"… and {len(outcome.findings) - _MAX_SHOWN:,} more, in {files[-1]}", ""
-    for note in outcome.notes[:_MAX_SHOWN]:
-        yield f"Note: {note}", "yellow"
+        yield f"… and {len(outcome.findings) - _MAX_SHOWN:,} more, in {summary}", ""
+    yield from ((f"Note: {note}", "yellow") for note in outcome.notes[:_MAX_SHOWN])
     if len(outcome.notes) > _MAX_SHOWN:
-        yield f"Note: … and {len(outcome.notes) - _MAX_SHOWN:,} more, in {files[-1]}", "yellow"
-    for path in files[:-1]:
-        yield f"Table:   {path}", ""
-    yield f"Summary: {files[-1]}", ""
-    for line in outcome.incomplete[:_MAX_SHOWN]:
-        yield f"Incomplete: {line}.", "bold red"
+        yield f"Note: … and {len(outcome.notes) - _MAX_SHOWN:,} more, in {summary}", "yellow"
+    yield from ((f"Table:   {path}", "") for path in tables)
+    yield f"Summary: {summary}", ""
+    yield from ((f"Incomplete: {line}.", "bold red") for line in outcome.incomplete[:_MAX_SHOWN])
     if len(outcome.incomplete) > _MAX_SHOWN:
-        yield f"Incomplete: {len(outcome.incomplete) - _MAX_SHOWN:,} more, in {files[-1]}", "bold red"
+        yield f"Incomplete: {len(outcome.incomplete) - _MAX_SHOWN:,} more, in {summary}", "bold red"
     if outcome.agrees and outcome.incomplete:
         yield f"Of what is there, which is not all: {outcome.headline}", "bold yellow"
-        return
-    yield outcome.headline, "bold green" if outcome.agrees else "bold red"
-
-
-def _print(text: str, style: str, console: Console) -> None:
-    from rich.text import Text
-
-    console.print(Text(text, style=style), soft_wrap=True)
+    else:
+        yield outcome.headline, "bold green" if outcome.agrees else "bold red"
