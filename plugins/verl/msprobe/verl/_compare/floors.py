@@ -13,6 +13,7 @@ from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, pr
 from msprobe_core.judge.noise import ALPHA, Measure, NoiseSource
 from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed_distance
 from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
+from msprobe_core.judge.verdict import Verdict
 
 DEFAULT_DEPTH = 400
 """Calls of modules before the log-probs of a model of 28 layers, where nobody counted them.
@@ -71,6 +72,11 @@ class Score:
     def is_over(self) -> bool:
         """Whether rounding does not explain it."""
         return self.score > self.limit
+
+    @property
+    def verdict(self) -> Verdict:
+        """What tables say of it."""
+        return Verdict.ERROR if self.is_over else Verdict.PASS
 
 
 def precision_named(dtype: str) -> Precision:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from msprobe.verl._compare.floors import Floor, Score, module_floor, module_score, precision_named
-from msprobe.verl._compare.outcome import VERDICT
 from msprobe.verl._compare.stage_tensors import ModuleValue, StageTensors, common_samples, matched
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
@@ -20,8 +18,9 @@ from msprobe_core.plugin import CompareError, Role
 
 Array: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[int, int, str], None]
-Baseline: TypeAlias = Callable[[str, str, str], Floor | None]
-"""Path and place of an output, and phase, to the floor that a healthy run has there."""
+Pair: TypeAlias = tuple[ModuleValue, ModuleValue]
+Baseline: TypeAlias = Mapping[tuple[str, str, str], Floor]
+"""By path and place of an output, and phase, the floor that a healthy run has there."""
 
 Flips: TypeAlias = dict[tuple[str, str], dict[int, bool]]
 """By sample and phase, for each position whether a router chose other experts."""
@@ -31,13 +30,6 @@ PREFILL, DECODE = "prefill", "decode"
 
 ROUTERS = ("gate", "router")
 """Last part of a path of modules whose output chooses experts."""
-
-_SCHEMA: dict[str, Any] = {
-    "step": pl.Int64, "order": pl.Int64, "module": pl.String, "output": pl.String, "phase": pl.String,
-    "error": pl.Float64, "floor": pl.Float64, "score": pl.Float64, "limit": pl.Float64, VERDICT: pl.String,
-    "is_equal": pl.Boolean, "growth": pl.Float64, "max_abs": pl.Float64, "positions": pl.Int64, "samples": pl.Int64,
-    "worst_sample": pl.String, "worst_position": pl.Int64, "flip_rate": pl.Float64, "reason": pl.String,
-}  # fmt: skip
 
 
 @dataclass
@@ -67,38 +59,54 @@ class _Sums:
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleDifference:
-    """One output of a module in one phase.
+    """One output of a module in one phase; a row of the table.
 
     Attributes:
+        step: Of the trainer.
         order: Place of the output in the order of execution, from 0.
-        target: Which value.
-        golden: Which value it was compared with.
+        module: What reports call the module.
+        output: Position in the call.
         phase: `PREFILL` or `DECODE`.
-        score: Its error against the floor.
+        error: Norm of the difference over the norm of the golden values.
+        floor: What rounding explains of it.
+        score: The error over the floor.
+        limit: Of the score.
+        verdict: ``ERROR`` if the score is over the limit, else ``PASS``.
         is_equal: Whether all elements are equal to the bit.
+        growth: The error over that of the output before; ``None`` for the first, and after one that is equal.
         max_abs: Largest difference of an element.
         positions: How many positions of samples were compared.
         samples: How many samples.
-        worst: Id of the sample and position with the largest error.
+        worst_sample: Id of the sample with the largest error of a position; ``None`` where all are equal.
+        worst_position: That position.
         flip_rate: Of a router, share of positions for which it chooses other experts; ``None`` of other modules.
+        reason: In words how far it is off; ``None`` if rounding explains it.
     """
 
+    step: int
     order: int
-    target: ModuleValue
-    golden: ModuleValue
+    module: str
+    output: str
     phase: str
-    score: Score
+    error: float
+    floor: float
+    score: float
+    limit: float
+    verdict: Verdict
     is_equal: bool
+    growth: float | None
     max_abs: float
     positions: int
     samples: int
-    worst: tuple[str, int]
-    flip_rate: float | None = None
+    worst_sample: str | None
+    worst_position: int | None
+    flip_rate: float | None
+    reason: str | None
 
     @property
-    def name(self) -> str:
-        """What reports call the module."""
-        return self.target.path or f"{self.target.type_name} (the whole model)"
+    def is_over(self) -> bool:
+        """Whether rounding does not explain it."""
+        return self.verdict is Verdict.ERROR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +116,7 @@ class StageDifference:
     Attributes:
         step: Of the trainer.
         modules: In the order of execution, phases beside each other.
+        pairs: The two values that were compared, by ``order`` of the modules.
         samples: How many both have.
         lone_target: Samples that only the target has.
         lone_golden: Likewise.
@@ -118,6 +127,7 @@ class StageDifference:
 
     step: int
     modules: Sequence[ModuleDifference]
+    pairs: Sequence[Pair]
     samples: int
     lone_target: int
     lone_golden: int
@@ -127,7 +137,7 @@ class StageDifference:
 
     def first(self, phase: str | None = None) -> ModuleDifference | None:
         """Return the first output, of a phase, that rounding does not explain; children end before their parents."""
-        return next((m for m in self.modules if m.score.is_over and phase in {None, m.phase}), None)
+        return next((m for m in self.modules if m.is_over and phase in {None, m.phase}), None)
 
     @property
     def phases(self) -> list[str]:
@@ -181,7 +191,8 @@ def compare_modules(
     paired = {part for value, _ in pairs for part in (value, *value.parts)}
     return StageDifference(
         step=step,
-        modules=list(_judged(pairs, sums, target, golden, baseline)),
+        modules=list(_judged(step, pairs, sums, target, golden, baseline or {})),
+        pairs=pairs,
         samples=len(samples),
         lone_target=len(target.places) - len(samples),
         lone_golden=len(golden.places) - len(samples),
@@ -269,37 +280,57 @@ def _add(sums: _Sums, target: Array, golden: Array, sample: str, positions: Arra
 
 
 def _judged(
-    pairs: Sequence[tuple[ModuleValue, ModuleValue]],
+    step: int,
+    pairs: Sequence[Pair],
     sums: Sequence[dict[str, _Sums]],
     target: StageTensors,
     golden: StageTensors,
-    baseline: Baseline | None,
+    baseline: Baseline,
 ) -> Iterator[ModuleDifference]:
     number = sum(len(own) for own in sums)
     precision = Precision.FLOAT64
+    before: dict[str, float] = {}
     for order, ((value, other), own) in enumerate(zip(pairs, sums, strict=True)):
         # What was rounded once stays rounded.
         precision = max(precision, *(precision_named(dtype) for dtype in (target.dtype(value), golden.dtype(other))))
         for phase, sum_ in own.items():
-            floor = None if baseline is None else baseline(value.path, value.place, phase)
-            floor = floor or module_floor(precision, order + 1)
+            floor = baseline.get((value.path, value.place, phase)) or module_floor(precision, order + 1)
+            score = module_score(sum_.error, floor, precision, number)
+            last = before.get(phase)
+            before[phase] = score.value
+            worst = sum_.worst[1:] if sum_.worst[1] else (None, None)
             yield ModuleDifference(
+                step=step,
                 order=order,
-                target=value,
-                golden=other,
+                module=value.path or f"{value.type_name} (the whole model)",
+                output=value.place,
                 phase=phase,
-                score=module_score(sum_.error, floor, precision, number),
+                error=score.value,
+                floor=score.floor,
+                score=score.score,
+                limit=score.limit,
+                verdict=score.verdict,
                 is_equal=sum_.is_equal,
+                growth=score.value / last if last else None,
                 max_abs=sum_.max_abs,
                 positions=sum_.positions,
                 samples=len(sum_.samples),
-                worst=sum_.worst[1:],
+                worst_sample=worst[0],
+                worst_position=worst[1],
                 flip_rate=sum_.flipped / sum_.routed if sum_.routed else None,
+                reason=_reason(score, sum_.worst) if score.is_over else None,
             )
 
 
+def _reason(score: Score, worst: tuple[float, str, int]) -> str:
+    where = f"; the worst at position {worst[2]} of sample {worst[1][:12]}" if worst[1] else ""
+    if not math.isfinite(score.value):
+        return f"NaN or Inf on one side, or nothing but zeros{where}"
+    return f"{score.value:.2g} off, relative, where rounding explains {score.floor:.2g} ({score.source.value}){where}"
+
+
 def is_given_wrong(
-    first: ModuleDifference, target: StageTensors, golden: StageTensors, samples: Sequence[str]
+    one: StageDifference, first: ModuleDifference, target: StageTensors, golden: StageTensors
 ) -> bool | None:
     """Return whether the module was given something else already, so that the fault is between modules.
 
@@ -308,43 +339,8 @@ def is_given_wrong(
     Raises:
         DumpError: a tensor cannot be read.
     """
-    own = ModuleValue(first.target.path, first.target.type_name, Role.INPUT.value, "0")
-    other = ModuleValue(first.golden.path, first.golden.type_name, Role.INPUT.value, "0")
+    own, other = (replace(value, role=Role.INPUT.value, place="0", parts=()) for value in one.pairs[first.order])
     if not target.has(own) or not golden.has(other):
         return None
-    found = _compared(target, golden, own, other, samples, 1, {}).get(first.phase)
-    if found is None:
-        return None
-    return found.error > first.score.limit * first.score.floor
-
-
-def table_of(differences: Sequence[StageDifference]) -> pl.DataFrame:
-    """Return a row per module and phase; ``growth`` is the error over that of the module before."""
-    rows: list[dict[str, Any]] = []
-    for one in differences:
-        before: dict[str, float] = {}
-        for m in one.modules:
-            error = m.score.value
-            last = before.get(m.phase)
-            rows.append(
-                {
-                    "step": one.step, "order": m.order, "module": m.name, "output": m.target.place, "phase": m.phase,
-                    "error": error, "floor": m.score.floor, "score": m.score.score, "limit": m.score.limit,
-                    VERDICT: (Verdict.ERROR if m.score.is_over else Verdict.PASS).value, "is_equal": m.is_equal,
-                    "growth": error / last if last else None, "max_abs": m.max_abs, "positions": m.positions,
-                    "samples": m.samples, "worst_sample": m.worst[0] or None,
-                    "worst_position": m.worst[1] if m.worst[0] else None, "flip_rate": m.flip_rate,
-                    "reason": reason_of(m) if m.score.is_over else None,
-                }
-            )  # fmt: skip
-            before[m.phase] = error
-    return pl.DataFrame(rows, schema=_SCHEMA)
-
-
-def reason_of(module: ModuleDifference) -> str:
-    """Return in words how far a module is off."""
-    s = module.score
-    worst = f"; the worst at position {module.worst[1]} of sample {module.worst[0][:12]}" if module.worst[0] else ""
-    if not math.isfinite(s.value):
-        return f"NaN or Inf on one side, or nothing but zeros{worst}"
-    return f"{s.value:.2g} off, relative, where rounding explains {s.floor:.2g} ({s.source.value}){worst}"
+    found = _compared(target, golden, own, other, common_samples(target, golden), 1, {}).get(first.phase)
+    return None if found is None else found.error > first.limit * first.floor

@@ -11,21 +11,17 @@ import numpy as np
 
 from msprobe.verl._compare.floors import Floor
 from msprobe.verl._compare.modules import (
-    DECODE,
-    PREFILL,
     Baseline,
+    ModuleDifference,
     Progress,
     StageDifference,
     compare_modules,
     is_given_wrong,
-    reason_of,
-    table_of,
 )
-from msprobe.verl._compare.outcome import Finding, Outcome
+from msprobe.verl._compare.outcome import Finding, Outcome, listed_steps, table_of
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._compare.stage_statistics import StatisticsDifference, compare_statistics
-from msprobe.verl._compare.stage_statistics import table_of as statistics_table
-from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError, common_samples
+from msprobe.verl._compare.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
+from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError
 from msprobe.verl._files import Stage
 from msprobe_core.judge.noise import NoiseSource
 from msprobe_core.judge.verdict import Verdict
@@ -54,6 +50,24 @@ class ModulesOptions:
     baseline: RecordedRun | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """The comparison of two stages of one step.
+
+    Attributes:
+        difference: What it came to.
+        target: The stage under test.
+        golden: The stage that it was compared with.
+        firsts: Where each phase parts first, the earlier first, and whether that module was given something else
+            already; ``None`` where that is not known.
+    """
+
+    difference: StageDifference
+    target: StageTensors
+    golden: StageTensors
+    firsts: Sequence[tuple[ModuleDifference, bool | None]]
+
+
 def compare_layers(
     run: RecordedRun, options: ModulesOptions | None = None, progress: Progress | None = None
 ) -> Outcome:
@@ -64,41 +78,46 @@ def compare_layers(
         DumpError: a file cannot be read.
     """
     options = options or ModulesOptions()
-    chosen = _steps_of_both(run, options.training, Stage.ROLLOUT.value, options.steps)
+    stages = Stage.ROLLOUT.value, options.training
+    chosen = _steps_of_both(run, stages[::-1], options.steps)
     experts, note = _experts(run, options.experts)
-    floors = None if options.baseline is None else _baseline(options.baseline, options, experts)
-    differences: list[StageDifference] = []
-    findings: list[Finding] = []
-    for step in chosen:
-        rollout = StageTensors(run, Stage.ROLLOUT.value, step)
-        training = StageTensors(run, options.training, step)
-        found = compare_modules(training, rollout, step, experts=experts, baseline=floors, progress=progress)
-        differences.append(found)
-        findings += _findings(found, training, rollout)
-    has_routers = any(one.flipped_tokens is not None for one in differences)
-    first = next((finding for finding in findings if finding.is_fault), None)
-    return Outcome(
-        command="layers",
-        paths=[run.path],
-        compared=_compared(differences, f"{options.training} and {Stage.ROLLOUT.value}"),
-        headline=(
-            "AGREE: every module is within what rounding explains." if first is None
-            else f"DIFFERENT: step {first.step}: training and rollout part first at {first.place}."
-        ),
-        findings=findings,
-        notes=[*_notes(differences), *([note] if note and has_routers else [])],
-        lines=[line for one in differences for line in _lines(one)],
-        numbers={"steps": {str(one.step): _numbers(one) for one in differences}},
-        tables={"modules": table_of(differences)},
+    baseline = None if options.baseline is None else _baseline(options.baseline, stages, experts)
+    found = [_stages(run, stages, step, experts, progress, baseline=baseline) for step in chosen]
+    findings = [_part_finding(one, first, given, is_of_phase=True) for one in found for first, given in one.firsts]
+    first = next(iter(findings), None)
+    headline = (
+        "AGREE: every module is within what rounding explains." if first is None
+        else f"DIFFERENT: step {first.step}: training and rollout part first at {first.place}."
     )  # fmt: skip
+    own_notes = _notes(found) + _on_routers(found, note)
+    return _outcome("layers", run, found, " and ".join(stages[::-1]), headline, findings, own_notes, is_of_phase=True)
 
 
-def _steps_of_both(run: RecordedRun, first: str, second: str, asked: Collection[int]) -> list[int]:
-    both = [set(run.need(stage, "which is to be compared")) for stage in (first, second)]
-    common = both[0] & both[1]
-    if not common:
-        raise CompareError(f"{run.path}: no step has both {first} and {second}")
-    return chosen_steps(common, asked, f"{first} and {second} of {run.path}")
+def _stages(
+    run: RecordedRun,
+    stages: tuple[str, str],
+    step: int,
+    experts: int,
+    progress: Progress | None = None,
+    *,
+    minis: Collection[int] | None = None,
+    baseline: Baseline | None = None,
+) -> _Compared:
+    """Compare the second stage, of which ``minis`` may choose mini-batches, with the first, the golden one."""
+    golden = StageTensors(run, stages[0], step)
+    target = StageTensors(run, stages[1], step, minis=minis)
+    found = compare_modules(target, golden, step, experts=experts, baseline=baseline, progress=progress)
+    firsts = sorted((m for phase in found.phases if (m := found.first(phase)) is not None), key=lambda m: m.order)
+    given = [is_given_wrong(found, first, target, golden) for first in firsts]
+    return _Compared(difference=found, target=target, golden=golden, firsts=list(zip(firsts, given, strict=True)))
+
+
+def _steps_of_both(run: RecordedRun, stages: Sequence[str], asked: Collection[int]) -> list[int]:
+    both = [set(run.need(stage, "which is to be compared")) for stage in stages]
+    what = " and ".join(stages)
+    if not both[0] & both[1]:
+        raise CompareError(f"{run.path}: no step has both {what}")
+    return chosen_steps(both[0] & both[1], asked, f"{what} of {run.path}")
 
 
 def _experts(run: RecordedRun, given: int | None) -> tuple[int, str]:
@@ -121,89 +140,91 @@ def _search(config: Any) -> int | None:
     return None
 
 
-def _baseline(run: RecordedRun, options: ModulesOptions, experts: int) -> Baseline:
+def _baseline(run: RecordedRun, stages: tuple[str, str], experts: int) -> Baseline:
     """Return the largest errors of the steps of a healthy run as floors; never below one rounding."""
     sizes: dict[tuple[str, str, str], float] = {}
-    for step in _steps_of_both(run, options.training, Stage.ROLLOUT.value, ()):
-        rollout = StageTensors(run, Stage.ROLLOUT.value, step)
-        training = StageTensors(run, options.training, step)
-        for module in compare_modules(training, rollout, step, experts=experts).modules:
-            key = module.target.path, module.target.place, module.phase
-            sizes[key] = max(sizes.get(key, 0.0), module.score.value, float(np.finfo(np.float32).eps) / 2)
-
-    def floor(path: str, place: str, phase: str) -> Floor | None:
-        size = sizes.get((path, place, phase))
-        return None if size is None or not np.isfinite(size) else Floor(size=size, source=NoiseSource.BASELINE)
-
-    return floor
+    for step in _steps_of_both(run, stages[::-1], ()):
+        golden, target = (StageTensors(run, stage, step) for stage in stages)
+        found = compare_modules(target, golden, step, experts=experts)
+        for module in found.modules:
+            value = found.pairs[module.order][0]
+            key = value.path, value.place, module.phase
+            sizes[key] = max(sizes.get(key, 0.0), module.error, float(np.finfo(np.float32).eps) / 2)
+    floors = {key: Floor(size=size, source=NoiseSource.BASELINE) for key, size in sizes.items()}
+    return {key: floor for key, floor in floors.items() if np.isfinite(floor.size)}
 
 
-def _findings(one: StageDifference, training: StageTensors, rollout: StageTensors) -> list[Finding]:
-    """Return where each phase parts first; the earlier first."""
-    found: list[Finding] = []
-    samples = common_samples(training, rollout)
-    firsts = sorted((m for phase in one.phases if (m := one.first(phase)) is not None), key=lambda m: m.order)
-    for module in firsts:
-        was_given = is_given_wrong(module, training, rollout, samples)
-        how = (
-            "; what it was given is off already, so the fault is between it and the modules before" if was_given
-            else "; what it was given is not" if was_given is False else ""
-        )  # fmt: skip
-        found.append(
-            Finding(
-                verdict=Verdict.ERROR,
-                sentence=f"{module.phase}: first at {module.name}, {reason_of(module)}{how}",
-                step=one.step,
-                place=module.name,
-            )
-        )
-    return found
+def _part_finding(one: _Compared, first: ModuleDifference, was_given: bool | None, *, is_of_phase: bool) -> Finding:
+    how = (
+        "; what it was given is off already, so the fault is between it and the modules before" if was_given
+        else "; what it was given is not" if was_given is False else ""
+    )  # fmt: skip
+    phase = f"{first.phase}: " if is_of_phase else ""
+    sentence = f"{phase}first at {first.module}, {first.reason}{how}"
+    return Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.difference.step, place=first.module)
 
 
-def _compared(differences: Sequence[StageDifference], what: str) -> str:
-    steps = ", ".join(str(one.step) for one in differences)
-    most = max(differences, key=lambda one: len(one.modules))
-    outputs = len({(m.target.path, m.target.place) for m in most.modules})
-    return (
-        f"Compared {what}: {outputs:,} outputs of modules, {sum(one.samples for one in differences):,} samples, "
-        f"step{'s' * (len(differences) > 1)} {steps}."
+def _outcome(
+    command: str,
+    run: RecordedRun,
+    found: Sequence[_Compared],
+    what: str,
+    headline: str,
+    findings: Sequence[Finding],
+    notes: Sequence[str],
+    *,
+    is_of_phase: bool,
+) -> Outcome:
+    differences = [one.difference for one in found]
+    outputs = max((one.modules for one in differences), key=len)
+    num_outputs = len({(m.module, m.output) for m in outputs})
+    return Outcome(
+        command=command,
+        paths=[run.path],
+        compared=(
+            f"Compared {what}: {num_outputs:,} outputs of modules, {sum(one.samples for one in differences):,} "
+            f"samples, {listed_steps([one.step for one in differences])}."
+        ),
+        headline=headline,
+        findings=findings,
+        notes=notes,
+        lines=[line for one in differences for line in _lines(one, is_of_phase=is_of_phase)],
+        numbers={"steps": {str(one.step): _numbers(one) for one in differences}},
+        tables={"modules": table_of(ModuleDifference, [module for one in differences for module in one.modules])},
     )
 
 
-def _lines(one: StageDifference) -> list[str]:
+def _lines(one: StageDifference, *, is_of_phase: bool) -> list[str]:
     lines: list[str] = []
     for phase in one.phases:
         own = [m for m in one.modules if m.phase == phase]
-        worst = max(own, key=lambda m: m.score.value)
+        worst = max(own, key=lambda m: m.error)
         lines.append(
-            f"  step {one.step}, {phase}: largest error {worst.score.value:.2g} at {worst.name}; "
-            f"{sum(m.score.is_over for m in own):,} of {len(own):,} outputs over their limits"
+            f"  step {one.step}{f', {phase}' if is_of_phase else ''}: largest error {worst.error:.2g} at "
+            f"{worst.module}; {sum(m.is_over for m in own):,} of {len(own):,} outputs over their limits"
         )
-        lines += _growth_lines(one, phase)
+        lines += _growth_lines(own)
     if one.flipped_tokens is not None:
-        routers = [m for m in one.modules if m.flip_rate is not None]
-        worst = max(routers, key=lambda m: m.flip_rate or 0.0)
+        worst = max((m for m in one.modules if m.flip_rate is not None), key=lambda m: m.flip_rate or 0.0)
         lines.append(
             f"  step {one.step}, routing (top {one.experts}): other experts for {one.flipped_tokens:.2%} of tokens in "
-            f"one layer at least; most at {worst.name}, {worst.flip_rate:.2%}"
+            f"one layer at least; most at {worst.module}, {worst.flip_rate:.2%}"
         )
     return lines
 
 
-def _growth_lines(one: StageDifference, phase: str) -> list[str]:
+def _growth_lines(modules: Sequence[ModuleDifference]) -> list[str]:
     """Return the error at the end of each block of layers, so that one sees it grow, or jump."""
-    layers = [m for m in one.modules if m.phase == phase and m.target.path.rpartition(".")[2].isdigit()]
+    layers = [(number, m) for m in modules if (number := m.module.rpartition(".")[2]).isdigit()]
     if len(layers) < 2:
         return []
-    step = max(1, (len(layers) - 1) // 7)
-    shown = [*layers[:-1:step], layers[-1]]
-    told = [f"{m.target.path.rpartition('.')[2]}: {m.score.value:.1g}" for m in shown]
-    return [f"    error by layer: {', '.join(told)}"]
+    shown = [*layers[: -1 : max(1, (len(layers) - 1) // 7)], layers[-1]]
+    return [f"    error by layer: {', '.join(f'{number}: {m.error:.1g}' for number, m in shown)}"]
 
 
-def _notes(differences: Sequence[StageDifference]) -> list[str]:
+def _notes(found: Sequence[_Compared]) -> list[str]:
     notes: list[str] = []
-    for one in differences:
+    for one in (one.difference for one in found):
         if one.lone_target or one.lone_golden:
             notes.append(
                 f"step {one.step}: {one.lone_target} samples of the first and {one.lone_golden} of the second have no "
@@ -212,27 +233,54 @@ def _notes(differences: Sequence[StageDifference]) -> list[str]:
         if one.unmatched:
             names = ", ".join(dict.fromkeys(one.unmatched[:_MAX_LINES]))
             notes.append(f"step {one.step}: {len(one.unmatched)} outputs are on one side only, such as {names}")
-    return list(dict.fromkeys(notes))
+    return notes
+
+
+def _on_routers(found: Sequence[_Compared], note: str) -> list[str]:
+    return [note] if note and any(one.difference.flipped_tokens is not None for one in found) else []
 
 
 def _numbers(one: StageDifference) -> dict[str, Any]:
-    firsts = {
-        phase: None if (m := one.first(phase)) is None else {"module": m.name, "error": m.score.value}
-        for phase in one.phases
-    }
+    firsts = {phase: one.first(phase) for phase in one.phases}
     return {
         "samples": one.samples,
         "is_equal": one.is_equal,
-        "first": firsts,
-        "largest": {
-            phase: max(m.score.value for m in one.modules if m.phase == phase) for phase in one.phases
-        },
+        "first": {phase: m and {"module": m.module, "error": m.error} for phase, m in firsts.items()},
+        "largest": {phase: max(m.error for m in one.modules if m.phase == phase) for phase in one.phases},
         "flipped_tokens": one.flipped_tokens,
         "experts": one.experts if one.flipped_tokens is not None else None,
-    }  # fmt: skip
+    }
 
 
 # --- two stages of training ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _TrainingPair:
+    """Two stages of training that have the same weights: the golden one, and that under test.
+
+    Attributes:
+        command: Which comparison.
+        stages: Which stages.
+        what: What sentences call the two.
+        minis: Only these mini-batches of the latter; all if ``None``.
+    """
+
+    command: str
+    stages: tuple[str, str]
+    what: str
+    minis: tuple[int, ...] | None = None
+
+
+_ACTOR_REF = _TrainingPair(
+    "actor-vs-ref", (Stage.ACTOR_LOG_PROB.value, Stage.REF_LOG_PROB.value), "actor and reference"
+)
+_ON_POLICY = _TrainingPair(
+    "onpolicy",
+    (Stage.ACTOR_LOG_PROB.value, Stage.ACTOR_UPDATE.value),
+    "log-probs and first mini-batch of the update",
+    (0,),
+)
 
 
 def compare_actor_ref(
@@ -245,18 +293,10 @@ def compare_actor_ref(
         DumpError: a file cannot be read.
     """
     options = options or ModulesOptions()
-    stages = Stage.ACTOR_LOG_PROB.value, Stage.REF_LOG_PROB.value
-    first = _steps_of_both(run, *stages, ())[:1]
-    chosen = _steps_of_both(run, *stages, options.steps) if options.steps else first
-    what = "actor and reference"
+    first = _steps_of_both(run, _ACTOR_REF.stages, ())[:1]
+    chosen = _steps_of_both(run, _ACTOR_REF.stages, options.steps) if options.steps else first
     notes = ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else []
-    experts, note = _experts(run, options.experts)
-    try:
-        found = [_training_stages(run, stages, step, progress, experts=experts) for step in chosen]
-    except StatisticsOnlyError:
-        by_statistics = [compare_statistics(run, stages, step) for step in chosen]
-        return _statistics_outcome("actor-vs-ref", run, by_statistics, what, notes)
-    return _training_outcome("actor-vs-ref", run, found, what, [*notes, *_on_routers(found, note)])
+    return _training_outcome(_ACTOR_REF, run, chosen, notes, options, progress)
 
 
 def compare_on_policy(
@@ -269,105 +309,67 @@ def compare_on_policy(
         DumpError: a file cannot be read.
     """
     options = options or ModulesOptions()
-    stages = Stage.ACTOR_LOG_PROB.value, Stage.ACTOR_UPDATE.value
-    chosen = _steps_of_both(run, *stages, options.steps)
-    what = "log-probs and first mini-batch of the update"
-    experts, note = _experts(run, options.experts)
-    try:
-        found = [_training_stages(run, stages, step, progress, experts=experts, minis=(0,)) for step in chosen]
-    except StatisticsOnlyError:
-        by_statistics = [compare_statistics(run, stages, step, minis=(0,)) for step in chosen]
-        return _statistics_outcome("onpolicy", run, by_statistics, what, [])
-    notes = [note for one, first, second in found for note in _shapes(one.step, first, second)]
-    return _training_outcome("onpolicy", run, found, what, [*notes, *_on_routers(found, note)])
-
-
-def _on_routers(found: Sequence[tuple[StageDifference, StageTensors, StageTensors]], note: str) -> list[str]:
-    return [note] if note and any(one.flipped_tokens is not None for one, _, _ in found) else []
-
-
-def _shapes(step: int, first: StageTensors, second: StageTensors) -> list[str]:
-    sizes = [Counter(max(own) for sample, own in stage.micro_batches().items() if sample in both) for stage, both in (
-        (first, second.places), (second, first.places)
-    )]  # fmt: skip
-    if sizes[0] == sizes[1]:
-        return []
-    told = [", ".join(str(size) for size in sorted(own)) for own in sizes]
-    text = f"step {step}: micro-batches have {told[0]} samples for the log-probs and {told[1]} in the update"
-    return [f"{text}; kernels may add in another order for another shape"]
-
-
-def _training_stages(
-    run: RecordedRun,
-    stages: tuple[str, str],
-    step: int,
-    progress: Progress | None,
-    *,
-    experts: int,
-    minis: Collection[int] | None = None,
-) -> tuple[StageDifference, StageTensors, StageTensors]:
-    first = StageTensors(run, stages[0], step)
-    second = StageTensors(run, stages[1], step, minis=minis)
-    return compare_modules(second, first, step, experts=experts, progress=progress), first, second
+    chosen = _steps_of_both(run, _ON_POLICY.stages, options.steps)
+    return _training_outcome(_ON_POLICY, run, chosen, [], options, progress)
 
 
 def _training_outcome(
-    command: str,
+    pair: _TrainingPair,
     run: RecordedRun,
-    found: Sequence[tuple[StageDifference, StageTensors, StageTensors]],
-    what: str,
+    steps: Sequence[int],
     notes: Sequence[str],
+    options: ModulesOptions,
+    progress: Progress | None,
 ) -> Outcome:
-    differences = [one for one, _, _ in found]
-    findings: list[Finding] = []
-    for one, first, second in found:
-        findings += [
-            Finding(
-                verdict=finding.verdict,
-                sentence=finding.sentence.removeprefix(f"{PREFILL}: ").removeprefix(f"{DECODE}: "),
-                step=finding.step,
-                place=finding.place,
-            )
-            for finding in _findings(one, second, first)
-        ]
-        unequal = next((m for m in one.modules if not m.is_equal), None)
-        if unequal is not None and not any(finding.step == one.step for finding in findings):
-            sentence = f"not equal to the bit, first at {unequal.name} ({unequal.score.value:.2g}), within rounding"
-            findings.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=unequal.name))
+    """Compare two stages of training by tensors, or by statistics where there are no tensors."""
+    command, what = pair.command, pair.what
+    experts, note = _experts(run, options.experts)
+    try:
+        found = [_stages(run, pair.stages, step, experts, progress, minis=pair.minis) for step in steps]
+    except StatisticsOnlyError:
+        by_statistics = [compare_statistics(run, pair.stages, step, minis=pair.minis) for step in steps]
+        return _statistics_outcome(command, run, by_statistics, what, notes)
+    findings = [finding for one in found for finding in _training_findings(one)]
     fault = next((finding for finding in findings if finding.is_fault), None)
-    is_equal = all(one.is_equal for one in differences)
     headline = (
         f"DIFFERENT: step {fault.step}: {what} part first at {fault.place}." if fault is not None
-        else f"AGREE: {what} are equal to the bit." if is_equal
+        else f"AGREE: {what} are equal to the bit." if all(one.difference.is_equal for one in found)
         else f"AGREE: {what} are within what rounding explains, but not equal to the bit."
     )  # fmt: skip
-    return Outcome(
-        command=command,
-        paths=[run.path],
-        compared=_compared(differences, what),
-        headline=headline,
-        findings=findings,
-        notes=[*notes, *_notes(differences)],
-        lines=[line.replace(f", {PREFILL}", "") for one in differences for line in _lines(one)],
-        numbers={"steps": {str(one.step): _numbers(one) for one in differences}},
-        tables={"modules": table_of(differences)},
+    shapes = [text for one in found for text in _shapes(one)] if pair.minis is not None else []
+    own_notes = [*notes, *shapes, *_on_routers(found, note), *_notes(found)]
+    return _outcome(command, run, found, what, headline, findings, own_notes, is_of_phase=False)
+
+
+def _training_findings(one: _Compared) -> list[Finding]:
+    if one.firsts:
+        return [_part_finding(one, first, given, is_of_phase=False) for first, given in one.firsts]
+    unequal = next((m for m in one.difference.modules if not m.is_equal), None)
+    if unequal is None:
+        return []
+    sentence = f"not equal to the bit, first at {unequal.module} ({unequal.error:.2g}), within rounding"
+    return [Finding(verdict=Verdict.WARNING, sentence=sentence, step=unequal.step, place=unequal.module)]
+
+
+def _shapes(one: _Compared) -> list[str]:
+    """Return a note if the micro-batches of the update have other sizes than those of the log-probs."""
+    sizes = [
+        Counter(max(own) for sample, own in stage.micro_batches().items() if sample in other.places)
+        for stage, other in ((one.golden, one.target), (one.target, one.golden))
+    ]
+    if sizes[0] == sizes[1]:
+        return []
+    listed = [", ".join(str(size) for size in sorted(own)) for own in sizes]
+    text = (
+        f"step {one.difference.step}: micro-batches have {listed[0]} samples for the log-probs and {listed[1]} in the"
     )
+    return [f"{text} update; kernels may add in another order for another shape"]
 
 
 def _statistics_outcome(
     command: str, run: RecordedRun, found: Sequence[StatisticsDifference], what: str, notes: Sequence[str]
 ) -> Outcome:
-    findings: list[Finding] = []
-    for one in found:
-        first = one.first
-        if first is not None:
-            sentence = f"first at {first.name}, {first.reason}"
-            findings.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=first.name))
-            continue
-        unequal = next((value for value in one.values if not value.is_equal), None)
-        if unequal is not None:
-            sentence = f"not equal, first at {unequal.name}, {unequal.reason}"
-            findings.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=unequal.name))
+    findings = [finding for one in found for finding in _statistics_findings(one)]
     fault = next((finding for finding in findings if finding.is_fault), None)
     are_checksums = all(one.by_checksum for one in found)
     headline = (
@@ -376,7 +378,6 @@ def _statistics_outcome(
         else f"AGREE: {what} are equal to the bit, by checksums." if are_checksums
         else f"AGREE: {what} have equal statistics."
     )  # fmt: skip
-    steps = ", ".join(str(one.step) for one in found)
     strength = (
         "checksums are of whole micro-batches: equal means equal to the bit, another one says neither how far off nor "
         "for which sample" if are_checksums
@@ -390,7 +391,7 @@ def _statistics_outcome(
         compared=(
             f"Compared statistics of {what}: {sum(len(one.values) for one in found):,} outputs of modules in "
             f"{sum(one.num_calls for one in found):,} micro-batches, {sum(one.samples for one in found):,} samples, "
-            f"step{'s' * (len(found) > 1)} {steps}."
+            f"{listed_steps([one.step for one in found])}."
         ),
         headline=headline,
         findings=findings,
@@ -409,10 +410,26 @@ def _statistics_outcome(
             "steps": {
                 str(one.step): {
                     "samples": one.samples, "micro_batches": one.num_calls, "other_micro_batches": one.num_others,
-                    "is_equal": one.is_equal, "first": None if one.first is None else one.first.name,
+                    "is_equal": one.is_equal, "first": None if one.first is None else one.first.module,
                 }
                 for one in found
             },
         },
-        tables={"modules": statistics_table(found)},
+        tables={"modules": table_of(ValueDifference, [value for one in found for value in one.values])},
     )  # fmt: skip
+
+
+def _statistics_findings(one: StatisticsDifference) -> list[Finding]:
+    """Return the first output that rounding does not explain, else the first that is not equal."""
+    value = one.first or next((value for value in one.values if not value.is_equal), None)
+    if value is None:
+        return []
+    where = f"in call {value.call} of rank {value.rank}"
+    how = (
+        f"another checksum {where}; how far it is off takes statistics or tensors" if value.error is None
+        else f"statistics {value.error:.2g} off, relative, {where}, where rounding explains {value.floor:.2g}"
+    )  # fmt: skip
+    begin = "" if value.is_over else "not equal, "
+    verdict = Verdict.ERROR if value.is_over else Verdict.WARNING
+    sentence = f"{begin}first at {value.module}, {how}"
+    return [Finding(verdict=verdict, sentence=sentence, step=one.step, place=value.module)]

@@ -116,6 +116,11 @@ def _cell(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def listed_steps(steps: Sequence[int]) -> str:
+    """Return steps in words: ``step 1`` or ``steps 1, 2``."""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+
+
 def write_outcome(
     outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV, *, overwrites: bool = False
 ) -> list[Path]:

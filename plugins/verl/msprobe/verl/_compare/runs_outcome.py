@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from msprobe.verl._compare.modules import compare_modules, reason_of
+from msprobe.verl._compare.modules import compare_modules
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
 from msprobe.verl._compare.recorded import Array, RecordedRun, chosen_steps
 from msprobe.verl._compare.stage_tensors import StageTensors
@@ -500,11 +500,11 @@ def _by_samples(target: RecordedRun, golden: RecordedRun, stage: Stage, step: in
     note = f"{found.samples} samples that are cut or ordered differently"
     if first is not None:
         return CheckResult(
-            step=step, stage=stage.value, name=first.name, agreement=Agreement.DIFFERENT, num_values=values,
-            error=first.score.value, limit=first.score.limit * first.score.floor,
-            reason=f"the first module that differs; {reason_of(first)}; {note}",
+            step=step, stage=stage.value, name=first.module, agreement=Agreement.DIFFERENT, num_values=values,
+            error=first.error, limit=first.limit * first.floor,
+            reason=f"the first module that differs; {first.reason}; {note}",
         )  # fmt: skip
-    worst = max((module.score.value for module in found.modules), default=0.0)
+    worst = max((module.error for module in found.modules), default=0.0)
     return CheckResult(
         step=step, stage=stage.value, name="modules", agreement=Agreement.EQUAL if found.is_equal else Agreement.CLOSE,
         num_values=values, error=None if found.is_equal else worst, reason=note,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import polars as pl
 
-from msprobe.verl._compare.floors import Score, module_floor, module_score, precision_named
-from msprobe.verl._compare.outcome import VERDICT
+from msprobe.verl._compare.floors import module_floor, module_score, precision_named
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._compare.stage_tensors import module_of
 from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.noise.measures import Measure, with_measures
+from msprobe_core.judge.statistics_columns import STATISTICS, add_statistics, is_equal
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError, Phase, Role
 from msprobe_core.store.frame import RowKind
@@ -21,52 +21,49 @@ from msprobe_core.store.frame import RowKind
 Call: TypeAlias = tuple[int, int]
 """Rank, and index of the call."""
 
-_SIZES = ("max", "min", "mean", "norm")
 _COUNTS = ("num_nan", "num_inf")
-_COLUMNS = ("entry", "key", "dtype", "shape", *_SIZES, *_COUNTS, "checksum")
-
-_SCHEMA: dict[str, Any] = {
-    "step": pl.Int64, "order": pl.Int64, "module": pl.String, "output": pl.String, "rank": pl.Int64, "call": pl.Int64,
-    "error": pl.Float64, "floor": pl.Float64, "score": pl.Float64, "limit": pl.Float64, VERDICT: pl.String,
-    "is_equal": pl.Boolean, "by": pl.String,
-}  # fmt: skip
+_KEY = ("path", "type_name", "output", "rank", "call")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueDifference:
-    """One output of one call of a module.
+    """One output of one call of a module; a row of the table.
 
     Attributes:
-        name: Of the module.
-        place: Position of the output in the call.
-        call: Which call.
-        score: Of the largest relative difference of its statistics; ``None`` where there are checksums only, and they
-            differ.
+        step: Of the trainer.
+        order: Place in the order of execution, from 0.
+        module: What reports call the module.
+        output: Position in the call.
+        rank: Whose call.
+        call: Which call, its index.
+        error: Largest relative difference of its statistics; this and what follows are ``None`` where there are
+            checksums only, and they differ.
+        floor: What rounding explains of it.
+        score: The error over the floor.
+        limit: Of the score.
+        verdict: ``ERROR`` where rounding does not explain it, as far as one sees, else ``PASS``.
         is_equal: Whether all that was recorded of it is equal.
-        by_checksum: Whether that is a checksum, so that equal means equal to the bit.
+        by: ``checksum``, where equal means equal to the bit, or ``statistics``.
     """
 
-    name: str
-    place: str
-    call: Call
-    score: Score | None
+    step: int
+    order: int
+    module: str
+    output: str
+    rank: int
+    call: int
+    error: float | None
+    floor: float | None
+    score: float | None
+    limit: float | None
+    verdict: Verdict
     is_equal: bool
-    by_checksum: bool
+    by: str
 
     @property
     def is_over(self) -> bool:
-        """Whether rounding does not explain it, as far as one sees."""
-        return not self.is_equal if self.score is None else self.score.is_over
-
-    @property
-    def reason(self) -> str:
-        """In words how far it is off."""
-        where = f"in call {self.call[1]} of rank {self.call[0]}"
-        if self.score is None:
-            return f"another checksum {where}; how far it is off takes statistics or tensors"
-        return (
-            f"statistics {self.score.value:.2g} off, relative, {where}, where rounding explains {self.score.floor:.2g}"
-        )
+        """Whether rounding does not explain it."""
+        return self.verdict is Verdict.ERROR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +97,10 @@ class StatisticsDifference:
     @property
     def by_checksum(self) -> bool:
         """Whether equal means equal to the bit."""
-        return all(value.by_checksum for value in self.values)
+        return all(value.by == _CHECKSUM for value in self.values)
+
+
+_CHECKSUM = "checksum"
 
 
 def compare_statistics(
@@ -118,25 +118,22 @@ def compare_statistics(
         CompareError: no call holds the same samples in both, or they have no output of a module in common.
         DumpError: a file cannot be read.
     """
+    what = f"{run.path}: {stages[0]} and {stages[1]} of step {step}"
     golden = _calls(run, stages[0], step)
     target = _calls(run, stages[1], step, minis)
     alike = {call for call, rows in target.items() if golden.get(call) == rows}
     if not alike:
         raise CompareError(
-            f"{run.path}: {stages[0]} and {stages[1]} of step {step} have statistics only, which are of whole "
-            "micro-batches, and none holds the same samples in both; to compare sample by sample, record both stages "
-            'at level L0 or mix with "task": "tensor"'
+            f"{what} have statistics only, which are of whole micro-batches, and none holds the same samples in both; "
+            'to compare sample by sample, record both stages at level L0 or mix with "task": "tensor"'
         )
-    sides = [_outputs(run, stage, step, alike) for stage in (stages[1], stages[0])]
-    common = [key for key in sides[0] if key in sides[1]]
-    if not common:
-        raise CompareError(
-            f"{run.path}: {stages[0]} and {stages[1]} of step {step} have no output of a module in common; record both "
-            "at level L0 or mix"
-        )
+    sides = [_outputs(run, stage, step, alike) for stage in stages[::-1]]
+    rows = sides[0].join(sides[1], on=_KEY, suffix="_golden", maintain_order="left")
+    if rows.is_empty():
+        raise CompareError(f"{what} have no output of a module in common; record both at level L0 or mix")
     return StatisticsDifference(
         step=step,
-        values=list(_judged(common, *sides)),
+        values=list(_judged(step, _measured(rows))),
         samples=len({row[0] for call in alike for row in target[call]}),
         num_calls=len(alike),
         num_others=len(target) - len(alike),
@@ -145,7 +142,7 @@ def compare_statistics(
 
 def _calls(
     run: RecordedRun, stage: str, step: int, minis: Collection[int] | None = None
-) -> dict[Call, tuple[tuple[str, int, int, int, int], ...]]:
+) -> Mapping[Call, tuple[tuple[str, int, int, int, int], ...]]:
     return {
         (rank, call.call): tuple((row.id, row.row, row.offset, row.length, row.start) for row in call.rows)
         for rank, own in sorted(run.samples(stage, step).items())
@@ -154,84 +151,87 @@ def _calls(
     }
 
 
-_Key: TypeAlias = tuple[str, str, str, Call]
-"""Path and class of a module, place of the output, and call."""
-
-
-def _outputs(run: RecordedRun, stage: str, step: int, calls: Collection[Call]) -> dict[_Key, Mapping[str, Any]]:
-    found: dict[_Key, Mapping[str, Any]] = {}
-    for rank, directory in sorted(run.ranks(stage, step).items()):
-        rows = run.dump(directory).frame.filter(
+def _outputs(run: RecordedRun, stage: str, step: int, calls: Collection[Call]) -> pl.DataFrame:
+    """Return the outputs of modules of some calls, with the columns of a dump's frame and `_KEY`."""
+    frames = [
+        run.dump(directory)
+        .frame.filter(
             (pl.col("kind") == RowKind.TENSOR.value)
             & (pl.col("phase") == Phase.FORWARD.value)
             & (pl.col("role") == Role.OUTPUT.value)
         )
-        for row in rows.select(_COLUMNS).iter_rows(named=True):
-            module = module_of(row["entry"])
-            if module is not None and (rank, module[2]) in calls:
-                place = row["key"].removeprefix(f"{row['entry']}.{Role.OUTPUT.value}.")
-                found[module[0], module[1], place, (rank, module[2])] = row
-    return found
+        .with_columns(rank=pl.lit(rank, pl.Int64))
+        for rank, directory in sorted(run.ranks(stage, step).items())
+    ]
+    rows = pl.concat(frames)
+    sites = [(entry, *site) for entry in rows["entry"].unique() if (site := module_of(entry)) is not None]
+    schema = {"entry": pl.String, "path": pl.String, "type_name": pl.String, "call": pl.Int64}
+    chosen = pl.DataFrame(sorted(calls), {"rank": pl.Int64, "call": pl.Int64}, orient="row")
+    begin = pl.concat_str("entry", pl.lit(f".{Role.OUTPUT.value}."))
+    return (
+        rows.join(pl.DataFrame(sites, schema, orient="row"), on="entry", maintain_order="left")
+        .join(chosen, on=["rank", "call"], how="semi", maintain_order="left")
+        .with_columns(output=pl.col("key").str.strip_prefix(begin))
+    )
 
 
-def _judged(
-    keys: Sequence[_Key], target: Mapping[_Key, Mapping[str, Any]], golden: Mapping[_Key, Mapping[str, Any]]
-) -> Iterator[ValueDifference]:
-    precision = Precision.FLOAT64
-    for order, key in enumerate(keys):
-        own, other = target[key], golden[key]
-        precision = max(precision, *(precision_named(str(row["dtype"])) for row in (own, other)))
-        has_checksums = own["checksum"] is not None and other["checksum"] is not None
-        has_sizes = own["norm"] is not None and other["norm"] is not None
-        if not has_checksums and not has_sizes:
-            continue
-        names = ("shape", "checksum") if has_checksums else ("shape", *_SIZES, *_COUNTS)
-        is_equal = all(_is_same(own[name], other[name]) for name in names)
-        error = 0.0 if is_equal else _error(own, other) if has_sizes else None
-        # Depth counts modules, not their calls.
-        score = None if error is None else module_score(error, module_floor(precision, order + 1), precision, len(keys))
-        yield ValueDifference(
-            name=key[0] or f"{key[1]} (the whole model)", place=key[2], call=key[3], score=score, is_equal=is_equal,
-            by_checksum=has_checksums,
-        )  # fmt: skip
+def _measured(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return pairs of rows with ``error``, ``is_equal`` and ``by_checksum``; those without numbers are left out.
 
-
-def _is_same(target: Any, golden: Any) -> bool:
-    both = isinstance(target, float) and isinstance(golden, float)
-    return target == golden or (both and math.isnan(target) and math.isnan(golden))
-
-
-def _error(target: Mapping[str, Any], golden: Mapping[str, Any]) -> float:
-    """Return the largest of the relative differences of the norm, and of the extremes to the largest element.
-
-    +Inf where shapes differ or one side alone is not finite.
+    The error is the largest of the relative differences of the norm, and of the extremes to the largest element: +Inf
+    where shapes differ or one side alone is not finite, null where there are no statistics.
     """
-    if any(target[name] != golden[name] for name in ("shape", *_COUNTS)):
-        return math.inf
-    largest = max(abs(golden["max"] or 0.0), abs(golden["min"] or 0.0))
-    found = 0.0
-    for name, size in (("norm", golden["norm"]), ("max", largest), ("min", largest)):
-        own, other = target[name], golden[name]
-        if _is_same(own, other):
-            continue
-        error = abs(own - other) / size if size else math.inf
-        found = max(found, error if math.isfinite(error) else math.inf)
-    return found
+    known = ("shape", "checksum", *STATISTICS, *_COUNTS)
+    rows = add_statistics(rows.rename({name: f"{name}_target" for name in known}))
+    same = {name: pl.col(f"{name}_target").eq_missing(pl.col(f"{name}_golden")) for name in ("shape", *_COUNTS)}
+    has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
+    has_sizes = pl.col("norm_target").is_not_null() & pl.col("norm_golden").is_not_null()
+    of_statistics = pl.all_horizontal(*same.values(), *(_is_same(name) for name in STATISTICS))
+    of_checksums = same["shape"] & (pl.col("checksum_target") == pl.col("checksum_golden"))
+    sizes = [pl.col(measure.column).fill_null(float("inf")) for measure in (Measure.NORM, Measure.MAX, Measure.MIN)]
+    return (
+        with_measures(rows)
+        .with_row_index("depth", 1)
+        .with_columns(
+            is_equal=pl.when(has_checksums).then(of_checksums).otherwise(of_statistics),
+            by_checksum=has_checksums,
+            error=pl.when(has_sizes & pl.all_horizontal(*same.values()))
+            .then(pl.max_horizontal(sizes))
+            .when(has_sizes)
+            .then(float("inf")),
+        )
+        .with_columns(error=pl.when("is_equal").then(0.0).otherwise("error"), num_values=pl.len())
+        .filter(has_checksums | has_sizes)
+    )
 
 
-def table_of(differences: Sequence[StatisticsDifference]) -> pl.DataFrame:
-    """Return a row per output and call."""
-    rows = [
-        {
-            "step": one.step, "order": order, "module": value.name, "output": value.place, "rank": value.call[0],
-            "call": value.call[1], "error": None if value.score is None else value.score.value,
-            "floor": None if value.score is None else value.score.floor,
-            "score": None if value.score is None else value.score.score,
-            "limit": None if value.score is None else value.score.limit,
-            VERDICT: (Verdict.ERROR if value.is_over else Verdict.PASS).value, "is_equal": value.is_equal,
-            "by": "checksum" if value.by_checksum else "statistics",
-        }
-        for one in differences
-        for order, value in enumerate(one.values)
-    ]  # fmt: skip
-    return pl.DataFrame(rows, schema=_SCHEMA)
+def _is_same(name: str) -> pl.Expr:
+    both_missing = pl.col(f"{name}_target").is_null() & pl.col(f"{name}_golden").is_null()
+    return is_equal(name).fill_null(value=False) | both_missing
+
+
+def _judged(step: int, rows: pl.DataFrame) -> Iterator[ValueDifference]:
+    precision = Precision.FLOAT64
+    columns = ("path", "type_name", "output", "rank", "call", "dtype", "dtype_golden", "error", "is_equal",
+               "by_checksum", "depth", "num_values")  # fmt: skip
+    for order, row in enumerate(rows.select(columns).iter_rows()):
+        path, type_name, output, rank, call, *dtypes, error, is_equal, by_checksum, depth, num_values = row
+        precision = max(precision, *(precision_named(str(dtype)) for dtype in dtypes))
+        # Depth counts modules, not their calls.
+        floor = module_floor(precision, depth)
+        score = None if error is None else module_score(error, floor, precision, num_values)
+        yield ValueDifference(
+            step=step,
+            order=order,
+            module=path or f"{type_name} (the whole model)",
+            output=output,
+            rank=rank,
+            call=call,
+            error=error,
+            floor=None if score is None else score.floor,
+            score=None if score is None else score.score,
+            limit=None if score is None else score.limit,
+            verdict=Verdict.ERROR if score is None else score.verdict,
+            is_equal=is_equal,
+            by=_CHECKSUM if by_checksum else "statistics",
+        )
