@@ -113,6 +113,20 @@ class RecordedRun:
         ranks = self.ranks(stage.value, step)
         return {rank: load_weights(path) for rank, path in ranks.items() if (path / WEIGHTS_FILE).exists()}
 
+    def dtypes(self) -> set[str]:
+        """Return the dtypes of the parameters, as far as they are recorded.
+
+        Raises:
+            DumpError: a file cannot be read.
+        """
+        return {
+            weight.dtype
+            for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED)
+            for step in self.steps(stage.value)[:1]
+            for file in self.weights(stage, step).values()
+            for weight in file.parameters
+        }
+
     def need(self, stage: str, why: str) -> list[int]:
         """Return the steps of a stage that is needed.
 

@@ -1,0 +1,339 @@
+"""What two recorded runs have of one step, thing by thing, in the order of cause and effect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from msprobe.verl._compare.modules import compare_modules
+from msprobe.verl._compare.recorded import Array, RecordedRun
+from msprobe.verl._compare.stage_tensors import StageTensors
+from msprobe.verl._compare.weights import coarser_of
+from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
+from msprobe_core.compare.engine import compare_dumps
+from msprobe_core.compare.reading import is_dump
+from msprobe_core.compare.result import UnitResult
+from msprobe_core.compare.tensor_metrics import PairSums, Workspace
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional
+from msprobe_core.judge.verdict import differs
+from msprobe_core.plugin import CompareError, DumpError
+
+_Batch: TypeAlias = tuple[BatchFile, Mapping[str, Array]]
+
+BEFORE = (
+    "prompts", "input_ids", "responses", "attention_mask", "position_ids", "response_mask", "rollout_log_probs",
+    "routed_experts",
+)  # fmt: skip
+"""Tensors of the batch that exist when the rollout has ended."""
+
+_STAGE_OF = {
+    "token_level_scores": Stage.REWARD, "rm_scores": Stage.REWARD, "old_log_probs": Stage.ACTOR_LOG_PROB,
+    "entropys": Stage.ACTOR_LOG_PROB, "ref_log_prob": Stage.REF_LOG_PROB, "values": Stage.VALUES,
+}  # fmt: skip
+"""The stages that make tensors of the batch; all others are made in `BEFORE` or by the trainer."""
+
+_ORDER = (
+    Stage.ROLLOUT, Stage.REWARD, Stage.ACTOR_LOG_PROB, Stage.REF_LOG_PROB, Stage.VALUES, Stage.TRAINER,
+    Stage.CRITIC_UPDATE, Stage.ACTOR_UPDATE,
+)  # fmt: skip
+"""Causes before effects."""
+
+_METRICS = ("loss", "grad_norm", "kl", "entropy", "reward", "score", "advantages", "returns", "values")
+"""What a metric is named after that is no time, throughput or memory."""
+_NO_METRICS = ("timing", "perf", "time", "memory", "throughput", "mfu", "global_seqlen")
+_OF_CRITIC = ("loss", "grad_norm", "vf_", "vpred")
+_SMALL = 1e-3
+"""Metrics below this count as this: divergences and losses of nothing are nothing but rounding."""
+_MAX_NAMES = 5
+
+
+class Agreement(str, Enum):
+    """How well two values agree."""
+
+    EQUAL = "equal"
+    CLOSE = "within limit"
+    DIFFERENT = "differs"
+    ONE_SIDED = "on one side"
+    INCOMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One thing of one step that both runs were asked for.
+
+    Attributes:
+        step: Of the trainer.
+        stage: What made it.
+        name: Which thing.
+        agreement: How well the two agree.
+        num_values: How many values were compared.
+        error: The largest relative error; ``None`` where there is none.
+        limit: What it may be.
+        reason: More about it.
+    """
+
+    step: int
+    stage: str
+    name: str
+    agreement: Agreement
+    num_values: int = 0
+    error: float | None = None
+    limit: float | None = None
+    reason: str = ""
+
+
+def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[CheckResult]:
+    """Return what both runs have of a step, causes before effects.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    found: list[CheckResult] = []
+    of_batch: list[CheckResult] = []
+    rollouts = [run.samples(Stage.ROLLOUT.value, step) for run in (target, golden)]
+    if all(rollouts):
+        found.append(_same_samples(step, Stage.ROLLOUT, [_ids(own) for own in rollouts]))
+    if all(step in run.steps(Stage.TRAINER.value) for run in (target, golden)):
+        batches = target.batch(step), golden.batch(step)
+        dtypes = target.dtypes() | golden.dtypes()
+        found.append(_same_samples(step, Stage.TRAINER, [{row.id for row in batch.samples} for batch, _ in batches]))
+        of_batch += _tensors(step, *batches, dtypes)
+        if not _are_other(found):  # sums over other samples are other sums
+            of_batch += _metrics(step, batches[0][0], batches[1][0], dtypes)
+    are_other = _are_other(found)
+    found += [one for one in of_batch if one.stage == Stage.ROLLOUT.value]
+    for stage in _ORDER:
+        if stage is Stage.REWARD:
+            found += _rewards(target, golden, step)
+        elif stage is not Stage.TRAINER:
+            found += _dumps(target, golden, stage, step, are_other=are_other)
+        found += [one for one in of_batch if one.stage == stage.value and stage is not Stage.ROLLOUT]
+    for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED):
+        found += _weights(step, stage, target.weights(stage, step), golden.weights(stage, step))
+    return found
+
+
+def _are_other(samples: Sequence[CheckResult]) -> bool:
+    return any(one.agreement is Agreement.DIFFERENT for one in samples)
+
+
+def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> Iterator[CheckResult]:
+    """Compare the scores of the samples that both have; a run whose rollouts are replayed may compute none."""
+    own, other = ({reward.id: reward.score for reward in load_rewards(run.path, step)} for run in (target, golden))
+    common = [sample for sample in own if sample in other]
+    unequal = [sample for sample in common if own[sample] != other[sample]]
+    check = partial(CheckResult, step, Stage.REWARD.value, "scores", num_values=len(common))
+    if unequal:
+        first = f"{own[unequal[0]]} and {other[unequal[0]]} for sample {unequal[0][:12]}"
+        reason = f"{len(unequal)} of {len(common)} differ, {first}"
+        yield check(agreement=Agreement.DIFFERENT, reason=reason)
+    elif common:
+        yield check(agreement=Agreement.EQUAL)
+
+
+def _ids(samples: Mapping[int, StageSamples]) -> set[str]:
+    return {row.id for own in samples.values() for call in own.micro_batches for row in call.rows}
+
+
+def _same_samples(step: int, stage: Stage, ids: Sequence[set[str]]) -> CheckResult:
+    most = max(map(len, ids))
+    if ids[0] == ids[1]:
+        return CheckResult(step, stage.value, "samples", Agreement.EQUAL, most)
+    reason = f"{len(ids[0] & ids[1])} of {most} samples have the same token ids; were rollouts replayed?"
+    return CheckResult(step, stage.value, "samples", Agreement.DIFFERENT, most, reason=reason)
+
+
+# --- the batch -------------------------------------------------------------------------------------------------------
+
+
+def _tensors(step: int, target: _Batch, golden: _Batch, dtypes: Collection[str]) -> Iterator[CheckResult]:
+    """Yield the tensors of the batch, of the rows that both have."""
+    pairs = _row_pairs(*([row.id for row in batch.samples] for batch, _ in (target, golden)))
+    made = list(_STAGE_OF)
+    names = {**target[1], **golden[1]}
+    for name in sorted(names, key=lambda name: (_place(name, BEFORE), _place(name, made), name)):
+        stage = Stage.ROLLOUT if name in BEFORE else _STAGE_OF.get(name, Stage.TRAINER)
+        check = partial(CheckResult, step, stage.value, name)
+        if name not in target[1] or name not in golden[1]:
+            side = "target" if name in target[1] else "golden"
+            yield check(Agreement.ONE_SIDED, reason=f"only the {side} has it")
+        elif not pairs:
+            yield check(Agreement.INCOMPARABLE, reason="no sample is in both batches")
+        else:
+            rows = [list(own) for own in zip(*pairs, strict=True)]
+            yield _tensor(check, target[1][name][rows[0]], golden[1][name][rows[1]], dtypes)
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
+
+
+def _row_pairs(target: Sequence[str], golden: Sequence[str]) -> list[tuple[int, int]]:
+    """Return which rows belong together: those of one id, in their order."""
+    rows: dict[str, list[int]] = {}
+    for number, sample in enumerate(golden):
+        rows.setdefault(sample, []).append(number)
+    return [(number, rows[sample].pop(0)) for number, sample in enumerate(target) if rows.get(sample)]
+
+
+def _tensor(check: Callable[..., CheckResult], target: Array, golden: Array, dtypes: Collection[str]) -> CheckResult:
+    if target.ndim == golden.ndim:  # of two paddings the part that both have; responses are padded on the right
+        sizes = tuple(slice(0, min(both)) for both in zip(target.shape, golden.shape, strict=True))
+        target, golden = target[sizes], golden[sizes]
+    if target.shape != golden.shape:
+        reason = f"shapes are {list(target.shape)} and {list(golden.shape)}"
+        return check(Agreement.DIFFERENT, reason=reason)
+    sums = PairSums(target.size, (str(target.dtype), str(golden.dtype)), Workspace())
+    sums.add(target.ravel(), golden.ravel())
+    if not sums.num_different and sums.mismatch is None:
+        return check(Agreement.EQUAL, target.size)
+    if target.dtype.kind != "f" or golden.dtype.kind != "f":
+        differs_at = np.argwhere(target != golden)
+        first = tuple(int(i) for i in differs_at[0])
+        reason = f"{len(differs_at) / target.size:.2%} of the elements differ, the first at {first}"
+        return check(Agreement.DIFFERENT, target.size, reason=reason)
+    # The batch is float32 also where the models that made it were not.
+    limit = _limit(str(target.dtype), str(golden.dtype), *dtypes)
+    size = sums.golden_squares.root()
+    error = sums.difference_squares.root() / size if size and sums.mismatch is None else math.inf
+    return check(_within(error, limit), target.size, error, limit)
+
+
+def _within(error: float, limit: float) -> Agreement:
+    return Agreement.CLOSE if error <= limit else Agreement.DIFFERENT
+
+
+def _limit(*dtypes: str) -> float:
+    return conventional().relative.of(coarser_of(*dtypes) or Precision.FLOAT32)
+
+
+def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection[str]) -> Iterator[CheckResult]:
+    """Yield the metrics that both have and that are results."""
+    limit = _limit("float32", *dtypes)
+    for name, own in target.metrics.items():
+        other = golden.metrics.get(name)
+        if own is None or other is None or not _is_result(name):
+            continue
+        is_of_critic = name.startswith("critic/") and any(word in name for word in _OF_CRITIC)
+        of_actor = Stage.ACTOR_UPDATE if name.startswith("actor/") else Stage.TRAINER
+        stage = Stage.CRITIC_UPDATE if is_of_critic else of_actor
+        check = partial(CheckResult, step, stage.value, f"metric {name}", num_values=1)
+        error = abs(own - other) / max(abs(other), _SMALL) if own != other else 0.0
+        if error:
+            reason = f"{own:.6g} and {other:.6g}"
+            yield check(agreement=_within(error, limit), error=error, limit=limit, reason=reason)
+        else:
+            yield check(agreement=Agreement.EQUAL)
+
+
+def _is_result(name: str) -> bool:
+    lowered = name.lower()
+    return not any(word in lowered for word in _NO_METRICS) and any(word in lowered for word in _METRICS)
+
+
+# --- dumps and weights -----------------------------------------------------------------------------------------------
+
+
+def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *, are_other: bool) -> list[CheckResult]:
+    """Compare what modules and APIs made in a stage.
+
+    Where both have cut and ordered their samples alike, the core compares all that was recorded; elsewhere the outputs
+    of modules are compared, sample by sample.
+    """
+    ranks = [run.ranks(stage.value, step) for run in (target, golden)]
+    if not all(ranks):
+        return []
+    check = partial(CheckResult, step, stage.value)
+    broken = next((path for own in ranks for path in own.values() if not is_dump(path)), None)
+    if broken is not None:
+        return [check("modules", Agreement.ONE_SIDED, reason=f"{broken} holds no dump")]
+    try:
+        if are_other or _cut(target, stage, step) != _cut(golden, stage, step):
+            return [_by_samples(check, target, golden, stage, step)]
+        return _by_calls(check, target, golden, stage, step)
+    except (CompareError, DumpError) as error:
+        return [check("modules", Agreement.INCOMPARABLE, reason=str(error))]
+
+
+def _cut(run: RecordedRun, stage: Stage, step: int) -> set[tuple[int, int, str, int, int, int, int]]:
+    """Return where every sample is in the calls of a stage."""
+    return {
+        (rank, call.call, row.id, row.row, row.offset, row.length, row.start)
+        for rank, own in run.samples(stage.value, step).items()
+        for call in own.micro_batches
+        for row in call.rows
+    }
+
+
+def _by_samples(
+    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: Stage, step: int
+) -> CheckResult:
+    sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
+    found = compare_modules(sides[0], sides[1], step)
+    values = sum(module.positions for module in found.modules)
+    note = f"{found.samples} samples that are cut or ordered differently"
+    if (first := found.first()) is not None:
+        reason = f"the first module that differs; {first.reason}; {note}"
+        return check(first.module, Agreement.DIFFERENT, values, first.error, first.limit * first.floor, reason)
+    if found.is_equal:
+        return check("modules", Agreement.EQUAL, values, reason=note)
+    worst = max((module.error for module in found.modules), default=0.0)
+    return check("modules", Agreement.CLOSE, values, worst, reason=note)
+
+
+def _by_calls(
+    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: Stage, step: int
+) -> list[CheckResult]:
+    result = compare_dumps(*(run.path / stage.value / f"step{step}" for run in (target, golden)))
+    target.note_incomplete(f"{stage.value}, {line}" for unit in result.units for line in unit.incomplete)
+    missing = [check("ranks", Agreement.ONE_SIDED, reason=reason) for reason in result.missing]
+    return [*(_unit(check, unit) for unit in result.units), *missing]
+
+
+def _unit(check: Callable[..., CheckResult], unit: UnitResult) -> CheckResult:
+    fault = unit.first_fault
+    if fault is not None and unit.differs:
+        reason = "; ".join(f"{row}: {message}" for row, message in fault.findings[:2])
+        reason = reason or f"the first call that differs, of {unit.label}"
+        return check(fault.entry, Agreement.DIFFERENT, unit.num_rows, reason=reason)
+    name = f"modules of {unit.label}" if unit.label else "modules"
+    num_other = unit.rows.filter(differs()).height
+    if not num_other:
+        return check(name, Agreement.EQUAL, unit.num_rows)
+    reason = f"{num_other:,} values not equal to the bit, the first {unit.first_difference}"
+    return check(name, Agreement.CLOSE, unit.num_rows, reason=reason)
+
+
+def _weights(
+    step: int, stage: Stage, target: Mapping[int, WeightsFile], golden: Mapping[int, WeightsFile]
+) -> Iterator[CheckResult]:
+    if not target or not golden:
+        return
+    check = partial(CheckResult, step, stage.value)
+    own, other = ({weight.name: weight for weight in files[min(files)].parameters} for files in (target, golden))
+    if lone := sorted(own.keys() ^ other.keys()):
+        reason = f"only one side has {', '.join(lone[:_MAX_NAMES])}"
+        yield check("parameters", Agreement.ONE_SIDED, reason=reason)
+    common = [name for name in own if name in other]
+    unequal = [name for name in common if own[name].crc32 != other[name].crc32]
+    if not unequal:
+        yield check("parameters", Agreement.EQUAL, len(common))
+        return
+    errors: dict[str, float] = {}
+    for name in unequal:
+        norm, expected = own[name].l2, other[name].l2
+        errors[name] = math.inf if norm is None or not expected else abs(norm - expected) / expected
+    worst = max(errors, key=lambda name: errors[name])
+    dtypes = own[worst].dtype, other[worst].dtype
+    # Norms average roundings out: a thousandth in float32 would hide a parameter that was not trained.
+    limit = min(_limit(*dtypes), 64 * UNIT_ROUNDOFF[coarser_of(*dtypes) or Precision.FLOAT32])
+    agreement = _within(errors[worst], limit)
+    name = worst if agreement is Agreement.DIFFERENT else "parameters"
+    reason = f"{len(unequal)} of {len(common)} parameters have other bytes; the norm of {worst}"
+    yield check(name, agreement, len(common), errors[worst], limit, reason)
