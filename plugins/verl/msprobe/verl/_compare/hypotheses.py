@@ -9,9 +9,10 @@ comes in as `Evidence`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,16 +115,7 @@ def examine(tokens: Tokens, floor: float, evidence: Evidence, *, is_different: b
         is_different: Whether the difference is more than rounding explains; otherwise nothing is named.
     """
     finite = tokens.finite()
-    tested = [
-        _off_by_one(finite),
-        _temperature(finite, evidence),
-        _renormalised(finite, floor, evidence),
-        _mask(finite, floor),
-        _retokenised(finite, floor, evidence),
-        _stale(finite, floor, evidence),
-        _unsynchronised(finite, floor, evidence),
-        _cast(finite, floor, evidence),
-    ]
+    tested = [_diagnosis(cause, *test, finite, floor, evidence) for cause, test in _TESTS.items()]
     best = max((one.explained or 0.0 for one in tested), default=0.0)
     least = max(MOST, NEARLY_BEST * best)
     is_coarse = _is_coarse(finite, evidence)
@@ -138,6 +130,27 @@ def examine(tokens: Tokens, floor: float, evidence: Evidence, *, is_different: b
     return sorted(named, key=lambda one: (not one.is_named, -(one.explained if one.explained is not None else -1.0)))
 
 
+class _Tested(NamedTuple):
+    """What one test came to, as in `Diagnosis`; ``meaning`` where the statistic is not what that test has usually."""
+
+    explained: float | None
+    statistic: float | None
+    sentence: str
+    meaning: str | None = None
+
+
+_Test: TypeAlias = Callable[[Tokens, float, Evidence], _Tested]
+_TOO_FEW = _Tested(None, None, "there are too few tokens")
+
+
+def _diagnosis(cause: Cause, test: _Test, meaning: str, tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+    found = test(tokens, floor, evidence)
+    return Diagnosis(
+        cause=cause, explained=found.explained, statistic=found.statistic, meaning=found.meaning or meaning,
+        sentence=found.sentence,
+    )  # fmt: skip
+
+
 def _explained(residual: Floats, difference: Floats) -> float:
     whole = float(np.abs(difference).sum())
     return 0.0 if whole == 0 else max(0.0, 1.0 - float(np.abs(residual).sum()) / whole)
@@ -146,29 +159,18 @@ def _explained(residual: Floats, difference: Floats) -> float:
 # --- patterns in the numbers ----------------------------------------------------------------------------------------
 
 
-def _shifted(tokens: Tokens, shift: int, begin: Integers | None = None) -> tuple[Floats, Floats]:
-    """Return training and rollout of the tokens that have a neighbour ``shift`` positions on, within one turn.
-
-    Args:
-        tokens: Of one batch.
-        shift: How many tokens on.
-        begin: Of each token's sample, the position from which on tokens are taken; all by default.
-    """
+def _shifted(tokens: Tokens, shift: int) -> tuple[Floats, Floats]:
+    """Return training and rollout of the tokens that have a neighbour ``shift`` positions on, within one turn."""
     step = abs(shift)
-    if tokens.sample.size <= step:
-        return np.empty(0), np.empty(0)
     low, high = slice(None, -step), slice(step, None)
     own, other = (low, high) if shift > 0 else (high, low)
     neighbours = (tokens.sample[low] == tokens.sample[high]) & (tokens.turn[low] == tokens.turn[high])
-    if begin is not None:
-        neighbours &= tokens.position[own] >= begin[own]
     return tokens.training[own][neighbours], tokens.rollout[other][neighbours]
 
 
-def _off_by_one(tokens: Tokens) -> Diagnosis:
-    meaning = "mean |training[t] - rollout[t + shift]| over mean |training[t] - rollout[t]|"
+def _off_by_one(tokens: Tokens, _floor: float, _evidence: Evidence) -> _Tested:
     if tokens.training.size < FEWEST_TOKENS:
-        return _too_few(Cause.OFF_BY_ONE, meaning)
+        return _TOO_FEW
     mean_abs = float(np.abs(tokens.difference).mean())
     ratios: dict[int, float] = {}
     for shift in (-1, 1):
@@ -176,20 +178,14 @@ def _off_by_one(tokens: Tokens) -> Diagnosis:
         if training.size and mean_abs:
             ratios[shift] = float(np.abs(training - rollout).mean()) / mean_abs
     if not ratios:
-        return Diagnosis(
-            cause=Cause.OFF_BY_ONE, explained=0.0, statistic=None, meaning=meaning, sentence="no neighbours to compare"
-        )
+        return _Tested(0.0, None, "no neighbours to compare")
     shift, ratio = min(ratios.items(), key=lambda item: item[1])
-    return Diagnosis(
-        cause=Cause.OFF_BY_ONE,
-        explained=max(0.0, 1.0 - ratio),
-        statistic=ratio,
-        meaning=meaning,
-        sentence=f"shifted by {shift:+d}, the difference is {ratio:.2g} times what it is",
+    return _Tested(
+        max(0.0, 1.0 - ratio), ratio, f"shifted by {shift:+d}, the difference is {ratio:.2g} times what it is"
     )
 
 
-def _temperature(tokens: Tokens, evidence: Evidence) -> Diagnosis:
+def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     """Fit ``difference = (b - 1) (log p + H) + c``: to first order in ``b - 1``, what logits times ``b`` do.
 
     ``d log softmax(b z)_t / d b = log p_t + H`` at ``b = 1``, with the entropy H of the distribution. The mean of
@@ -197,11 +193,10 @@ def _temperature(tokens: Tokens, evidence: Evidence) -> Diagnosis:
     (Bland and Altman, *Statistical methods for assessing agreement*, Lancet 327, 1986). Without entropies, which let no
     more of it be told, the test is weak where some distributions are peaked and some are flat.
     """
-    meaning = "inverse temperature of training over that of rollout"
     n = tokens.training.size
     middle = (tokens.training + tokens.rollout) / 2
     if n < FEWEST_TOKENS or float(middle.std()) == 0.0:
-        return _too_few(Cause.TEMPERATURE, meaning)
+        return _TOO_FEW
     d = tokens.difference
     columns = [np.ones(n), middle]
     if tokens.entropy is not None and np.isfinite(tokens.entropy).all():
@@ -217,20 +212,13 @@ def _temperature(tokens: Tokens, evidence: Evidence) -> Diagnosis:
         explained = 0.0
     known = "" if evidence.temperature is None else f"; sampled at temperature {evidence.temperature:g}"
     mode = "" if evidence.logprobs_mode is None else f", log-probs {evidence.logprobs_mode}"
-    return Diagnosis(
-        cause=Cause.TEMPERATURE,
-        explained=explained,
-        statistic=ratio,
-        meaning=meaning,
-        sentence=f"training is like rollout with logits times {ratio:.3g}{known}{mode}",
-    )
+    return _Tested(explained, ratio, f"training is like rollout with logits times {ratio:.3g}{known}{mode}")
 
 
-def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     """Test for one sign and a bound: what is kept is renormalised, so ``difference = log(kept share) <= 0``."""
-    meaning = "smallest share of probability that was kept, by the log-probs"
     if tokens.training.size < FEWEST_TOKENS:
-        return _too_few(Cause.RENORMALISED, meaning)
+        return _TOO_FEW
     d = tokens.difference
     tolerance = 3 * floor
     limited_p = evidence.top_p is not None and evidence.top_p < 1
@@ -251,65 +239,46 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis
         else f"sampled with top-k {evidence.top_k}" if limited_k
         else "nobody recorded top-p and top-k"
     )  # fmt: skip
-    return Diagnosis(
-        cause=Cause.RENORMALISED,
-        explained=explained,
-        statistic=kept,
-        meaning=meaning,
-        sentence=f"rollout is higher in {np.mean(d < 0):.1%} of tokens, by a kept share of {kept:.3g} or more; {said}",
-    )
+    higher = f"rollout is higher in {np.mean(d < 0):.1%} of tokens, by a kept share of {kept:.3g} or more"
+    return _Tested(explained, kept, f"{higher}; {said}")
 
 
-def _mask(tokens: Tokens, floor: float) -> Diagnosis:
+def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
     """Test for values that are not there, and for a context that lacks what a mask hides."""
-    meaning = "share of the difference at missing values, or behind masked turns"
     d = tokens.difference
     size = np.abs(d)
     whole = float(size.sum())
     if tokens.training.size < FEWEST_TOKENS or whole == 0:
-        return _too_few(Cause.MASK, meaning)
+        return _TOO_FEW
     missing = ((tokens.training == 0) != (tokens.rollout == 0)) & (size > 3 * floor)
     of_missing = float(size[missing].sum()) / whole
     if of_missing and float(size[missing].max()) >= _MISSING_NATS:
         side = "rollout" if np.count_nonzero(tokens.rollout[missing] == 0) * 2 > missing.sum() else "training"
         sentence = f"{int(missing.sum()):,} tokens that count have a log-prob of exactly 0 in {side}"
-        return Diagnosis(
-            cause=Cause.MASK, explained=of_missing, statistic=of_missing, meaning=meaning, sentence=sentence
-        )
+        return _Tested(of_missing, of_missing, sentence)
     behind = tokens.turn > 0
     before = size[~behind]
     of_behind = float(size[behind].sum()) / whole if behind.any() and before.size else 0.0
     is_clean = before.size > 0 and float(np.sqrt(np.mean(before**2))) <= 4 * max(floor, 1e-300)
-    return Diagnosis(
-        cause=Cause.MASK,
-        explained=of_behind if is_clean else 0.0,
-        statistic=of_behind,
-        meaning=meaning,
-        sentence=(
-            "one turn only, and no value is missing" if not behind.any()
-            else f"{of_behind:.1%} of the difference is behind the first masked turn, as if attention were masked too"
-        ),
-    )  # fmt: skip
+    sentence = (
+        f"{of_behind:.1%} of the difference is behind the first masked turn, as if attention were masked too"
+        if behind.any()
+        else "one turn only, and no value is missing"
+    )
+    return _Tested(of_behind if is_clean else 0.0, of_behind, sentence)
 
 
-def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     """Test whether samples with other tokens have the difference, or samples that are shifted from some token on."""
-    meaning = "share of the difference in samples with other tokens"
     d = tokens.difference
     whole = float(np.abs(d).sum())
     if evidence.retokenised is not None:
         flagged = evidence.retokenised[tokens.sample]
         share = float(np.abs(d[flagged]).sum()) / whole if whole else 0.0
-        number = int(evidence.retokenised.sum())
-        return Diagnosis(
-            cause=Cause.RETOKENISED,
-            explained=share,
-            statistic=share,
-            meaning=meaning,
-            sentence=f"{number:,} of {evidence.retokenised.size:,} samples have other token ids than were generated",
-        )
+        number = f"{int(evidence.retokenised.sum()):,} of {evidence.retokenised.size:,}"
+        return _Tested(share, share, f"{number} samples have other token ids than were generated")
     if tokens.training.size < FEWEST_TOKENS or whole == 0:
-        return _too_few(Cause.RETOKENISED, meaning)
+        return _TOO_FEW
     begin = _parting(tokens, 6 * floor)
     after = begin >= 0
     later = after & (begin > 0) & (tokens.position >= begin)
@@ -321,12 +290,11 @@ def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
         own = np.abs(chosen.difference)
         if training.size and own.size:
             ratios.append(float(np.abs(training - rollout).mean() / own.mean()))
-    return Diagnosis(
-        cause=Cause.RETOKENISED,
-        explained=max(0.0, of_later * (1 - min(ratios))),
-        statistic=of_later,
+    return _Tested(
+        max(0.0, of_later * (1 - min(ratios))),
+        of_later,
+        "the generated tokens are not recorded; tested is whether samples are shifted from a token on",
         meaning="share of the difference behind the first token that differs, in samples that begin alike",
-        sentence="the generated tokens are not recorded; tested is whether samples are shifted from a token on",
     )
 
 
@@ -342,36 +310,29 @@ def _parting(tokens: Tokens, tolerance: float) -> Integers:
 # --- what other files say -------------------------------------------------------------------------------------------
 
 
+def _rms(tokens: Tokens) -> float:
+    return float(np.sqrt(np.mean(tokens.difference**2))) if tokens.training.size else 0.0
+
+
 def _beyond(tokens: Tokens, floor: float) -> float:
     """Return the share of the difference that is not rounding."""
-    rms = float(np.sqrt(np.mean(tokens.difference**2))) if tokens.training.size else 0.0
+    rms = _rms(tokens)
     return max(0.0, 1.0 - floor / rms) if rms else 0.0
 
 
-def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
-    meaning = "share of samples, or of parameters, of an older policy"
+def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     if evidence.outdated and evidence.num_parameters:
         share = len(evidence.outdated) / evidence.num_parameters
         is_most = len(evidence.outdated) > 1 and share >= MOST
-        return Diagnosis(
-            cause=Cause.STALE_WEIGHTS,
-            explained=_beyond(tokens, floor) if is_most else 0.0,
-            statistic=share,
-            meaning=meaning,
-            sentence=f"{len(evidence.outdated)} of {evidence.num_parameters} parameters are those of an earlier step",
+        return _Tested(
+            _beyond(tokens, floor) if is_most else 0.0,
+            share,
+            f"{len(evidence.outdated)} of {evidence.num_parameters} parameters are those of an earlier step",
         )
     if evidence.stale is None:
-        known = evidence.num_parameters is not None
-        return Diagnosis(
-            cause=Cause.STALE_WEIGHTS,
-            explained=0.0 if known else None,
-            statistic=0.0 if known else None,
-            meaning=meaning,
-            sentence=(
-                "no parameter is of an earlier step" if known
-                else "neither versions of the policy nor weights are recorded"
-            ),
-        )  # fmt: skip
+        if evidence.num_parameters is None:
+            return _Tested(None, None, "neither versions of the policy nor weights are recorded")
+        return _Tested(0.0, 0.0, "no parameter is of an earlier step")
     flagged = evidence.stale[tokens.sample]
     size = np.abs(tokens.difference)
     fresh = size[~flagged]
@@ -379,45 +340,33 @@ def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
     share = float(size[flagged].sum()) / whole if whole else 0.0
     # All stale: then what rounding does not explain is theirs.
     explained = share * _beyond(tokens, floor) if not fresh.size else share
-    return Diagnosis(
-        cause=Cause.STALE_WEIGHTS,
-        explained=explained if flagged.any() else 0.0,
-        statistic=float(np.mean(evidence.stale)),
-        meaning=meaning,
-        sentence=f"{int(evidence.stale.sum()):,} of {evidence.stale.size:,} samples were drawn by an older policy",
+    return _Tested(
+        explained if flagged.any() else 0.0,
+        float(np.mean(evidence.stale)),
+        f"{int(evidence.stale.sum()):,} of {evidence.stale.size:,} samples were drawn by an older policy",
     )
 
 
-def _unsynchronised(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
-    meaning = "share of parameters that the engine has otherwise than they were sent"
+def _unsynchronised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     if evidence.num_parameters is None:
-        return Diagnosis(
-            cause=Cause.UNSYNCHRONISED,
-            explained=None,
-            statistic=None,
-            meaning=meaning,
-            sentence="the weights that were sent and received are not recorded",
-        )
+        return _Tested(None, None, "the weights that were sent and received are not recorded")
     number, whole = len(evidence.unsynchronised), max(evidence.num_parameters, 1)
     is_stale = len(evidence.outdated) > 1 and len(evidence.outdated) / whole >= MOST
     first = f", the first {evidence.unsynchronised[0]}" if number else ""
-    return Diagnosis(
-        cause=Cause.UNSYNCHRONISED,
-        explained=_beyond(tokens, floor) if number and not is_stale else 0.0,
-        statistic=number / whole,
-        meaning=meaning,
-        sentence=f"{number} of {evidence.num_parameters} parameters are not as they were sent{first}",
+    return _Tested(
+        _beyond(tokens, floor) if number and not is_stale else 0.0,
+        number / whole,
+        f"{number} of {evidence.num_parameters} parameters are not as they were sent{first}",
     )
 
 
 _CASTS = {Precision.BFLOAT16: "bfloat16", Precision.FLOAT16: "float16"}
 
 
-def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
+def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     """Test whether one side is the other, rounded to a coarser format; or whether that of the weights is enough."""
-    meaning = "share of the log-probs of one side that the coarser format holds exactly"
     if tokens.training.size < FEWEST_TOKENS:
-        return _too_few(Cause.PRECISION_CAST, meaning)
+        return _TOO_FEW
     found = [
         _cast_of(own, other, precision, f"log-probs of {side} are {name}")
         for precision, name in _CASTS.items()
@@ -428,18 +377,12 @@ def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
     ]
     explained, statistic, sentence = max(found)
     if evidence.cast is not None:
-        rms = float(np.sqrt(np.mean(tokens.difference**2)))
+        rms = _rms(tokens)
         by_size = (1.0 if rms <= 4 * floor else 4 * floor / rms) if _is_coarse(tokens, evidence) else 0.0
         explained = max(explained, by_size)
         of_weights = f"parameters were cast to {evidence.cast.name.lower()} on the way"
         sentence = "; ".join(part for part in (sentence, of_weights) if part)
-    return Diagnosis(
-        cause=Cause.PRECISION_CAST,
-        explained=explained,
-        statistic=statistic,
-        meaning=meaning,
-        sentence=sentence or "neither side holds rounded values",
-    )
+    return _Tested(explained, statistic, sentence or "neither side holds rounded values")
 
 
 def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) -> tuple[float, float, str]:
@@ -453,9 +396,7 @@ def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) ->
 
 def _is_coarse(tokens: Tokens, evidence: Evidence) -> bool:
     """Whether parameters were cast, and the difference is more than rounding of the finer format explains."""
-    if evidence.cast is None or evidence.fine_floor is None or not tokens.training.size:
-        return False
-    return float(np.sqrt(np.mean(tokens.difference**2))) > 4 * evidence.fine_floor
+    return evidence.cast is not None and evidence.fine_floor is not None and _rms(tokens) > 4 * evidence.fine_floor
 
 
 def rounded(values: Floats, precision: Precision) -> Floats:
@@ -472,5 +413,14 @@ def rounded(values: Floats, precision: Precision) -> Floats:
     return bits.view(np.float32).astype(np.float64)
 
 
-def _too_few(cause: Cause, meaning: str) -> Diagnosis:
-    return Diagnosis(cause=cause, explained=None, statistic=None, meaning=meaning, sentence="there are too few tokens")
+_TESTS: Mapping[Cause, tuple[_Test, str]] = {
+    Cause.OFF_BY_ONE: (_off_by_one, "mean |training[t] - rollout[t + shift]| over mean |training[t] - rollout[t]|"),
+    Cause.TEMPERATURE: (_temperature, "inverse temperature of training over that of rollout"),
+    Cause.RENORMALISED: (_renormalised, "smallest share of probability that was kept, by the log-probs"),
+    Cause.MASK: (_mask, "share of the difference at missing values, or behind masked turns"),
+    Cause.RETOKENISED: (_retokenised, "share of the difference in samples with other tokens"),
+    Cause.STALE_WEIGHTS: (_stale, "share of samples, or of parameters, of an older policy"),
+    Cause.UNSYNCHRONISED: (_unsynchronised, "share of parameters that the engine has otherwise than they were sent"),
+    Cause.PRECISION_CAST: (_cast, "share of the log-probs of one side that the coarser format holds exactly"),
+}
+"""For each cause its test, which takes the finite tokens, the floor and the evidence, and what its statistic means."""

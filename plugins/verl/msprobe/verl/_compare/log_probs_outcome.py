@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import polars as pl
 from msprobe.verl._compare.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
 from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
 from msprobe.verl._compare.log_probs import LogProbMeasures, Tokens, by_group, frame_of, measure, tokens_of
-from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
+from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe.verl._compare.recorded import Array, RecordedRun, chosen_steps, policy_versions, retokenised_rows
 from msprobe.verl._compare.weights import Transfer, coarser_of
 from msprobe.verl._compare.weights_outcome import Sync, syncs
@@ -168,15 +169,15 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
     if assumed:
         notes.append(assumed)
     size = float(np.sqrt(np.mean(tokens.finite().rollout ** 2)))
-    fine = _sent_precision(transfers)
     own = floor or log_prob_floor(precision, size)
     scores = log_prob_scores(
         own, rms=found.rms, mean=found.mean, largest=found.max, num_tokens=found.num_tokens,
         num_samples=found.num_samples,
     )  # fmt: skip
     other_tokens = retokenised_rows(run, step, batch) if options.rollout == "rollout_log_probs" else None
-    evidence = _evidence(run, step, batch, transfers, other_tokens)
-    evidence = _with_fine_floor(evidence, fine, size)
+    fine = coarser_of(*(one.sent.dtype for sync in transfers for one in sync.parameters if one.sent is not None))
+    fine_floor = None if fine is None else log_prob_floor(fine, size).size
+    evidence = replace(_evidence(run, step, batch, transfers, other_tokens), fine_floor=fine_floor)
     is_different = any(score.is_over for score in scores)
     ids = {row: sample.id for row, sample in enumerate(batch.samples)}
     return StepLogProbs(
@@ -199,11 +200,6 @@ def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:
     return syncs(run, before[-1]) if before else []
 
 
-def _sent_precision(transfers: Sequence[Sync]) -> Precision | None:
-    dtypes = [one.sent.dtype for sync in transfers for one in sync.parameters if one.sent is not None]
-    return coarser_of(*dtypes)
-
-
 def _precision(run: RecordedRun, transfers: Sequence[Sync], dtype: str | None) -> tuple[Precision, str]:
     """Return the precision of the coarser engine, and a note if it is assumed."""
     if dtype is not None:
@@ -212,13 +208,7 @@ def _precision(run: RecordedRun, transfers: Sequence[Sync], dtype: str | None) -
         return precision_named(dtype), ""
     names = [w.dtype for sync in transfers for one in sync.parameters for w in (one.sent, one.received) if w]
     if not names:
-        names = [
-            weight.dtype
-            for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED)
-            for step in run.steps(stage.value)[:1]
-            for file in run.weights(stage, step).values()
-            for weight in file.parameters
-        ]
+        names = run.dtypes()
     found = coarser_of(*set(names))
     if found is not None:
         return found, ""
@@ -250,13 +240,6 @@ def _evidence(
     )
 
 
-def _with_fine_floor(evidence: Evidence, fine: Precision | None, size: float) -> Evidence:
-    if evidence.cast is None or fine is None:
-        return evidence
-    own = {name: getattr(evidence, name) for name in evidence.__dataclass_fields__}
-    return Evidence(**{**own, "fine_floor": log_prob_floor(fine, size).size})
-
-
 # --- what is said of it ----------------------------------------------------------------------------------------------
 
 
@@ -264,13 +247,13 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
     findings = [finding for one in compared for finding in _findings(one)]
     worst = next((one for one in compared if one.is_different), None)
     num_tokens = sum(one.measures.num_tokens for one in compared)
-    steps = ", ".join(str(one.step) for one in compared)
     return Outcome(
         command="logprob",
         paths=[run.path],
         compared=(
             f"Compared {options.training} with {options.rollout}: {num_tokens:,} tokens of "
-            f"{sum(one.measures.num_samples for one in compared):,} samples, step{'s' * (len(compared) > 1)} {steps}."
+            f"{sum(one.measures.num_samples for one in compared):,} samples, "
+            f"{listed_steps([one.step for one in compared])}."
         ),
         headline=_headline(compared, worst),
         findings=findings,
@@ -280,8 +263,8 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
         tables={
             "measures": _measures_table(compared),
             "causes": _causes_table(compared),
-            "groups": _groups_table(compared),
-            "tokens": _tokens_table(compared),
+            "groups": pl.concat(_with_verdict(one, by_group(one.tokens), pl.col("max")) for one in compared),
+            "tokens": pl.concat(_tokens_table(one) for one in compared),
         },
     )
 
@@ -410,53 +393,52 @@ def worst_token(tokens: Tokens) -> dict[str, Any] | None:
 
 
 def _measures_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
-    rows = [
-        {"step": one.step, "tokens": one.measures.num_tokens, "measure": text, "value": getattr(one.measures, name),
-         "floor": None, "score": None, "limit": None, VERDICT: Verdict.PASS.value}
-        for one in compared for name, text in _MEASURES
-    ] + [
-        {"step": one.step, "tokens": one.measures.num_tokens, "measure": f"{score.measure}, judged",
-         "value": score.value, "floor": score.floor, "score": None if math.isinf(score.score) else score.score,
-         "limit": score.limit, VERDICT: (Verdict.ERROR if score.is_over else Verdict.PASS).value}
-        for one in compared for score in one.scores
-    ]  # fmt: skip
-    numbers = dict.fromkeys(("value", "floor", "score", "limit"), pl.Float64)
-    schema = {"step": pl.Int64, "tokens": pl.Int64, "measure": pl.String, **numbers, VERDICT: pl.String}
-    return pl.DataFrame(rows, schema=schema)
+    rows: list[_MeasureRow] = []
+    for one in compared:
+        known = partial(_MeasureRow, one.step, one.measures.num_tokens)
+        rows += [known(text, getattr(one.measures, name)) for name, text in _MEASURES]
+    for one in compared:
+        known = partial(_MeasureRow, one.step, one.measures.num_tokens)
+        rows += [
+            known(
+                f"{s.measure}, judged", s.value, s.floor, None if math.isinf(s.score) else s.score, s.limit, s.verdict
+            )
+            for s in one.scores
+        ]
+    return table_of(_MeasureRow, rows)
+
+
+@dataclass(frozen=True)
+class _MeasureRow:
+    step: int
+    tokens: int
+    measure: str
+    value: float
+    floor: float | None = None
+    score: float | None = None
+    limit: float | None = None
+    verdict: Verdict = Verdict.PASS
 
 
 def _causes_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
-    rows = [
-        {"step": one.step, "cause": d.cause.value, "explained": d.explained, "statistic": d.statistic,
-         "meaning": d.meaning, "sentence": d.sentence, "is_named": d.is_named,
-         VERDICT: (Verdict.WARNING if d.is_named else Verdict.PASS).value}
-        for one in compared for d in one.diagnoses
-    ]  # fmt: skip
-    schema = {
-        "step": pl.Int64, "cause": pl.String, "explained": pl.Float64, "statistic": pl.Float64, "meaning": pl.String,
-        "sentence": pl.String, "is_named": pl.Boolean, VERDICT: pl.String,
-    }  # fmt: skip
-    return pl.DataFrame(rows, schema=schema)
+    parts = [_of_step(one, table_of(Diagnosis, one.diagnoses)) for one in compared]
+    verdict = pl.when("is_named").then(pl.lit(Verdict.WARNING.value)).otherwise(pl.lit(Verdict.PASS.value))
+    return pl.concat(parts).with_columns(verdict.alias(VERDICT))
 
 
-def _groups_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
-    parts: list[pl.DataFrame] = []
-    for one in compared:
-        over = max(score.limit * score.floor for score in one.scores if score.measure == "largest")
-        verdict = pl.when(pl.col("max") > over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))
-        parts.append(by_group(one.tokens).select(pl.lit(one.step).alias("step"), pl.all(), verdict.alias(VERDICT)))
-    return pl.concat(parts)
+def _of_step(one: StepLogProbs, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.select(pl.lit(one.step, pl.Int64).alias("step"), pl.all())
 
 
-def _tokens_table(compared: Sequence[StepLogProbs]) -> pl.DataFrame:
-    """Return the worst tokens of each step."""
-    parts: list[pl.DataFrame] = []
-    for one in compared:
-        over = max(score.limit * score.floor for score in one.scores if score.measure == "largest")
-        size = pl.col("difference").abs()
-        is_over = (size > over) | size.is_nan()
-        verdict = pl.when(is_over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))
-        order = np.argsort(-np.nan_to_num(np.abs(one.tokens.difference), nan=np.inf), kind="stable")[:_WORST]
-        worst = frame_of(one.tokens.where(order), one.ids)
-        parts.append(worst.select(pl.lit(one.step).alias("step"), pl.all(), verdict.alias(VERDICT)))
-    return pl.concat(parts)
+def _with_verdict(one: StepLogProbs, rows: pl.DataFrame, size: pl.Expr) -> pl.DataFrame:
+    """Return rows with the step and a verdict: whether a size is over what the largest may be."""
+    over = max(score.limit * score.floor for score in one.scores if score.measure == "largest")
+    is_over = (size > over) | size.is_nan()
+    verdict = pl.when(is_over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))
+    return _of_step(one, rows).with_columns(verdict.alias(VERDICT))
+
+
+def _tokens_table(one: StepLogProbs) -> pl.DataFrame:
+    """Return the worst tokens of a step."""
+    order = np.argsort(-np.nan_to_num(np.abs(one.tokens.difference), nan=np.inf), kind="stable")[:_WORST]
+    return _with_verdict(one, frame_of(one.tokens.where(order), one.ids), pl.col("difference").abs())
