@@ -5,8 +5,7 @@ Neither torch nor verl is imported: runs are read where none is installed.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +28,8 @@ from msprobe_core.store.samples import (
     sample_id,
     save_samples,
 )
-from msprobe_core.store.tensor_source import MAX_DIMS
+from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES
+from msprobe_core.store.tensors import open_member, shard_keys
 from msprobe_core.untrusted.files import read_plain
 
 __all__ = [
@@ -465,29 +465,23 @@ def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
     """
     batch = load_struct(directory / BATCH_FILE, BatchFile)
     path = directory / TENSORS_FILE
-    try:
-        content = read_plain(path)
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    tensors = dict(_tensors_in(path, content))
+    tensors = {name: _read_tensor(path, name) for name in shard_keys(path)}
     if missing := set(batch.tensors) - tensors.keys():
         raise DumpError(f"{path}: lacks the tensor {min(missing)!r} that {BATCH_FILE} names; record again")
     return batch, tensors
 
 
-class _Member(msgspec.Struct, frozen=True):
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
+def _read_tensor(path: Path, name: str) -> Array:
+    try:
+        return open_member(path, name).read()
+    except DumpError as error:
+        raise DumpError(f"{path}: the tensor {name!r} is cut off, or its description is wrong; record again") from error
 
 
-_NUMPY = {
-    "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8",
-    "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
-"""NumPy's dtypes by those of safetensors, https://github.com/huggingface/safetensors, section Format."""
-
-_SAFETENSORS = {dtype: name for name, dtype in _NUMPY.items()}
+_SAFETENSORS = {
+    DTYPES[dtype]: name for name, dtype in SAFETENSORS_DTYPES.items() if np.dtype(DTYPES[dtype]).name == dtype
+}
+"""Names in a file's header by NumPy's dtypes, as far as NumPy has them."""
 
 
 def _contiguous(path: Path, name: str, array: Array) -> Array:
@@ -495,22 +489,3 @@ def _contiguous(path: Path, name: str, array: Array) -> Array:
     if array.dtype.str not in _SAFETENSORS:
         raise StoreError(f"{path}: the tensor {name!r} is of dtype {array.dtype}, which safetensors does not have")
     return np.ascontiguousarray(array).reshape(array.shape)
-
-
-def _tensors_in(path: Path, content: bytes) -> Iterator[tuple[str, Array]]:
-    start = 8 + int.from_bytes(content[:8], "little")
-    try:
-        members = msgspec.json.decode(content[8:start], type=dict[str, _Member])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DumpError(f"{path}: is cut off or no safetensors file ({error}); record again") from error
-    for name, member in members.items():
-        dtype = np.dtype(_NUMPY.get(member.dtype, "V0"))
-        begin, end = member.data_offsets
-        is_shape = len(member.shape) <= MAX_DIMS and min(member.shape, default=0) >= 0
-        size = math.prod(member.shape) * dtype.itemsize if is_shape else -1
-        if not dtype.itemsize or begin < 0 or end - begin != size or start + end > len(content):
-            raise DumpError(f"{path}: the tensor {name!r} is cut off, or its description is wrong; record again")
-        yield (
-            name,
-            np.frombuffer(content, dtype, offset=start + begin, count=size // dtype.itemsize).reshape(member.shape),
-        )
