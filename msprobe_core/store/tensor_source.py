@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.model import TensorContent
+from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_values import widen
 from msprobe_core.untrusted.files import most_unfolded, open_plain
 
@@ -287,6 +288,19 @@ class HeldTensor:
         flat = np.ravel(self._values)
         for begin in range(0, flat.size, num_elements):
             yield flat[begin : begin + num_elements]
+
+
+def read_whole(source: TensorSource) -> Array:
+    """Return all elements of a tensor, in its shape.
+
+    Raises:
+        DumpError: they cannot be read, or their number is not that of the shape.
+    """
+    parts = list(source.chunks(_READ_BYTES))
+    found = sum(part.size for part in parts)
+    if found != math.prod(source.shape):
+        raise DumpError(f"a tensor of the shape {source.shape} has {found} elements")
+    return np.reshape(np.concatenate(parts), source.shape) if parts else np.empty(source.shape)
 
 
 def _bytes_of(values: Any) -> Any:

@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from msprobe_core import names
 from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
-from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import COLUMNS, RowKind
 from msprobe_core.store.samples import sample_id
-from msprobe_core.store.tensor_source import HeldTensor
+from msprobe_core.store.tensor_source import HeldTensor, read_whole
 
 Integers: TypeAlias = NDArray[np.int64]
 
-_CHUNK = 1 << 20
 _IDS = "input_ids"
 _MASKS = ("attention_mask", "padding_mask")
 _POSITIONS = ("position_ids", "cache_position", "positions")
@@ -203,7 +202,7 @@ class _Side:
 
     def _read(self, row: Row) -> Integers:
         source = self.dump.open_tensor(str(row["file_name"]))
-        return _whole(source).astype(np.int64)
+        return read_whole(source).astype(np.int64)
 
     def _read_given(
         self, keywords: Sequence[str], number: int, fits: Callable[[tuple[int, ...]], bool]
@@ -341,15 +340,8 @@ def _gathered(sources: Sequence[TensorSource], tokens: _Tokens, rest: tuple[int,
     made: Any = None
     for number, source in enumerate(sources):
         is_own = tokens.batch == number
-        whole = _whole(source)
+        whole: Any = read_whole(source)
         if made is None:
             made = np.empty((len(tokens.place), *rest), whole.dtype)
         made[is_own] = whole.reshape(-1, *rest)[tokens.place[is_own]]
     return HeldTensor(made, sources[0].dtype)
-
-
-def _whole(source: TensorSource) -> Any:
-    parts: list[Any] = list(source.chunks(_CHUNK))
-    if sum(part.size for part in parts) != math.prod(source.shape):
-        raise DumpError(f"a tensor of the shape {source.shape} has {sum(part.size for part in parts)} elements")
-    return np.reshape(np.concatenate(parts), source.shape) if parts else np.empty(source.shape)

@@ -18,13 +18,12 @@ from msprobe_core.compare.layouts.serving import served_path
 from msprobe_core.names import parse_entry
 from msprobe_core.plugin import CompareError, Dump, DumpError, EntryNameError, Phase, Role, SiteKind
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.tensor_source import read_whole
 
 Array: TypeAlias = NDArray[Any]
 
 _CACHE_BYTES = 512 << 20
 """So many bytes of tensors are kept, since a call's tensor has many samples."""
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,6 @@ class _Stored:
     """One tensor of one call."""
 
     file_name: str
-    shape: tuple[int, ...]
     dtype: str
 
 
@@ -190,9 +188,9 @@ class StageTensors:
             & (pl.col("phase") == Phase.FORWARD.value)
             & pl.col("role").is_in([Role.OUTPUT.value, Role.INPUT.value])
         )
-        columns = ("entry", "key", "role", "shape", "dtype", "file_name")
+        columns = ("entry", "key", "role", "dtype", "file_name")
         sites: dict[str, tuple[str, str, int] | None] = {}
-        for entry, key, role, shape, dtype, file_name in rows.select(columns).iter_rows():
+        for entry, key, role, dtype, file_name in rows.select(columns).iter_rows():
             if entry not in sites:
                 sites[entry] = module_of(entry)
             site = sites[entry]
@@ -204,7 +202,7 @@ class StageTensors:
             path, type_name, index = site
             place = key.removeprefix(f"{entry}.{role}.")
             value = ModuleValue(path, type_name, role, place)
-            stored = _Stored(file_name, _sizes(shape), str(dtype))
+            stored = _Stored(file_name, str(dtype))
             self._stored.setdefault(value, {})[rank, index] = stored
 
     def gather(self, value: ModuleValue, sample: str) -> Positions:
@@ -239,9 +237,7 @@ class StageTensors:
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
-        source = self._dumps[rank].open_tensor(stored.file_name)
-        parts = list(source.chunks(_CHUNK))
-        whole = np.concatenate(parts).reshape(source.shape) if parts else np.empty(source.shape)
+        whole = read_whole(self._dumps[rank].open_tensor(stored.file_name))
         self._cache[key] = whole
         self._cached_bytes += whole.nbytes
         while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
@@ -274,10 +270,6 @@ def module_of(entry: str) -> tuple[str, str, int] | None:
     except EntryNameError:
         return None
     return (site.path, site.type_name, site.index) if site.kind is SiteKind.MODULE else None
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    return tuple(int(part) for part in (text or "").strip("[]()").split(",") if part.strip())
 
 
 def _part(whole: Array, place: Place) -> Array | None:
