@@ -125,7 +125,8 @@ def logprob(*, run: RecordedRun, **options: Any) -> _Comparison:
 
     RUN is the directory of a recorded run that has the stage trainer.
     """
-    from msprobe.verl._compare.log_probs_outcome import LogProbOptions, compare_log_probs
+    from msprobe.verl._compare.log_prob_steps import LogProbOptions
+    from msprobe.verl._compare.log_probs_outcome import compare_log_probs
 
     return lambda progress: compare_log_probs(run, LogProbOptions(**options), progress)
 
@@ -217,6 +218,6 @@ def cross(*, steps: tuple[int, ...], dtype: str | None, **cells: RecordedRun) ->
     The four directories are of runs that have each engine's rollouts in each trainer.
     """
     from msprobe.verl._compare.cross_outcome import compare_crossed
-    from msprobe.verl._compare.log_probs_outcome import LogProbOptions
+    from msprobe.verl._compare.log_prob_steps import LogProbOptions
 
     return lambda _: compare_crossed(cells, steps, LogProbOptions(dtype=dtype))

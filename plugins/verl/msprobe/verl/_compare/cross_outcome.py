@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from msprobe.verl._compare.log_probs_outcome import LogProbOptions, StepLogProbs, compare_step
+from msprobe.verl._compare.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._files import Stage

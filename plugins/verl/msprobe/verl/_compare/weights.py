@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from msprobe.verl._files import Weight, WeightsFile
+from msprobe.verl._compare.recorded import RecordedRun
+from msprobe.verl._files import Stage, Weight, WeightsFile
+from msprobe.verl._module_maps import FSDP
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, precision_of
 
 
@@ -50,9 +52,6 @@ class Transferred:
     reason: str = ""
     is_unchanged: bool | None = None
 
-
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Modules of serving engines and their parts, as vLLM and SGLang fuse them."""
 
 _CAST_ROUNDOFFS = 4.0
 """Norms of a cast tensor differ by no more than so many unit round-offs: roundings of elements average out."""
@@ -141,7 +140,7 @@ def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> 
         if name in sent:
             continue
         modules = name.split(".")
-        for whole, parts in _FUSED.items():
+        for whole, parts in FSDP.fused.items():
             if whole not in modules[1:]:
                 continue
             place = len(modules) - 1 - modules[::-1].index(whole)
@@ -176,3 +175,55 @@ def _fused(received: Weight, parts: Sequence[Weight]) -> Transferred:
         error=error,
         reason=f"{named}, by the norm" if fits else f"its norm is {error:.2g} off that of {named}",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync:
+    """One transfer of all parameters to one replica.
+
+    Attributes:
+        step: Of the trainer.
+        replica: Number of the replica.
+        parameters: What became of each.
+    """
+
+    step: int
+    replica: int
+    parameters: tuple[Transferred, ...]
+
+    @property
+    def faults(self) -> list[Transferred]:
+        """Those that the engine has otherwise than they were sent."""
+        return [one for one in self.parameters if one.transfer.is_fault]
+
+    @property
+    def cast(self) -> Precision | None:
+        """Coarsest precision to which parameters were cast; ``None`` if none was."""
+        dtypes = [
+            one.received.dtype
+            for one in self.parameters
+            if one.received is not None and one.sent is not None and one.received.dtype != one.sent.dtype
+        ]
+        return coarser_of(*dtypes)
+
+
+def syncs(run: RecordedRun, step: int) -> list[Sync]:
+    """Return what became of the parameters sent in a step, by replica; empty if nothing was received.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    sent = run.weights(Stage.WEIGHTS_SENT, step)
+    if not sent:
+        return []
+    first = sent[min(sent)]
+    earlier = [
+        files[min(files)]
+        for other in run.steps(Stage.WEIGHTS_SENT.value)
+        if other < step and (files := run.weights(Stage.WEIGHTS_SENT, other))
+    ]
+    received = run.weights(Stage.WEIGHTS_RECEIVED, step)
+    return [
+        Sync(step=step, replica=replica, parameters=tuple(transfers(first, file, earlier)))
+        for replica, file in sorted(received.items())
+    ]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
-from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
+from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._compare.weights import Transfer, Transferred, coarser_of, transfers
+from msprobe.verl._compare.weights import Sync, Transfer, syncs
 from msprobe.verl._files import Stage, WeightsFile
-from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
@@ -44,58 +42,6 @@ _SCHEMA: dict[str, Any] = {
     "is_unchanged": pl.Boolean,
     "reason": pl.String,
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sync:
-    """One transfer of all parameters to one replica.
-
-    Attributes:
-        step: Of the trainer.
-        replica: Number of the replica.
-        parameters: What became of each.
-    """
-
-    step: int
-    replica: int
-    parameters: tuple[Transferred, ...]
-
-    @property
-    def faults(self) -> list[Transferred]:
-        """Those that the engine has otherwise than they were sent."""
-        return [one for one in self.parameters if one.transfer.is_fault]
-
-    @property
-    def cast(self) -> Precision | None:
-        """Coarsest precision to which parameters were cast; ``None`` if none was."""
-        dtypes = [
-            one.received.dtype
-            for one in self.parameters
-            if one.received is not None and one.sent is not None and one.received.dtype != one.sent.dtype
-        ]
-        return coarser_of(*dtypes)
-
-
-def syncs(run: RecordedRun, step: int) -> list[Sync]:
-    """Return what became of the parameters sent in a step, by replica; empty if nothing was received.
-
-    Raises:
-        DumpError: a file cannot be read.
-    """
-    sent = run.weights(Stage.WEIGHTS_SENT, step)
-    if not sent:
-        return []
-    first = sent[min(sent)]
-    earlier = [
-        files[min(files)]
-        for other in run.steps(Stage.WEIGHTS_SENT.value)
-        if other < step and (files := run.weights(Stage.WEIGHTS_SENT, other))
-    ]
-    received = run.weights(Stage.WEIGHTS_RECEIVED, step)
-    return [
-        Sync(step=step, replica=replica, parameters=tuple(transfers(first, file, earlier)))
-        for replica, file in sorted(received.items())
-    ]
 
 
 def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
@@ -137,7 +83,7 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
     return Outcome(
         command="weights",
         paths=[run.path],
-        compared=f"Compared the weights of {_steps(chosen)}: {_count(parameters)}.",
+        compared=f"Compared the weights of {listed_steps(chosen)}: {_count(parameters)}.",
         headline=_headline(faults, has_received=bool(parameters)),
         findings=sorted(findings, key=lambda finding: (not finding.is_fault, finding.step or 0)),
         notes=notes,
@@ -145,10 +91,6 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
         numbers={"steps": {str(step): _numbers(own) for step, own in found.items()}},
         tables={"parameters": _table(parameters)},
     )
-
-
-def _steps(steps: Sequence[int]) -> str:
-    return ("step " if len(steps) == 1 else "steps ") + ", ".join(map(str, steps))
 
 
 def _count(parameters: Sequence[Sync]) -> str:

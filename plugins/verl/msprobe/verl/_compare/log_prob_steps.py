@@ -1,0 +1,204 @@
+"""The log-probs of one step: how far they are apart, what rounding explains, and the evidence of each cause."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from msprobe.verl._compare.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
+from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
+from msprobe.verl._compare.log_probs import LogProbMeasures, Tokens, measure, tokens_of
+from msprobe.verl._compare.recorded import Array, RecordedRun, policy_versions, retokenised_rows
+from msprobe.verl._compare.weights import Transfer, coarser_of
+from msprobe.verl._compare.weights_outcome import Sync, syncs
+from msprobe.verl._files import BatchFile, Sampling, Stage
+from msprobe_core.judge.limits import Precision, precision_of
+from msprobe_core.judge.noise import NoiseSource
+from msprobe_core.plugin import CompareError
+
+MASK = "response_mask"
+_NEEDED_FOR = {
+    "rollout_log_probs": "; set actor_rollout_ref.rollout.calculate_log_probs=True, so that the engine gives them",
+    "ref_log_prob": "; the run has no reference policy",
+}
+_ENTROPIES = ("entropys", "entropy", "old_entropy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogProbOptions:
+    """How log-probs are compared.
+
+    Attributes:
+        training: Tensor of the batch with the log-probs under test.
+        rollout: Tensor with those that they are compared with.
+        steps: Which steps; all if empty.
+        dtype: Of the coarser engine; ``None`` for what the recorded weights have.
+        baseline: A healthy run of the same engines, whose difference is what rounding explains.
+    """
+
+    training: str = "old_log_probs"
+    rollout: str = "rollout_log_probs"
+    steps: Collection[int] = ()
+    dtype: str | None = None
+    baseline: RecordedRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLogProbs:
+    """The comparison of one step.
+
+    Attributes:
+        step: Of the trainer.
+        tokens: Those that count.
+        ids: Of the samples, by row.
+        measures: How far they are apart.
+        floor: What rounding explains, in nats.
+        scores: The measures against the floor.
+        diagnoses: Outcome of each test.
+        sampling: How tokens were drawn.
+        retokenised: Ids of samples with other tokens than were generated.
+        notes: What there is to say.
+    """
+
+    step: int
+    tokens: Tokens
+    ids: Mapping[int, str]
+    measures: LogProbMeasures
+    floor: Floor
+    scores: Sequence[Score]
+    diagnoses: Sequence[Diagnosis]
+    sampling: Sampling
+    retokenised: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=list[str])
+
+    @property
+    def is_different(self) -> bool:
+        """Whether rounding does not explain the difference."""
+        return any(score.is_over for score in self.scores) or bool(self.measures.num_not_finite)
+
+
+def baseline_floor(run: RecordedRun, options: LogProbOptions) -> Floor:
+    """Return the largest difference of the steps of a healthy run, as a floor."""
+    sizes = [measure(_tokens(run, step, options)[1]).rms for step in run.need(Stage.TRAINER.value, "the batches")]
+    return Floor(size=max(sizes), source=NoiseSource.BASELINE)
+
+
+def _tokens(run: RecordedRun, step: int, options: LogProbOptions) -> tuple[BatchFile, Tokens]:
+    batch, tensors = run.batch(step)
+    names = (options.training, options.rollout, MASK)
+    for name in names:
+        if name not in tensors:
+            raise CompareError(
+                f"{run.path}: the batch of step {step} has no '{name}', but {', '.join(sorted(tensors)) or 'nothing'}"
+                f"{_NEEDED_FOR.get(name, '')}"
+            )
+    training, rollout, mask = (tensors[name] for name in names)
+    try:
+        return batch, tokens_of(
+            training,
+            rollout,
+            mask,
+            responses=_same_shape(tensors, "responses", training),
+            entropy=next((e for n in _ENTROPIES if (e := _same_shape(tensors, n, training)) is not None), None),
+        )
+    except CompareError as error:
+        raise CompareError(f"{run.path}: step {step}: {error}") from error
+
+
+def _same_shape(tensors: Mapping[str, Array], name: str, like: Array) -> Array | None:
+    found = tensors.get(name)
+    return found if found is not None and found.shape == like.shape else None
+
+
+def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Floor | None = None) -> StepLogProbs:
+    """Compare the log-probs of one step.
+
+    Args:
+        run: Whose.
+        step: Which.
+        options: How.
+        floor: What rounding explains; by the closed form if it is not given.
+
+    Raises:
+        CompareError: the batch lacks the log-probs, or no token counts.
+        DumpError: a file cannot be read.
+    """
+    batch, tokens = _tokens(run, step, options)
+    notes: list[str] = []
+    found = measure(tokens)
+    transfers = _weights_in_use(run, step)
+    precision, assumed = _precision(run, transfers, options.dtype)
+    if assumed:
+        notes.append(assumed)
+    size = float(np.sqrt(np.mean(tokens.finite().rollout ** 2)))
+    own = floor or log_prob_floor(precision, size)
+    scores = log_prob_scores(
+        own, rms=found.rms, mean=found.mean, largest=found.max, num_tokens=found.num_tokens,
+        num_samples=found.num_samples,
+    )  # fmt: skip
+    other_tokens = retokenised_rows(run, step, batch) if options.rollout == "rollout_log_probs" else None
+    fine = coarser_of(*(one.sent.dtype for sync in transfers for one in sync.parameters if one.sent is not None))
+    fine_floor = None if fine is None else log_prob_floor(fine, size).size
+    evidence = replace(_evidence(run, step, batch, transfers, other_tokens), fine_floor=fine_floor)
+    is_different = any(score.is_over for score in scores)
+    ids = {row: sample.id for row, sample in enumerate(batch.samples)}
+    return StepLogProbs(
+        step=step,
+        tokens=tokens,
+        ids=ids,
+        measures=found,
+        floor=own,
+        scores=scores,
+        diagnoses=examine(tokens, own.size, evidence, is_different=is_different),
+        sampling=batch.sampling,
+        retokenised=[ids[row] for row, is_other in enumerate(other_tokens or ()) if is_other],
+        notes=notes,
+    )
+
+
+def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:
+    """Return how the weights came to the engine that drew the tokens of a step: the last transfer before it."""
+    before = [number for number in run.steps(Stage.WEIGHTS_SENT.value) if number < step]
+    return syncs(run, before[-1]) if before else []
+
+
+def _precision(run: RecordedRun, transfers: Sequence[Sync], dtype: str | None) -> tuple[Precision, str]:
+    """Return the precision of the coarser engine, and a note if it is assumed."""
+    if dtype is not None:
+        if precision_of(dtype) is None:
+            raise CompareError(f"--dtype {dtype}: is no floating-point dtype; give for example bfloat16")
+        return precision_named(dtype), ""
+    names = [w.dtype for sync in transfers for one in sync.parameters for w in (one.sent, one.received) if w]
+    if not names:
+        names = run.dtypes()
+    found = coarser_of(*set(names))
+    if found is not None:
+        return found, ""
+    return Precision.FLOAT32, "no weights are recorded, so float32 is assumed of both engines; --dtype says another"
+
+
+def _evidence(
+    run: RecordedRun, step: int, batch: BatchFile, transfers: Sequence[Sync], other_tokens: Sequence[bool] | None
+) -> Evidence:
+    versions = policy_versions(run, step, batch)
+    newest = max((version for version in versions or () if version is not None), default=None)
+    stale = None
+    if versions is not None and newest is not None:
+        stale = np.array([version is not None and version < newest for version in versions], bool)
+    faults = {one.name: one for sync in transfers for one in sync.faults}
+    sampling = batch.sampling
+    casts = [precision for sync in transfers if (precision := sync.cast) is not None]
+    return Evidence(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        logprobs_mode=sampling.logprobs_mode,
+        retokenised=None if other_tokens is None else np.array(other_tokens, bool),
+        stale=stale if stale is not None and stale.any() else None,
+        num_parameters=max((len(sync.parameters) for sync in transfers), default=None),
+        unsynchronised=tuple(faults),
+        outdated=tuple(name for name, one in faults.items() if one.transfer is Transfer.OUTDATED),
+        cast=max(casts, default=None),
+    )
