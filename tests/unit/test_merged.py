@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_dumps import ArrayDump, part, sketch_of
 
-from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.assembly import Assembly, CannotMerge, Held, assemble
 from msprobe_core.compare.shards.merged import check_replicas, merged
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
@@ -473,8 +473,8 @@ def test_results_that_communication_gives_to_all_are_checked():
 
 def test_parts_that_overlap_or_leave_something_out_are_refused():
     whole = Held(0, (((0, 4),),))
-    assert isinstance(assemble((4,), [whole, Held(1, (((2, 4),),))]), Refusal)
-    assert isinstance(assemble((4,), [Held(1, (((2, 4),),))]), Refusal)
+    assert isinstance(assemble((4,), [whole, Held(1, (((2, 4),),))]), CannotMerge)
+    assert isinstance(assemble((4,), [Held(1, (((2, 4),),))]), CannotMerge)
     made = assemble((4,), [whole, Held(1, (((0, 4),),))])
     assert isinstance(made, Assembly)
     assert made.pieces[0].copies == (1,)

@@ -17,9 +17,9 @@ from msprobe_core.compare.layouts.rules import FusedRule
 from msprobe_core.compare.shards.assembly import (
     STATISTICS,
     Assembly,
+    CannotMerge,
     Held,
     Numbers,
-    Refusal,
     assemble,
     counts_as_whole,
     merge_sketches,
@@ -135,29 +135,31 @@ def _fused_row(made: RelaidDump, rule: FusedRule, rows: Sequence[Row]) -> Row:
         axis = rule.parameter_axis if is_parameter else rule.output_axis
         assembly = _assembled([sizes_in(row["shape"]) for row in rows], axis, rule.num_groups)
     if any(row["distribution"] is not None for row in rows):
-        assembly = Refusal("they are distributed, and are fused only after they are put together")
-    if isinstance(assembly, Refusal):
+        assembly = CannotMerge("they are distributed, and are fused only after they are put together")
+    if isinstance(assembly, CannotMerge):
         blank = dict.fromkeys(list(COLUMNS)[list(COLUMNS).index("type") :])
         reason = f"the parts of a fused value do not fit together: {assembly.reason}"
         return {**first, **blank, "kind": RowKind.NONE.value, "failure": reason}
     return _assembled_row(made, rows, assembly)
 
 
-def _assembled(shapes: Sequence[tuple[int, ...]], axis: int | None, num_groups: int) -> Assembly | Refusal:
+def _assembled(shapes: Sequence[tuple[int, ...]], axis: int | None, num_groups: int) -> Assembly | CannotMerge:
     """Return how parts make up a fused tensor: along an axis, group by group, or as terms of a sum."""
     if len({len(shape) for shape in shapes}) > 1:
-        return Refusal(f"their shapes are {' and '.join(map(str, map(list, shapes)))}")
+        return CannotMerge(f"their shapes are {' and '.join(map(str, map(list, shapes)))}")
     if axis is None:
         whole = [tuple(((0, n),) if n else () for n in shape) for shape in shapes]
         if len(set(shapes)) > 1:
-            return Refusal(f"their shapes are {' and '.join(map(str, map(list, shapes)))}")
+            return CannotMerge(f"their shapes are {' and '.join(map(str, map(list, shapes)))}")
         return assemble(shapes[0], [Held(i, ranges, (i,)) for i, ranges in enumerate(whole)], "sum")
     dim = axis if axis >= 0 else axis + len(shapes[0])
     rest = {(*shape[:dim], *shape[dim + 1 :]) for shape in shapes}
     if not 0 <= dim < len(shapes[0]) or len(rest) > 1:
-        return Refusal(f"their shapes are {' and '.join(map(str, map(list, shapes)))}, and the axis is {axis}")
+        return CannotMerge(f"their shapes are {' and '.join(map(str, map(list, shapes)))}, and the axis is {axis}")
     if any(shape[dim] % num_groups for shape in shapes):
-        return Refusal(f"{' and '.join(str(shape[dim]) for shape in shapes)} do not divide into {num_groups} groups")
+        return CannotMerge(
+            f"{' and '.join(str(shape[dim]) for shape in shapes)} do not divide into {num_groups} groups"
+        )
     shares = [shape[dim] // num_groups for shape in shapes]
     held: list[Held] = []
     for i, shape in enumerate(shapes):

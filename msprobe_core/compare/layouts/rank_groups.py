@@ -12,7 +12,7 @@ import polars as pl
 
 from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
 from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
-from msprobe_core.compare.shards.placement import Along, Whereabouts
+from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
 from msprobe_core.compare.shards.rank_rows import Part, Union, renamed
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
@@ -114,14 +114,16 @@ class DeclaredRanks:
         """Whether ranks are stages of a pipeline, or have experts of their own."""
         return bool({"pp", "ep"} & set(self._ranks.axes))
 
-    def place_of(self, rank: int) -> Whereabouts:
+    def place_of(self, rank: int) -> MeshCoordinate:
         """Return where a rank stands."""
         return self._ranks.place_of(rank)
 
-    def spreads(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> Sequence[Sequence[Along] | None]:
+    def spreads(
+        self, rows: pl.DataFrame, parents: Mapping[str, str | None]
+    ) -> Sequence[Sequence[AxisPlacement] | None]:
         """Return how each value lies along the axes, as rules say: those of the file before those that are built in."""
         rules = (*self._rules.spreads, *BUILT_IN)
-        found: list[Sequence[Along] | None] = []
+        found: list[Sequence[AxisPlacement] | None] = []
         for entry, role, phase, key in rows.select("entry", "role", "phase", "key").iter_rows():
             module = enclosing_module(entry, parents)
             found.append(spread_of(rules, self.axes, entry, names_of(entry, role, phase, key), module))

@@ -9,7 +9,7 @@ from functools import lru_cache
 from msprobe_core import names
 from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.rules import SpreadRule
-from msprobe_core.compare.shards.placement import Along, Spread
+from msprobe_core.compare.shards.placement import AxisPlacement, Spread
 from msprobe_core.errors import EntryNameError
 from msprobe_core.model import Phase, Role, SiteKind
 
@@ -84,9 +84,9 @@ def enclosing_module(entry: str, parents: Mapping[str, str | None]) -> str | Non
 
 def spread_of(
     rules: Sequence[SpreadRule], axes: Sequence[str], entry: str, value_names: Sequence[str], module: str | None
-) -> tuple[Along, ...] | None:
+) -> tuple[AxisPlacement, ...] | None:
     """Return how a value lies along each axis that a rule says something of; ``None`` if none does."""
-    found: dict[str, Along] = {}
+    found: dict[str, AxisPlacement] = {}
     for rule in rules:
         if rule.axis not in axes or rule.axis in found or not is_meant(rule.match, entry):
             continue
@@ -99,10 +99,10 @@ def spread_of(
     return tuple(found.values()) or None
 
 
-def _along(rule: SpreadRule, value: int | Spread) -> Along:
+def _along(rule: SpreadRule, value: int | Spread) -> AxisPlacement:
     if isinstance(value, Spread):
-        return Along(rule.axis, value)
-    return Along(rule.axis, Spread.SHARDED, value, rule.ratio)
+        return AxisPlacement(rule.axis, value)
+    return AxisPlacement(rule.axis, Spread.SHARDED, value, rule.ratio)
 
 
 # --- what is built in -----------------------------------------------------------------------------------------------

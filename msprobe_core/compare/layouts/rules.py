@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import yaml
 from yaml.constructor import SafeConstructor
 
-from msprobe_core.compare.shards.placement import Spread, Whereabouts
+from msprobe_core.compare.shards.placement import MeshCoordinate, Spread
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 from msprobe_core.untrusted.malformed import MalformedError
@@ -135,7 +135,7 @@ class Ranks:
         own += [axis for axis, groups in self.groups.items() if any(len(group) > 1 for group in groups)]
         return tuple(dict.fromkeys(axis for axis in own))
 
-    def place_of(self, rank: int) -> Whereabouts:
+    def place_of(self, rank: int) -> MeshCoordinate:
         """Return where a rank stands along each axis.
 
         Raises:
@@ -151,7 +151,7 @@ class Ranks:
             if not found:
                 raise ConfigError(f"parallel: rank {rank} is in none of the groups of '{axis}'; add it to one")
             places[axis] = found[0]
-        return Whereabouts(tuple(sorted(places.items())))
+        return MeshCoordinate(tuple(sorted(places.items())))
 
     def replica_of(self, rank: int) -> int:
         """Return which data parallel replica a rank belongs to."""

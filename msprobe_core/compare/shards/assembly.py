@@ -96,7 +96,7 @@ class Assembly:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class CannotMerge:
     """Why parts cannot be put together; a clause for people."""
 
     reason: str
@@ -117,10 +117,10 @@ class Held:
     term: tuple[int, ...] = ()
 
 
-def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None = None) -> Assembly | Refusal:
+def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None = None) -> Assembly | CannotMerge:
     """Return how parts make up a tensor; parts that hold the same elements of one term are taken for copies."""
     if reduction is not None and reduction not in REDUCTIONS:
-        return Refusal(f"parts of a result that is pending '{reduction}' cannot be put together")
+        return CannotMerge(f"parts of a result that is pending '{reduction}' cannot be put together")
     shape = tuple(shape)
     found: dict[tuple[tuple[int, ...], tuple[Ranges, ...]], list[int]] = {}
     for one in held:
@@ -134,7 +134,7 @@ def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None =
         size = sum(piece.numel for piece in pieces if piece.term == number)
         if size != math.prod(shape):
             what = "overlap" if size > math.prod(shape) else "are not all there"
-            return Refusal(f"its parts {what}: they have {size} elements, the whole {math.prod(shape)}")
+            return CannotMerge(f"its parts {what}: they have {size} elements, the whole {math.prod(shape)}")
     return Assembly(shape, pieces, reduction if len(terms) > 1 else None)
 
 

@@ -42,7 +42,7 @@ def unwrapped(part: Part, known: Collection[str]) -> Part:
     return replace(part, frame=renamed(part.frame, found), names={**part.names, **found})
 
 
-def machinery(union: Union, known: Collection[str]) -> Array:
+def framework_calls(union: Union, known: Collection[str]) -> Array:
     """Return which values are of calls that one process would not make, bool ``[values]``.
 
     Communication among the ranks that are merged, what FSDP makes ready for it, and wrappers around the whole model.
@@ -73,7 +73,7 @@ def communication(union: Union) -> Array:
     return union.rows["entry"].is_in(list(inner)).to_numpy()
 
 
-def fakes(union: Union) -> Array:
+def fake_tensor_calls(union: Union) -> Array:
     """Return which values are of calls with tensors that have no values, made to learn shapes; bool ``[values]``."""
     is_fake = pl.col("type").str.ends_with("FakeTensor").fill_null(False)
     entries = union.rows.filter(is_fake)["entry"].unique()

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.shards.placement import Along, Whereabouts
+from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
 from msprobe_core.compare.shards.rank_rows import Part, Union
 from msprobe_core.model import Role
 
@@ -29,7 +29,7 @@ class Declaration(Protocol):
         """Whether ranks make different calls: stages of a pipeline, or experts."""
         ...
 
-    def place_of(self, rank: int) -> Whereabouts:
+    def place_of(self, rank: int) -> MeshCoordinate:
         """Return where a rank stands."""
         ...
 
@@ -41,7 +41,9 @@ class Declaration(Protocol):
         """Return the order of execution of all values, int64 ``[values]``; ``None`` if it is as they are."""
         ...
 
-    def spreads(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> Sequence[Sequence[Along] | None]:
+    def spreads(
+        self, rows: pl.DataFrame, parents: Mapping[str, str | None]
+    ) -> Sequence[Sequence[AxisPlacement] | None]:
         """Return how each value lies along the axes; ``None`` where nothing is declared.
 
         Args:
@@ -58,9 +60,9 @@ class Undeclared:
     divides_calls = False
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        self._places = {rank: Whereabouts((("rank", i),)) for i, rank in enumerate(ranks)}
+        self._places = {rank: MeshCoordinate((("rank", i),)) for i, rank in enumerate(ranks)}
 
-    def place_of(self, rank: int) -> Whereabouts:
+    def place_of(self, rank: int) -> MeshCoordinate:
         """Return where a rank stands."""
         return self._places[rank]
 
@@ -76,7 +78,7 @@ class Undeclared:
         self,
         rows: pl.DataFrame,
         parents: Mapping[str, str | None],  # noqa: ARG002
-    ) -> Sequence[Sequence[Along] | None]:
+    ) -> Sequence[Sequence[AxisPlacement] | None]:
         """Return for parameters of data parallel models that they are replicated, and nothing for all else."""
         if not is_data_parallel(rows):
             return [None] * rows.height

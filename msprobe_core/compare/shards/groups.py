@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.assembly import Assembly, CannotMerge, Held, assemble
 from msprobe_core.compare.shards.declaration import Declaration
-from msprobe_core.compare.shards.placement import Along, assemble_declared, assemble_recorded, axis_cut_to
+from msprobe_core.compare.shards.placement import AxisPlacement, assemble_declared, assemble_recorded, axis_cut_to
 from msprobe_core.compare.shards.rank_rows import Union
 from msprobe_core.compare.shards.replicas import agreement
 from msprobe_core.model import Role
@@ -57,7 +57,7 @@ class Groups:
         self._cell_list: list[_Cell] = []
         self.is_complex = False
 
-    def all(self) -> Iterator[tuple[Array, Assembly | Refusal]]:
+    def all(self) -> Iterator[tuple[Array, Assembly | CannotMerge]]:
         """Yield the values of tensors that are put together in the same way, and how."""
         union = self._union
         codes = [self._codes_of(number) for number in range(len(union.parts))]
@@ -109,13 +109,13 @@ class Groups:
         index = self._union.index[:, number]
         return np.where(index >= 0, codes[np.maximum(index, 0)], -1) if len(codes) else np.full(len(index), -1)
 
-    def _spread_codes(self) -> tuple[list[tuple[Along, ...]], Array]:
+    def _spread_codes(self) -> tuple[list[tuple[AxisPlacement, ...]], Array]:
         parents: dict[str, str | None] = {}
         for part in self._union.parts:
             for entry, parent in part.dump.parents.items():
                 own = part.names.get(entry, entry)
                 parents.setdefault(own, None if parent is None else part.names.get(parent, parent))
-        known: dict[tuple[Along, ...], int] = {}
+        known: dict[tuple[AxisPlacement, ...], int] = {}
         codes = [
             -1 if spread is None else known.setdefault(tuple(spread), len(known))
             for spread in self._declaration.spreads(self._union.rows, parents)
@@ -140,19 +140,19 @@ class Groups:
         values: Array,
         present: Sequence[int],
         held: Sequence[_Cell],
-        spread: Sequence[Along] | None,
+        spread: Sequence[AxisPlacement] | None,
         like: tuple[int, ...] | None,
         *,
         is_parameter: bool,
-    ) -> Iterator[tuple[Array, Assembly | Refusal]]:
+    ) -> Iterator[tuple[Array, Assembly | CannotMerge]]:
         ranks = [self._union.parts[part].rank for part in present]
         if any(cell.kind != RowKind.TENSOR.value for cell in held):
-            yield values, Refusal("some ranks have a tensor there and others have not")
+            yield values, CannotMerge("some ranks have a tensor there and others have not")
         elif all(cell.distribution is not None for cell in held):
             texts = [cell.distribution or "" for cell in held]
             yield values, assemble_recorded(held[0].shape, present, ranks, texts, are_meshes_alike=is_parameter)
         elif any(cell.distribution is not None for cell in held):
-            yield values, Refusal("some ranks have it as a distributed tensor and others have not")
+            yield values, CannotMerge("some ranks have it as a distributed tensor and others have not")
         elif len(present) == 1:
             yield values, one_part(present[0], held[0].shape)
         else:
@@ -164,16 +164,16 @@ class Groups:
         values: Array,
         present: Sequence[int],
         shapes: Sequence[tuple[int, ...]],
-        spread: Sequence[Along] | None,
+        spread: Sequence[AxisPlacement] | None,
         like: tuple[int, ...] | None,
         *,
         is_parameter: bool,
-    ) -> Iterator[tuple[Array, Assembly | Refusal]]:
+    ) -> Iterator[tuple[Array, Assembly | CannotMerge]]:
         places = [self._declaration.place_of(self._union.parts[part].rank) for part in present]
         if spread is not None:
             declared = assemble_declared(spread, present, places, shapes)
             # The other side knows better how large the whole is than a rule that holds for all of a kind.
-            if isinstance(declared, Refusal) or like is None or declared.shape == like or shapes[0] != like:
+            if isinstance(declared, CannotMerge) or like is None or declared.shape == like or shapes[0] != like:
                 yield values, declared
                 return
         if like is not None and any(shape != like for shape in shapes):
@@ -192,7 +192,7 @@ class Groups:
         rest = values[~is_alike]
         is_term = self._are_reduced(rest)
         yield rest[is_term], assemble(shapes[0], [Held(part, whole, (part,)) for part in present], "sum")
-        unknown = Refusal("the ranks have different values there, and nothing says how these make up the whole")
+        unknown = CannotMerge("the ranks have different values there, and nothing says how these make up the whole")
         yield rest[~is_term], unknown
 
     def _are_reduced(self, values: Array) -> Array:

@@ -19,14 +19,21 @@ import polars as pl
 
 from msprobe_core.compare.shards.assembly import (
     Assembly,
+    CannotMerge,
     Numbers,
-    Refusal,
     counts_as_whole,
     merge_hashes,
     merge_sketches,
     merge_statistics,
 )
-from msprobe_core.compare.shards.calls import fakes, machinery, reduced_values, results_for_all, unwrapped, without
+from msprobe_core.compare.shards.calls import (
+    fake_tensor_calls,
+    framework_calls,
+    reduced_values,
+    results_for_all,
+    unwrapped,
+    without,
+)
 from msprobe_core.compare.shards.columns import Columns
 from msprobe_core.compare.shards.declaration import Declaration, Undeclared
 from msprobe_core.compare.shards.findings import ReplicaFinding
@@ -36,7 +43,7 @@ from msprobe_core.compare.shards.placement import (
 )
 from msprobe_core.compare.shards.rank_rows import Part, part_of, unite
 from msprobe_core.compare.shards.replicas import differing
-from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overlap, slabs
+from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, chunk_ranges, overlap
 from msprobe_core.errors import DumpError
 from msprobe_core.model import Distribution, Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
@@ -214,7 +221,7 @@ class _Merging:
         self._refuse_sizes()
         self._note_refused()
         rows = self._columns.over(union.rows)
-        dropped = machinery(union, known) | fakes(union)
+        dropped = framework_calls(union, known) | fake_tensor_calls(union)
         self.frame, self._renamed = without(rows, dropped)
         self._kept = np.flatnonzero(~dropped)
         if dropped.any():
@@ -233,8 +240,8 @@ class _Merging:
 
     # what is known of them
 
-    def _take(self, values: Array, assembly: Assembly | Refusal, *, is_complex: bool) -> None:
-        if isinstance(assembly, Refusal):
+    def _take(self, values: Array, assembly: Assembly | CannotMerge, *, is_complex: bool) -> None:
+        if isinstance(assembly, CannotMerge):
             self._columns.refused.update(dict.fromkeys(values.tolist(), assembly.reason))
             return
         if assembly.reduction is not None:
@@ -441,7 +448,7 @@ class _Merging:
             Reader(source, CHUNK) for source in (Assembled(recipe[0], self._opener(recipe[1]), golden.dtype), golden)
         )
         sums: Array = np.zeros((len(recipe[0].pieces), 2))
-        for begin, sizes in slabs(golden.shape, CHUNK):
+        for begin, sizes in chunk_ranges(golden.shape, CHUNK):
             target, trusted = (np.asarray(reader.take(sizes), np.complex128) for reader in (own, other))
             for number, piece in enumerate(recipe[0].pieces):
                 for block in piece.blocks:

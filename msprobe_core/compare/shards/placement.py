@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.compare.shards.assembly import Assembly, Held, Refusal, assemble
+from msprobe_core.compare.shards.assembly import Assembly, CannotMerge, Held, assemble
 from msprobe_core.fingerprint.shard_ranges import (
     PARTIAL,
     REPLICATE,
@@ -36,7 +36,7 @@ class Spread(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class AxisPlacement:
     """How a value lies along one axis of ranks.
 
     Attributes:
@@ -54,7 +54,7 @@ class Along:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class MeshCoordinate:
     """Where a part stands along each axis of ranks; an axis that is not in it has one place.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Record(msgspec.Struct):
 
 
 @lru_cache(maxsize=4096)
-def recorded(text: str, shape: tuple[int, ...], rank: int) -> Distribution | Refusal:
+def recorded(text: str, shape: tuple[int, ...], rank: int) -> Distribution | CannotMerge:
     """Return a distribution as a frame has it.
 
     Args:
@@ -98,13 +98,13 @@ def recorded(text: str, shape: tuple[int, ...], rank: int) -> Distribution | Ref
             for kind, fields in placement.items()
         )
         if not _is_mesh(record.device_mesh):
-            return Refusal("its device mesh is malformed")
+            return CannotMerge("its device mesh is malformed")
         found = Distribution(_nested(record.device_mesh), placements, record.local_shape or (), record.local_offset)
         if record.local_shape is None:
             held = held_ranges(found, shape, rank)
             found = msgspec.structs.replace(found, local_shape=() if held is None else sizes_of(held))
     except msgspec.MsgspecError as error:
-        return Refusal(f"its placements are malformed ({error})")
+        return CannotMerge(f"its placements are malformed ({error})")
     return found
 
 
@@ -132,7 +132,7 @@ def assemble_recorded(
     texts: Sequence[str],
     *,
     are_meshes_alike: bool = False,
-) -> Assembly | Refusal:
+) -> Assembly | CannotMerge:
     """Return how parts of a distributed tensor make it up, from the placements that each rank has recorded.
 
     Args:
@@ -146,41 +146,41 @@ def assemble_recorded(
     by_mesh: dict[tuple[int, ...], list[tuple[int, int, Distribution]]] = {}
     for part, rank, text in zip(parts, ranks, texts, strict=True):
         spread = recorded(text, shape, rank)
-        if isinstance(spread, Refusal):
+        if isinstance(spread, CannotMerge):
             return spread
         by_mesh.setdefault(tuple(ranks_in(spread.device_mesh)), []).append((part, rank, spread))
     made = [_assemble_mesh(shape, own) for own in by_mesh.values()]
     first = made[0]
-    if isinstance(first, Refusal) or len(made) == 1 or not are_meshes_alike:
+    if isinstance(first, CannotMerge) or len(made) == 1 or not are_meshes_alike:
         return first
     copies: dict[Any, list[int]] = {}
     for one in made:
-        for piece in () if isinstance(one, Refusal) else one.pieces:
+        for piece in () if isinstance(one, CannotMerge) else one.pieces:
             copies.setdefault((piece.term, piece.blocks), []).extend((piece.part, *piece.copies))
     pieces = tuple(replace(piece, copies=tuple(copies[piece.term, piece.blocks][1:])) for piece in first.pieces)
     return replace(first, pieces=pieces)
 
 
-def _assemble_mesh(shape: tuple[int, ...], holders: Sequence[tuple[int, int, Distribution]]) -> Assembly | Refusal:
+def _assemble_mesh(shape: tuple[int, ...], holders: Sequence[tuple[int, int, Distribution]]) -> Assembly | CannotMerge:
     """Return how the parts of one mesh make up a tensor; of each its number, rank and placements."""
     spread = holders[0][2]
     if any(other.placements != spread.placements for _, _, other in holders):
-        return Refusal("its ranks say different things of how it is placed")
+        return CannotMerge("its ranks say different things of how it is placed")
     unknown = {one.kind for one in spread.placements} - {SHARD, STRIDED_SHARD, REPLICATE, PARTIAL}
     if unknown:
-        return Refusal(f"its placement is {', '.join(sorted(unknown))}, from which nothing follows for the whole")
+        return CannotMerge(f"its placement is {', '.join(sorted(unknown))}, from which nothing follows for the whole")
     reductions = {one.reduce_op for one in spread.placements if one.kind == PARTIAL}
     if len(reductions) > 1:
-        return Refusal(f"several reductions are pending, {' and '.join(sorted(map(str, reductions)))}")
+        return CannotMerge(f"several reductions are pending, {' and '.join(sorted(map(str, reductions)))}")
     held: list[Held] = []
     for part, rank, own in holders:
         ranges = held_ranges(own, shape, rank)
         if ranges is None:
             if coordinates_of(own.device_mesh, rank) is None:
-                return Refusal(f"rank {rank} is not in its mesh {ranks_in(own.device_mesh)}")
-            return Refusal("its placements do not fit its mesh and its shape")
+                return CannotMerge(f"rank {rank} is not in its mesh {ranks_in(own.device_mesh)}")
+            return CannotMerge("its placements do not fit its mesh and its shape")
         if sizes_of(ranges) != tuple(own.local_shape):
-            return Refusal(
+            return CannotMerge(
                 f"rank {rank} holds {list(own.local_shape)} of it, where its placements say {list(sizes_of(ranges))}"
             )
         where = coordinates_of(own.device_mesh, rank) or ()
@@ -192,13 +192,16 @@ def _assemble_mesh(shape: tuple[int, ...], holders: Sequence[tuple[int, int, Dis
         return made
     missing = sorted(set(ranks_in(spread.device_mesh)) - {rank for _, rank, _ in holders})
     if missing:
-        return Refusal(f"the parts of rank {', '.join(map(str, missing[:4]))} are not there")
+        return CannotMerge(f"the parts of rank {', '.join(map(str, missing[:4]))} are not there")
     return made
 
 
 def assemble_declared(
-    spread: Sequence[Along], parts: Sequence[int], places: Sequence[Whereabouts], shapes: Sequence[tuple[int, ...]]
-) -> Assembly | Refusal:
+    spread: Sequence[AxisPlacement],
+    parts: Sequence[int],
+    places: Sequence[MeshCoordinate],
+    shapes: Sequence[tuple[int, ...]],
+) -> Assembly | CannotMerge:
     """Return how plain tensors that several ranks hold make up one.
 
     Args:
@@ -209,19 +212,21 @@ def assemble_declared(
     """
     num_dims = len(shapes[0])
     if any(len(shape) != num_dims for shape in shapes):
-        return Refusal(f"its parts have different numbers of dimensions, {' and '.join(_texts(shapes))}")
-    cuts: dict[int, Along] = {}
+        return CannotMerge(f"its parts have different numbers of dimensions, {' and '.join(_texts(shapes))}")
+    cuts: dict[int, AxisPlacement] = {}
     for along in spread:
         if along.spread is Spread.SHARDED:
             dim = along.dim + (num_dims if along.dim < 0 else 0)
             if not 0 <= dim < num_dims or dim in cuts:
-                return Refusal(f"it is declared to be cut along dimension {along.dim}, and its shape is {shapes[0]}")
+                return CannotMerge(
+                    f"it is declared to be cut along dimension {along.dim}, and its shape is {shapes[0]}"
+                )
             cuts[dim] = along
     along_dims: list[_Cut] = []
     for dim in range(num_dims):
         cut = _Cut.of(cuts.get(dim), places, [shape[dim] for shape in shapes])
         if cut is None:
-            return Refusal(f"its parts have shapes that do not fit together, {' and '.join(_texts(shapes))}")
+            return CannotMerge(f"its parts have shapes that do not fit together, {' and '.join(_texts(shapes))}")
         along_dims.append(cut)
     terms = [along.axis for along in spread if along.spread is Spread.PARTIAL]
     held = [
@@ -239,11 +244,11 @@ def _texts(shapes: Sequence[tuple[int, ...]]) -> list[str]:
 class _Cut:
     """One dimension of a tensor: the sizes of the parts along an axis of ranks, or the one size that all have."""
 
-    along: Along | None
+    along: AxisPlacement | None
     sizes: Mapping[int, int]
 
     @staticmethod
-    def of(along: Along | None, places: Sequence[Whereabouts], sizes: Sequence[int]) -> _Cut | None:
+    def of(along: AxisPlacement | None, places: Sequence[MeshCoordinate], sizes: Sequence[int]) -> _Cut | None:
         """Return the cut; ``None`` if parts at one place have different sizes, or do not divide into blocks."""
         found: dict[int, int] = {}
         for place, size in zip(places, sizes, strict=True):
@@ -258,7 +263,7 @@ class _Cut:
         """Of the whole."""
         return sum(self.sizes.values())
 
-    def ranges(self, place: Whereabouts) -> Ranges:
+    def ranges(self, place: MeshCoordinate) -> Ranges:
         """Return what the part at a place holds."""
         own = 0 if self.along is None else place.on(self.along.axis)
         ratio = (1,) if self.along is None else self.along.ratio
@@ -274,8 +279,8 @@ class _Cut:
 
 
 def axis_cut_to(
-    shapes: Sequence[tuple[int, ...]], places: Sequence[Whereabouts], axes: Sequence[str], whole: tuple[int, ...]
-) -> Along | None:
+    shapes: Sequence[tuple[int, ...]], places: Sequence[MeshCoordinate], axes: Sequence[str], whole: tuple[int, ...]
+) -> AxisPlacement | None:
     """Return along which axis, and which dimension, parts are cut, if one shape of the whole says so.
 
     ``None`` if the sizes fit no axis, or several.
@@ -286,7 +291,7 @@ def axis_cut_to(
     if len(different) != 1:
         return None
     dim = different.pop()
-    fitting: list[Along] = []
+    fitting: list[AxisPlacement] = []
     for axis in axes:
         sizes: dict[int, int] = {}
         is_sound = all(
@@ -294,5 +299,5 @@ def axis_cut_to(
             for place, shape in zip(places, shapes, strict=True)
         )
         if is_sound and len(sizes) > 1 and sum(sizes.values()) == whole[dim]:
-            fitting.append(Along(axis, Spread.SHARDED, dim))
+            fitting.append(AxisPlacement(axis, Spread.SHARDED, dim))
     return fitting[0] if len(fitting) == 1 else None

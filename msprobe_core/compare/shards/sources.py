@@ -76,7 +76,7 @@ class Assembled:
         dtype = np.result_type(*(reader.dtype for _, _, reader in readers))
         if self.assembly.reduction is not None:
             dtype = np.result_type(dtype, np.int64 if dtype.kind in "iub" else np.float64)
-        for begin, sizes in slabs(self.shape, num_elements):
+        for begin, sizes in chunk_ranges(self.shape, num_elements):
             yield self._slab(begin, sizes, readers, dtype)
 
     def _checked(self, part: int, sizes: tuple[int, ...]) -> TensorSource:
@@ -124,7 +124,7 @@ def overlap(begin: tuple[int, ...], sizes: tuple[int, ...], block: Block) -> tup
     return tuple(inside)
 
 
-def slabs(shape: Sequence[int], num_elements: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def chunk_ranges(shape: Sequence[int], num_elements: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield begin and sizes of blocks that follow one another in C order, each of at most ``num_elements``."""
     if not shape:
         yield (), ()
@@ -230,7 +230,7 @@ class _Narrowed:
         block = Block((), self.begin, self.shape)
         if 0 in self.shape:
             yield np.empty(0, reader.dtype)
-        for begin, sizes in slabs(self.source.shape, num_elements):
+        for begin, sizes in chunk_ranges(self.source.shape, num_elements):
             values = reader.take(sizes)
             inside = overlap(begin, sizes, block)
             if inside is not None:
@@ -270,9 +270,9 @@ class _Permuted:
             ) from error
 
     def _from(self, reader: Reader, copy: Array, num_elements: int) -> Iterator[Array]:
-        for begin, sizes in slabs(self.source.shape, max(num_elements, _MIN_READ)):
+        for begin, sizes in chunk_ranges(self.source.shape, max(num_elements, _MIN_READ)):
             copy[tuple(slice(b, b + s) for b, s in zip(begin, sizes, strict=True))] = reader.take(sizes)
         view = copy.transpose(self.dims)
-        for begin, sizes in slabs(self.shape, num_elements):
+        for begin, sizes in chunk_ranges(self.shape, num_elements):
             block = view[tuple(slice(b, b + s) for b, s in zip(begin, sizes, strict=True))]
             yield cast("Any", np.array(block)).reshape(-1)
