@@ -224,9 +224,9 @@ def _made_alike(
         tokens = align_tokens(*sides)
         sides, notes, incomplete = (tokens.target, tokens.golden), tokens.notes, tokens.incomplete
     if options.modules is not None:
-        from msprobe_core.compare.layouts.serving import served_alike  # few need it
+        from msprobe_core.compare.layouts.serving import align_with_serving  # few need it
 
-        sides = served_alike(*sides, options.modules)
+        sides = align_with_serving(*sides, options.modules)
     return sides, notes, incomplete
 
 

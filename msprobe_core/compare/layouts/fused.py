@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.patterns import NamePattern
-from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule
 from msprobe_core.compare.shards.assembly import (
@@ -32,7 +32,7 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 
-def fuse(made: RelaidDump, rule: FusedRule, others: Sequence[Dump]) -> None:
+def fuse(made: LayoutView, rule: FusedRule, others: Sequence[Dump]) -> None:
     """Put rows of whole modules in the place of those of their parts.
 
     Args:
@@ -103,7 +103,7 @@ def _by_kind(calls: Sequence[Mapping[str, str]], num_parts: int) -> Iterator[tup
             yield kind, parts
 
 
-def _fused_rows(made: RelaidDump, rule: FusedRule, name: str, entries: Sequence[str]) -> list[Row]:
+def _fused_rows(made: LayoutView, rule: FusedRule, name: str, entries: Sequence[str]) -> list[Row]:
     """Return the rows of a fused call: those values that all its parts have."""
     parts = [
         {
@@ -120,7 +120,7 @@ def _fused_rows(made: RelaidDump, rule: FusedRule, name: str, entries: Sequence[
     return rows
 
 
-def _fused_row(made: RelaidDump, rule: FusedRule, rows: Sequence[Row]) -> Row:
+def _fused_row(made: LayoutView, rule: FusedRule, rows: Sequence[Row]) -> Row:
     first = rows[0]
     if any(row["kind"] != RowKind.TENSOR.value for row in rows):
         return first
@@ -174,7 +174,7 @@ def _assembled(shapes: Sequence[tuple[int, ...]], axis: int | None, num_groups: 
     return assemble(whole_shape, held)
 
 
-def _assembled_row(made: RelaidDump, rows: Sequence[Row], assembly: Assembly) -> Row:
+def _assembled_row(made: LayoutView, rows: Sequence[Row], assembly: Assembly) -> Row:
     numbers = [
         {
             name: Numbers(np.array([_number(rows[p.part][name])]), np.array([rows[p.part][name] is not None]))

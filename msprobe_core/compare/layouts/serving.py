@@ -15,7 +15,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.layouts.fused import fuse
-from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule, Side
 from msprobe_core.compare.shards.sources import reshaped
@@ -30,7 +30,7 @@ _LAYERS = "layers"
 """Part of a path in front of a layer's number. What is before it depends on what is wrapped around the model."""
 
 
-def served_alike(target: Dump, golden: Dump, modules: ModuleMap) -> tuple[Dump, Dump]:
+def align_with_serving(target: Dump, golden: Dump, modules: ModuleMap) -> tuple[Dump, Dump]:
     """Return the two dumps with the modules that both have, under the names of the serving engine.
 
     Either may be that of the engine: names and fused modules tell which side has what.
@@ -43,7 +43,7 @@ def served_alike(target: Dump, golden: Dump, modules: ModuleMap) -> tuple[Dump, 
     Raises:
         CompareError: they have no module in common.
     """
-    sides = [RelaidDump(dump, dump.frame, list(dump.notes)) for dump in (target, golden)]
+    sides = [LayoutView(dump, dump.frame, list(dump.notes)) for dump in (target, golden)]
     types: dict[str, str] = {}
     for side in reversed(sides):
         _rename(side, modules, types)
@@ -63,7 +63,7 @@ def served_alike(target: Dump, golden: Dump, modules: ModuleMap) -> tuple[Dump, 
     return sides[0], sides[1]
 
 
-def _has(side: RelaidDump, segment: str) -> bool:
+def _has(side: LayoutView, segment: str) -> bool:
     return any((called_in(entry).path or "").endswith(f".{segment}") for entry in side.frame["entry"].unique())
 
 
@@ -75,7 +75,7 @@ def served_path(path: str, modules: ModuleMap) -> str:
     return parts[-1] if parts else ""
 
 
-def _rename(side: RelaidDump, modules: ModuleMap, types: dict[str, str]) -> None:
+def _rename(side: LayoutView, modules: ModuleMap, types: dict[str, str]) -> None:
     """Keep outputs and parameters of modules in forward, and give the modules the engine's names.
 
     Args:
@@ -109,11 +109,11 @@ def _rename(side: RelaidDump, modules: ModuleMap, types: dict[str, str]) -> None
     side.frame = kept.with_columns(name=new + place, key=new + place, entry=new).select(*COLUMNS)
 
 
-def _shapes(side: RelaidDump) -> dict[str, tuple[int, ...]]:
+def _shapes(side: LayoutView) -> dict[str, tuple[int, ...]]:
     return {key: sizes_in(shape) for key, shape in side.frame.select("key", "shape").iter_rows() if shape is not None}
 
 
-def _reshape(side: RelaidDump, like: Mapping[str, tuple[int, ...]]) -> None:
+def _reshape(side: LayoutView, like: Mapping[str, tuple[int, ...]]) -> None:
     """Take dimensions of size 1 out of outputs, or merge their last two where the other side has them as one."""
     rows: list[Row] = []
     for row in side.frame.iter_rows(named=True):
@@ -130,7 +130,7 @@ def _new_shape(shape: tuple[int, ...], other: tuple[int, ...] | None) -> tuple[i
     return tuple(size for size in shape if size != 1)
 
 
-def _reshaped_row(side: RelaidDump, row: Row, shape: tuple[int, ...]) -> Row:
+def _reshaped_row(side: LayoutView, row: Row, shape: tuple[int, ...]) -> Row:
     new: Row = {**row, "shape": str(list(shape))}
     if row["file_name"] is not None:
         inner = side.opener(str(row["file_name"]))
@@ -144,7 +144,7 @@ def _reshaped_row(side: RelaidDump, row: Row, shape: tuple[int, ...]) -> Row:
     return new
 
 
-def _forget_order(side: RelaidDump, reordered: Sequence[str]) -> None:
+def _forget_order(side: LayoutView, reordered: Sequence[str]) -> None:
     """Leave nothing but statistics, which are the same in any order, of modules whose elements lie otherwise."""
     paths = {entry: called_in(entry).path or "" for entry in side.frame["entry"].unique().to_list()}
     meant = [entry for entry, path in paths.items() if path.rpartition(".")[2] in reordered]
@@ -154,7 +154,7 @@ def _forget_order(side: RelaidDump, reordered: Sequence[str]) -> None:
     )
 
 
-def _keep_common(sides: Sequence[RelaidDump]) -> None:
+def _keep_common(sides: Sequence[LayoutView]) -> None:
     found = [set(side.frame["entry"].unique()) for side in sides]
     common = found[0] & found[1]
     if not common:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core.compare.layouts.fused import fuse
-from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import is_meant, names_of
 from msprobe_core.compare.layouts.rules import Change, LayoutRules, Side, TensorRule
 from msprobe_core.compare.shards.assembly import STATISTICS
@@ -38,7 +38,7 @@ def relaid(dump: Dump, rules: LayoutRules, side: Side, others: Sequence[Dump] = 
     fused = [rule for rule in rules.fused if rule.side is side]
     if not tensors and not fused:
         return dump
-    made = RelaidDump(dump, dump.frame, list(dump.notes))
+    made = LayoutView(dump, dump.frame, list(dump.notes))
     if tensors:
         _change_all(made, tensors)
     for rule in fused:
@@ -55,7 +55,7 @@ class _Changed:
     keeps_order: bool
 
 
-def _change_all(made: RelaidDump, rules: Sequence[TensorRule]) -> None:
+def _change_all(made: LayoutView, rules: Sequence[TensorRule]) -> None:
     used: set[str] = set()
     lost: list[str] = []
     rows = made.frame.with_row_index("row").filter(pl.col("kind") == RowKind.TENSOR.value)
@@ -164,7 +164,7 @@ def _unpadded(rule: TensorRule, shape: tuple[int, ...]) -> _Changed | None:
     return _Changed(new, view, keeps_order=False)
 
 
-def _changed_row(made: RelaidDump, row: Row, rule: TensorRule, changed: _Changed) -> Row:
+def _changed_row(made: LayoutView, row: Row, rule: TensorRule, changed: _Changed) -> Row:
     new = {**row, "shape": str(list(changed.shape)), "numel": math.prod(changed.shape)}
     if row["distribution"] is not None:
         # Which dimension is cut is said of the tensor as it was.

@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core import names
-from msprobe_core.compare.layouts.relaid import RelaidDump, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
@@ -144,7 +144,7 @@ def _joined(parts: Sequence[_Tokens]) -> _Tokens:
     return _Tokens(np.concatenate([part.batch for part in parts]), np.concatenate([part.place for part in parts]))
 
 
-def _keep_common(sides: Sequence[RelaidDump]) -> list[str]:
+def _keep_common(sides: Sequence[LayoutView]) -> list[str]:
     """Leave out what only one side has of calls that both have; return its names."""
     frames = [side.frame for side in sides]
     left_out: list[str] = []
@@ -237,14 +237,14 @@ class _Side:
                 if part.size:
                     yield line, part, begin, end
 
-    def relaid(self, tokens: _Tokens, *, is_single: bool) -> RelaidDump:
+    def relaid(self, tokens: _Tokens, *, is_single: bool) -> LayoutView:
         """Return the dump with those tokens as the rows of its tensors.
 
         Args:
             tokens: Which, in which order.
             is_single: Whether both dumps have one batch: then calls of APIs and backward can be told too.
         """
-        relaid = RelaidDump(self.dump, self.dump.frame, list(self.dump.notes))
+        relaid = LayoutView(self.dump, self.dump.frame, list(self.dump.notes))
         calls: dict[tuple[str, str], dict[int, Row]] = {}
         rows: list[tuple[tuple[str, str], Row]] = []
         for row in self.dump.frame.iter_rows(named=True):
@@ -266,7 +266,7 @@ class _Side:
         is_forward = phase == Phase.FORWARD.value and names.is_module(entry)
         return _index(entry) if is_forward else None
 
-    def _relaid_row(self, relaid: RelaidDump, row: Row, calls: Mapping[int, Row], tokens: _Tokens) -> Row | None:
+    def _relaid_row(self, relaid: LayoutView, row: Row, calls: Mapping[int, Row], tokens: _Tokens) -> Row | None:
         if row["role"] not in (Role.INPUT.value, Role.OUTPUT.value):
             return row
         rests: set[tuple[int, ...] | None] = set()

@@ -1,4 +1,4 @@
-"""A dump whose tensors lie otherwise than they are stored."""
+"""A view of a dump in another layout than the stored one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Row: TypeAlias = dict[str, Any]
 
 
 @dataclass
-class RelaidDump:
-    """A dump whose tensors lie otherwise than they are stored; see `msprobe_core.plugin.Dump`.
+class LayoutView:
+    """A view of a dump in another layout than the stored one; see `msprobe_core.plugin.Dump`.
 
     Attributes:
         inner: The dump as it is stored.
-        frame: Its rows as they lie now.
+        frame: Its rows in the layout of the view.
         notes: Those of the dump, and what there is to say of the changes.
     """
 
