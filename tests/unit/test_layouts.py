@@ -20,6 +20,7 @@ from msprobe_core.compare.shards.assembly import Held, assemble
 from msprobe_core.compare.shards.merged import merged
 from msprobe_core.compare.shards.sources import Assembled, narrowed, permuted, reshaped
 from msprobe_core.errors import CompareError, ConfigError, DumpError
+from msprobe_core.model import Placement
 from msprobe_core.store.layout import Unit
 from msprobe_core.store.tensors import open_tensor
 
@@ -81,7 +82,7 @@ parallel:
     assert rules.fused[0].num_groups == 2
     assert rules.ranks[Side.TARGET].place_of(3).places == (("pp", 1), ("tp", 1))
     assert rules.ranks[Side.GOLDEN].place_of(2).on("tp") == 1
-    assert rules.spreads[0].values["output"] == -1
+    assert rules.placements[0].values["output"] == Placement("Shard", -1)
     assert load("{}").tensors == ()
 
 

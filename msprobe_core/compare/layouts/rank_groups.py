@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, spread_of
+from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, placements_of
 from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
 from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
 from msprobe_core.compare.shards.rank_rows import Part, Union, renamed
@@ -118,15 +118,15 @@ class DeclaredRanks:
         """Return where a rank stands."""
         return self._ranks.place_of(rank)
 
-    def spreads(
+    def placements(
         self, rows: pl.DataFrame, parents: Mapping[str, str | None]
     ) -> Sequence[Sequence[AxisPlacement] | None]:
-        """Return how each value lies along the axes, as rules say: those of the file before those that are built in."""
-        rules = (*self._rules.spreads, *BUILT_IN)
+        """Return how each value is placed over the axes; rules of the file come before those that are built in."""
+        rules = (*self._rules.placements, *BUILT_IN)
         found: list[Sequence[AxisPlacement] | None] = []
         for entry, role, phase, key in rows.select("entry", "role", "phase", "key").iter_rows():
             module = enclosing_module(entry, parents)
-            found.append(spread_of(rules, self.axes, entry, names_of(entry, role, phase, key), module))
+            found.append(placements_of(rules, self.axes, entry, names_of(entry, role, phase, key), module))
         return found
 
     def named(self, parts: Sequence[Part]) -> Sequence[Part]:

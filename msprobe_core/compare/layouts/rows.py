@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from msprobe_core import names
 from msprobe_core.compare.layouts.patterns import NamePattern
-from msprobe_core.compare.layouts.rules import SpreadRule
-from msprobe_core.compare.shards.placement import AxisPlacement, Spread
+from msprobe_core.compare.layouts.rules import PlacementRule
+from msprobe_core.compare.shards.placement import AxisPlacement
 from msprobe_core.errors import EntryNameError
-from msprobe_core.model import Phase, Role, SiteKind
+from msprobe_core.fingerprint.shard_ranges import PARTIAL, REPLICATE, SHARD
+from msprobe_core.model import Phase, Placement, Role, SiteKind
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ def enclosing_module(entry: str, parents: Mapping[str, str | None]) -> str | Non
     return None
 
 
-def spread_of(
-    rules: Sequence[SpreadRule], axes: Sequence[str], entry: str, value_names: Sequence[str], module: str | None
+def placements_of(
+    rules: Sequence[PlacementRule], axes: Sequence[str], entry: str, value_names: Sequence[str], module: str | None
 ) -> tuple[AxisPlacement, ...] | None:
-    """Return how a value lies along each axis that a rule says something of; ``None`` if none does."""
+    """Return how a value is placed over each axis that a rule says something of; ``None`` if none does."""
     found: dict[str, AxisPlacement] = {}
     for rule in rules:
         if rule.axis not in axes or rule.axis in found or not is_meant(rule.match, entry):
@@ -94,15 +95,9 @@ def spread_of(
             continue
         for name in (*value_names, "everything"):
             if name in rule.values:
-                found[rule.axis] = _along(rule, rule.values[name])
+                found[rule.axis] = AxisPlacement(rule.axis, rule.values[name], rule.ratio)
                 break
     return tuple(found.values()) or None
-
-
-def _along(rule: SpreadRule, value: int | Spread) -> AxisPlacement:
-    if isinstance(value, Spread):
-        return AxisPlacement(rule.axis, value)
-    return AxisPlacement(rule.axis, Spread.SHARDED, value, rule.ratio)
 
 
 # --- what is built in -----------------------------------------------------------------------------------------------
@@ -113,33 +108,23 @@ _COLUMN = (
 )  # fmt: skip
 _ROW = ("*RowParallelLinear", "*.o_proj", "*.down_proj", "*.linear_proj", "*.linear_fc2", "*.dense_4h_to_h")
 _VOCABULARY = ("*VocabParallelEmbedding", "*.word_embeddings", "*.embed_tokens")
-_REPLICATED, _PARTIAL = Spread.REPLICATED, Spread.PARTIAL
+_WHOLE, _TERM = Placement(REPLICATE), Placement(PARTIAL)
+_FIRST, _SECOND, _LAST = (Placement(SHARD, dim) for dim in (0, 1, -1))
+_LINEAR = "Functional.linear"
+_OF_COLUMN = {"weight": _FIRST, "bias": _FIRST, "output.0": _LAST, "grad_output": _LAST}
+_OF_ROW = {"weight": _SECOND, "bias": _WHOLE, "input.0": _LAST, "output.0": _WHOLE}
+_IN_COLUMN = {"input.1": _FIRST, "input.2": _FIRST, "output": _LAST}
+_IN_ROW = {"input.0": _LAST, "input.1": _SECOND, "input.2": _WHOLE, "grad_output": _WHOLE, "output": _TERM}
+_OF_NORM = ("*Norm", "*Norm1d", "*Router", "*router")
 
-BUILT_IN: tuple[SpreadRule, ...] = (
-    *(
-        rule
-        for name in _COLUMN
-        for rule in (
-            SpreadRule("", name, "tp", {"weight": 0, "bias": 0, "output.0": -1, "grad_output": -1}),
-            SpreadRule("", "Functional.linear", "tp", {"input.1": 0, "input.2": 0, "output": -1}, within=name),
-        )
-    ),
-    *(
-        rule
-        for name in _ROW
-        for rule in (
-            SpreadRule("", name, "tp", {"weight": 1, "bias": _REPLICATED, "input.0": -1, "output.0": _REPLICATED}),
-            SpreadRule(
-                "",
-                "Functional.linear",
-                "tp",
-                {"input.0": -1, "input.1": 1, "input.2": _REPLICATED, "grad_output": _REPLICATED, "output": _PARTIAL},
-                within=name,
-            ),
-        )
-    ),
-    *(SpreadRule("", name, "tp", {"weight": 0, "output.0": _REPLICATED}) for name in _VOCABULARY),
-    *(SpreadRule("", name, "tp", {"parameters": _REPLICATED}) for name in ("*Norm", "*Norm1d", "*Router", "*router")),
-    *(SpreadRule("", "*", axis, {"parameters": _REPLICATED}) for axis in ("cp", "dp")),
+BUILT_IN: tuple[PlacementRule, ...] = (
+    *(PlacementRule("", name, "tp", _OF_COLUMN) for name in _COLUMN),
+    *(PlacementRule("", _LINEAR, "tp", _IN_COLUMN, within=name) for name in _COLUMN),
+    *(PlacementRule("", name, "tp", _OF_ROW) for name in _ROW),
+    *(PlacementRule("", _LINEAR, "tp", _IN_ROW, within=name) for name in _ROW),
+    *(PlacementRule("", name, "tp", {"weight": _FIRST, "output.0": _WHOLE}) for name in _VOCABULARY),
+    *(PlacementRule("", name, "tp", {"parameters": _WHOLE}) for name in _OF_NORM),
+    *(PlacementRule("", "*", axis, {"parameters": _WHOLE}) for axis in ("cp", "dp")),
 )
-"""How layers of Megatron-LM, and of what calls them alike, lie; what the other side's shape contradicts is not used."""
+"""How layers of Megatron-LM, and of what calls them alike, are placed; not used where the other side's shape
+contradicts."""

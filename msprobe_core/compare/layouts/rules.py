@@ -13,9 +13,11 @@ from typing import Any, TypeAlias, cast
 import yaml
 from yaml.constructor import SafeConstructor
 
-from msprobe_core.compare.shards.placement import MeshCoordinate, Spread
+from msprobe_core.compare.shards.placement import MeshCoordinate
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.fingerprint.shard_ranges import PARTIAL, REPLICATE, SHARD
+from msprobe_core.model import Placement
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import compose, construct
 
@@ -94,22 +96,22 @@ class FusedRule:
 
 
 @dataclass(frozen=True)
-class SpreadRule:
-    """How values of some calls lie over ranks.
+class PlacementRule:
+    """How values of some calls are placed over ranks.
 
     Attributes:
         where: File and line, for messages; empty for what is built in.
         match: Which modules or APIs; see `matches`.
         within: Of APIs, which module encloses the call; any if empty.
         axis: Along which axis of ranks.
-        values: How each value lies; names as in `TensorRule`, or ``everything``.
+        values: How each value is placed; names as in `TensorRule`, or ``everything``.
         ratio: How the parts of a fused weight are to one another, each of which is cut on its own.
     """
 
     where: str
     match: str
     axis: str
-    values: Mapping[str, int | Spread]
+    values: Mapping[str, Placement]
     within: str = ""
     ratio: tuple[int, ...] = (1,)
 
@@ -168,14 +170,14 @@ class LayoutRules:
         path: The file.
         tensors: Changes within a rank, in the order in which they are made.
         fused: Modules that are one on the other side.
-        spreads: How values lie over ranks; the first that says something of a value and an axis counts.
+        placements: How values are placed over ranks; the first that says something of a value and an axis counts.
         ranks: How the ranks of a side are arranged, if it is declared.
     """
 
     path: Path | None = None
     tensors: tuple[TensorRule, ...] = ()
     fused: tuple[FusedRule, ...] = ()
-    spreads: tuple[SpreadRule, ...] = ()
+    placements: tuple[PlacementRule, ...] = ()
     ranks: Mapping[Side, Ranks] = field(default_factory=dict[Side, Ranks])
 
 
@@ -227,8 +229,8 @@ def load_layouts(path: str | os.PathLike[str]) -> LayoutRules:
     place = f"{path}, line {parallel.line}: parallel"
     _check_keys(parallel, {"target", "golden", "rows"}, place)
     ranks = {side: _ranks(parallel[side.value], f"{place}: {side.value}") for side in Side if parallel.get(side.value)}
-    spreads = [_spread_rule(item, where) for item, where in _items(parallel, "rows", path)]
-    return LayoutRules(path, tuple(tensors), tuple(fused), tuple(spreads), ranks)
+    placements = [_placement_rule(item, where) for item, where in _items(parallel, "rows", path)]
+    return LayoutRules(path, tuple(tensors), tuple(fused), tuple(placements), ranks)
 
 
 def _read(path: Path) -> _Located:
@@ -348,15 +350,18 @@ def _fused_rule(item: _Located, where: _Place) -> FusedRule:
     )
 
 
-def _spread_rule(item: _Located, where: _Place) -> SpreadRule:
-    values: dict[str, int | Spread] = {}
+_WORDS = {"replicated": Placement(REPLICATE), "partial": Placement(PARTIAL)}
+
+
+def _placement_rule(item: _Located, where: _Place) -> PlacementRule:
+    values: dict[str, Placement] = {}
     for name, value in item.items():
         if name in ("match", "within", "axis", "ratio"):
             continue
         if isinstance(value, int) and not isinstance(value, bool):
-            values[name] = value
-        elif value in (Spread.REPLICATED.value, Spread.PARTIAL.value):
-            values[name] = Spread(value)
+            values[name] = Placement(SHARD, value)
+        elif isinstance(value, str) and value in _WORDS:
+            values[name] = _WORDS[value]
         else:
             raise ConfigError(
                 f"{where}: '{name}' is {value!r}, but must be the dimension that is cut, replicated or partial"
@@ -367,7 +372,7 @@ def _spread_rule(item: _Located, where: _Place) -> SpreadRule:
     if axis not in AXES:
         raise ConfigError(f"{where}: 'axis' is {axis!r}; known are {', '.join(AXES)}")
     ratio = _numbers(item.get("ratio", [1]), "ratio", where, least=1)
-    return SpreadRule(where, _text(item, "match", where), axis, values, _text(item, "within", where, ""), ratio)
+    return PlacementRule(where, _text(item, "match", where), axis, values, _text(item, "within", where, ""), ratio)
 
 
 def _ranks(value: Any, where: _Place) -> Ranks:

@@ -41,10 +41,10 @@ class Declaration(Protocol):
         """Return the order of execution of all values, int64 ``[values]``; ``None`` if it is as they are."""
         ...
 
-    def spreads(
+    def placements(
         self, rows: pl.DataFrame, parents: Mapping[str, str | None]
     ) -> Sequence[Sequence[AxisPlacement] | None]:
-        """Return how each value lies along the axes; ``None`` where nothing is declared.
+        """Return how each value is placed over the axes; ``None`` where nothing is declared.
 
         Args:
             rows: Columns of a dump.
@@ -74,7 +74,7 @@ class Undeclared:
         """Return ``None``."""
         return None
 
-    def spreads(
+    def placements(
         self,
         rows: pl.DataFrame,
         parents: Mapping[str, str | None],  # noqa: ARG002

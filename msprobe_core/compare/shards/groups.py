@@ -61,10 +61,10 @@ class Groups:
         """Yield the values of tensors that are put together in the same way, and how."""
         union = self._union
         codes = [self._codes_of(number) for number in range(len(union.parts))]
-        spreads, spread_codes = self._spread_codes()
+        placements, placement_codes = self._placement_codes()
         shapes, shape_codes = self._like_shapes()
         is_parameter = (union.rows["role"] == Role.PARAMETERS.value).to_numpy()
-        table = np.stack([*codes, spread_codes, shape_codes, is_parameter.astype(np.int64)], axis=1)
+        table = np.stack([*codes, placement_codes, shape_codes, is_parameter.astype(np.int64)], axis=1)
         unique: tuple[Array, Array] = np.unique(table, axis=0, return_inverse=True)
         numbers: Array = unique[1].reshape(-1)
         order = np.argsort(numbers, kind="stable")
@@ -72,17 +72,17 @@ class Groups:
         ends = np.searchsorted(numbers[order], np.arange(len(kinds) + 1))
         for i, kind in enumerate(kinds):
             values = order[ends[i] : ends[i + 1]]
-            *cells, spread, shape, is_parameter_kind = kind
+            *cells, placement, shape, is_parameter_kind = kind
             present = [part for part, code in enumerate(cells) if code >= 0]
             held = [self._cell_list[cells[part]] for part in present]
             if all(cell.kind != RowKind.TENSOR.value for cell in held):
                 continue
             self.is_complex = any(cell.is_complex for cell in held)
-            yield from self._lie(
+            yield from self._assemble(
                 values,
                 present,
                 held,
-                None if spread < 0 else spreads[spread],
+                None if placement < 0 else placements[placement],
                 None if shape < 0 else shapes[shape],
                 is_parameter=bool(is_parameter_kind),
             )
@@ -109,7 +109,7 @@ class Groups:
         index = self._union.index[:, number]
         return np.where(index >= 0, codes[np.maximum(index, 0)], -1) if len(codes) else np.full(len(index), -1)
 
-    def _spread_codes(self) -> tuple[list[tuple[AxisPlacement, ...]], Array]:
+    def _placement_codes(self) -> tuple[list[tuple[AxisPlacement, ...]], Array]:
         parents: dict[str, str | None] = {}
         for part in self._union.parts:
             for entry, parent in part.dump.parents.items():
@@ -117,8 +117,8 @@ class Groups:
                 parents.setdefault(own, None if parent is None else part.names.get(parent, parent))
         known: dict[tuple[AxisPlacement, ...], int] = {}
         codes = [
-            -1 if spread is None else known.setdefault(tuple(spread), len(known))
-            for spread in self._declaration.spreads(self._union.rows, parents)
+            -1 if placements is None else known.setdefault(tuple(placements), len(known))
+            for placements in self._declaration.placements(self._union.rows, parents)
         ]
         return list(known), np.array(codes, np.int64)
 
@@ -135,12 +135,12 @@ class Groups:
         codes: Any = cast("Any", found).replace_strict(numbers, default=-1, return_dtype=pl.Int64)
         return [_sizes(text) for text in texts], codes.fill_null(-1).to_numpy()
 
-    def _lie(
+    def _assemble(
         self,
         values: Array,
         present: Sequence[int],
         held: Sequence[_Cell],
-        spread: Sequence[AxisPlacement] | None,
+        placements: Sequence[AxisPlacement] | None,
         like: tuple[int, ...] | None,
         *,
         is_parameter: bool,
@@ -157,21 +157,21 @@ class Groups:
             yield values, one_part(present[0], held[0].shape)
         else:
             shapes = [cell.shape for cell in held]
-            yield from self._lie_plain(values, present, shapes, spread, like, is_parameter=is_parameter)
+            yield from self._assemble_plain(values, present, shapes, placements, like, is_parameter=is_parameter)
 
-    def _lie_plain(
+    def _assemble_plain(
         self,
         values: Array,
         present: Sequence[int],
         shapes: Sequence[tuple[int, ...]],
-        spread: Sequence[AxisPlacement] | None,
+        placements: Sequence[AxisPlacement] | None,
         like: tuple[int, ...] | None,
         *,
         is_parameter: bool,
     ) -> Iterator[tuple[Array, Assembly | CannotMerge]]:
         places = [self._declaration.place_of(self._union.parts[part].rank) for part in present]
-        if spread is not None:
-            declared = assemble_declared(spread, present, places, shapes)
+        if placements is not None:
+            declared = assemble_declared(placements, present, places, shapes)
             # The other side knows better how large the whole is than a rule that holds for all of a kind.
             if isinstance(declared, CannotMerge) or like is None or declared.shape == like or shapes[0] != like:
                 yield values, declared

@@ -1,11 +1,13 @@
-"""How the parts of one value lie: from what was recorded, what is declared, or what the other side's shape says."""
+"""How the parts of one value make up the whole: by recorded or declared placements, or by the other side's shape.
+
+All three come to what each part holds (`msprobe_core.compare.shards.assembly.Held`), from which the whole is assembled.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import lru_cache
 from typing import Any, cast
 
@@ -27,29 +29,19 @@ from msprobe_core.fingerprint.shard_ranges import (
 from msprobe_core.model import Distribution, Placement
 
 
-class Spread(str, Enum):
-    """How a value lies along one axis of ranks."""
-
-    REPLICATED = "replicated"
-    SHARDED = "sharded"
-    PARTIAL = "partial"
-
-
 @dataclass(frozen=True, slots=True)
 class AxisPlacement:
-    """How a value lies along one axis of ranks.
+    """How a value is placed over one named axis of ranks: declared by a rule, or inferred from shapes.
 
     Attributes:
         axis: Name of the axis, such as ``tp``.
-        spread: How it lies.
-        dim: Of a sharded value, which dimension is cut; negative ones count from the last.
-        ratio: How the blocks are to one another that the dimension is made up of, each of which is cut on its own, as
-            those of a fused weight.
+        placement: ``Shard``, ``Replicate`` or ``Partial``; a negative dimension counts from the last.
+        ratio: Of a shard, sizes of the blocks that the dimension is made up of, relative to one another; each of them
+            is cut on its own, as those of a fused weight.
     """
 
     axis: str
-    spread: Spread
-    dim: int = 0
+    placement: Placement
     ratio: tuple[int, ...] = (1,)
 
 
@@ -197,7 +189,7 @@ def _assemble_mesh(shape: tuple[int, ...], holders: Sequence[tuple[int, int, Dis
 
 
 def assemble_declared(
-    spread: Sequence[AxisPlacement],
+    placements: Sequence[AxisPlacement],
     parts: Sequence[int],
     places: Sequence[MeshCoordinate],
     shapes: Sequence[tuple[int, ...]],
@@ -205,7 +197,7 @@ def assemble_declared(
     """Return how plain tensors that several ranks hold make up one.
 
     Args:
-        spread: How they lie along each axis of ranks; along others they are copies.
+        placements: How they are placed over each axis of ranks; over others they are copies.
         parts: Numbers of the parts.
         places: Of each of them.
         shapes: Of each of them; along a dimension that is cut they may be of different sizes.
@@ -214,13 +206,11 @@ def assemble_declared(
     if any(len(shape) != num_dims for shape in shapes):
         return CannotMerge(f"its parts have different numbers of dimensions, {' and '.join(_texts(shapes))}")
     cuts: dict[int, AxisPlacement] = {}
-    for along in spread:
-        if along.spread is Spread.SHARDED:
-            dim = along.dim + (num_dims if along.dim < 0 else 0)
+    for along in placements:
+        if along.placement.kind == SHARD and (declared := along.placement.dim) is not None:
+            dim = declared + (num_dims if declared < 0 else 0)
             if not 0 <= dim < num_dims or dim in cuts:
-                return CannotMerge(
-                    f"it is declared to be cut along dimension {along.dim}, and its shape is {shapes[0]}"
-                )
+                return CannotMerge(f"it is declared to be cut along dimension {declared}, and its shape is {shapes[0]}")
             cuts[dim] = along
     along_dims: list[_Cut] = []
     for dim in range(num_dims):
@@ -228,7 +218,7 @@ def assemble_declared(
         if cut is None:
             return CannotMerge(f"its parts have shapes that do not fit together, {' and '.join(_texts(shapes))}")
         along_dims.append(cut)
-    terms = [along.axis for along in spread if along.spread is Spread.PARTIAL]
+    terms = [along.axis for along in placements if along.placement.kind == PARTIAL]
     held = [
         Held(part, tuple(cut.ranges(place) for cut in along_dims), tuple(place.on(axis) for axis in terms))
         for part, place in zip(parts, places, strict=True)
@@ -299,5 +289,5 @@ def axis_cut_to(
             for place, shape in zip(places, shapes, strict=True)
         )
         if is_sound and len(sizes) > 1 and sum(sizes.values()) == whole[dim]:
-            fitting.append(AxisPlacement(axis, Spread.SHARDED, dim))
+            fitting.append(AxisPlacement(axis, Placement(SHARD, dim)))
     return fitting[0] if len(fitting) == 1 else None
