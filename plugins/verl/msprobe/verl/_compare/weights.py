@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import Stage, Weight, WeightsFile
@@ -93,7 +94,7 @@ def transfers(sent: WeightsFile, received: WeightsFile, earlier: Sequence[Weight
 def _transferred(
     sent: Weight, received: Weight, earlier: set[tuple[str, str]], *, is_unchanged: bool | None
 ) -> Transferred:
-    error = relative_norm(sent, received)
+    error = _relative(received.l2, sent.l2)
     if sent.dtype == received.dtype and sent.crc32 == received.crc32 and sent.shape == received.shape:
         transfer, reason, error = Transfer.EQUAL, "", 0.0
     elif sent.shape != received.shape:
@@ -120,11 +121,11 @@ def _cast(sent: Weight, received: Weight, error: float | None) -> tuple[Transfer
     return Transfer.DIFFERS, f"{said}, and the norm is {error:.2g} off, which the cast does not explain"
 
 
-def relative_norm(sent: Weight, received: Weight) -> float | None:
-    """Return ``|norm - norm'| / norm``; ``None`` if a norm is not known."""
-    if sent.l2 is None or received.l2 is None:
+def _relative(norm: float | None, expected: float | None) -> float | None:
+    """Return how far a norm is off, relative to the expected one; ``None`` if one of them is not known."""
+    if norm is None or expected is None:
         return None
-    return abs(received.l2 - sent.l2) / sent.l2 if sent.l2 else (0.0 if not received.l2 else math.inf)
+    return abs(norm - expected) / expected if expected else (0.0 if not norm else math.inf)
 
 
 def coarser_of(*dtypes: str) -> Precision | None:
@@ -152,29 +153,22 @@ def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> 
 
 def _fused(received: Weight, parts: Sequence[Weight]) -> Transferred:
     """Compare a fused parameter with its parts by the norm, ``|whole|^2 = sum |part|^2``."""
-    norms = [part.l2 for part in parts if part.l2 is not None]
-    whole = math.sqrt(sum(norm * norm for norm in norms)) if len(norms) == len(parts) else None
+    made = partial(Transferred, name=received.name, sent=None, received=received)
     named = " + ".join(part.name.rpartition(".")[0].rpartition(".")[2] for part in parts)
     rows = sum(part.shape[0] for part in parts if part.shape)
     if received.shape and rows != received.shape[0]:
-        reason = f"{named} have {rows} rows and it has {received.shape[0]}"
-        return Transferred(name=received.name, transfer=Transfer.DIFFERS, sent=None, received=received, reason=reason)
-    if whole is None or received.l2 is None:
-        reason = f"{named}; norms are not known"
-        return Transferred(name=received.name, transfer=Transfer.FUSED, sent=None, received=received, reason=reason)
-    error = abs(received.l2 - whole) / whole if whole else (0.0 if not received.l2 else math.inf)
+        return made(transfer=Transfer.DIFFERS, reason=f"{named} have {rows} rows and it has {received.shape[0]}")
+    norms = [part.l2 for part in parts if part.l2 is not None]
+    whole = math.sqrt(sum(norm * norm for norm in norms)) if len(norms) == len(parts) else None
+    error = _relative(received.l2, whole)
+    if error is None:
+        return made(transfer=Transfer.FUSED, reason=f"{named}; norms are not known")
     precision = coarser_of(received.dtype, *(part.dtype for part in parts)) or Precision.FLOAT32
     is_cast = any(part.dtype != received.dtype for part in parts)
     allowed = _CAST_ROUNDOFFS * UNIT_ROUNDOFF[precision] if is_cast else UNIT_ROUNDOFF[Precision.FLOAT32]
-    fits = error <= allowed
-    return Transferred(
-        name=received.name,
-        transfer=Transfer.FUSED if fits else Transfer.DIFFERS,
-        sent=None,
-        received=received,
-        error=error,
-        reason=f"{named}, by the norm" if fits else f"its norm is {error:.2g} off that of {named}",
-    )
+    if error <= allowed:
+        return made(transfer=Transfer.FUSED, error=error, reason=f"{named}, by the norm")
+    return made(transfer=Transfer.DIFFERS, error=error, reason=f"its norm is {error:.2g} off that of {named}")
 
 
 @dataclass(frozen=True, kw_only=True)
