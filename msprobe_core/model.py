@@ -455,7 +455,7 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskLost(msgspec.Struct, frozen=True):
-    """Replaces the result of a task whose process or machine died; ``reason`` says why, for the user."""
+    """Replaces the result of a task that failed or whose process died; ``reason`` says why, for the user."""
 
     reason: str
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 import time
@@ -15,26 +14,17 @@ import polars as pl
 
 from msprobe_core.calibrate.repeats import CalibrationTask, DumpCalibration, calibrate_dump
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.run import RunOptions, RunProgress
 from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
-from msprobe_core.errors import CompareError, MsprobeError, StoreError
+from msprobe_core.errors import CompareError, StoreError
+from msprobe_core.execute.units import run_units
 from msprobe_core.judge.noise.profile import PROFILE_FILE
-from msprobe_core.report.run import RunOptions, RunProgress, executor_for
 from msprobe_core.store.layout import create_file, find_steps, make_directory
 from msprobe_core.store.results import refusal
 from msprobe_core.untrusted.paths import source_of
 
-_logger = logging.getLogger(__name__)
-
 _PARTS_DIRECTORY = ".noise_profile"
 _RUN = re.compile(r"run(0|[1-9]\d*)", re.ASCII)
-
-
-@dataclass(frozen=True)
-class DumpFailed:
-    """A dump whose noise could not be measured."""
-
-    label: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -84,6 +74,7 @@ def calibrate(
     output: Path | None = None,
     perturbation: str = "",
     chosen: Chosen | None = None,
+    overwrites: bool = False,
     run: RunOptions | None = None,
     progress: RunProgress | None = None,
 ) -> Calibration:
@@ -95,6 +86,7 @@ def calibrate(
         output: The profile; by default where comparisons look for it, in the golden run's directory.
         perturbation: How the repetitions differ from the golden run, in words, for reports.
         chosen: Which steps and ranks; all that the golden run and a repetition have by default.
+        overwrites: Whether the profile may replace a file of the same name that is none.
         run: How dumps are worked off.
         progress: Told what is done.
 
@@ -109,7 +101,7 @@ def calibrate(
         raise CompareError(f"{golden}: holds no steps (step0, …); give the directory of a whole run")
     repeats = list(repeats) or find_repeats(golden)
     path = golden / PROFILE_FILE if output is None else output
-    if not run.overwrites:
+    if not overwrites:
         _refuse_foreign(path)
     grouped, missing = _grouped(golden, repeats, chosen)
     parts = path.parent / _PARTS_DIRECTORY
@@ -125,14 +117,22 @@ def calibrate(
             )
             for number, pairs in enumerate(grouped.values())
         ]
-        pairs = [pair for group in grouped.values() for pair in group]
-        done, failed = _work_off(tasks, pairs, run, progress)
+        done: dict[int, DumpCalibration] = {}
+        reasons = run_units(
+            tasks,
+            calibrate_dump,
+            done.__setitem__,
+            executor=run.executor,
+            workers=run.workers,
+            progress=None if progress is None else lambda number, _: progress(number, len(tasks), "dumps"),
+        )
+        failed = [f"{tasks[i].label}: {reasons[i]}" for i in sorted(reasons, key=lambda number: tasks[number].label)]
         if not done:
-            raise CompareError(f"{golden}: its noise could not be measured; {failed[0].label}: {failed[0].reason}")
+            raise CompareError(f"{golden}: its noise could not be measured; {failed[0]}")
         _write([tasks[number].part for number in sorted(done)], path)
     finally:
         shutil.rmtree(parts, ignore_errors=True)
-    missing += [f"{each.label}: {each.reason}" for each in failed]
+    missing += failed
     dumps = [done[number] for number in sorted(done)]
     incomplete = list(dict.fromkeys(line for dump in dumps for line in dump.incomplete))
     return Calibration(path, repeats, dumps, missing, incomplete, time.monotonic() - begin)
@@ -152,41 +152,6 @@ def _grouped(
         for pair in found.pairs:
             grouped.setdefault(pair.golden, []).append(pair)
     return dict(sorted(grouped.items(), key=lambda item: (item[1][0].step or 0, item[1][0].rank or 0))), missing
-
-
-def _work_off(
-    tasks: Sequence[CalibrationTask],
-    pairs: Sequence[UnitPair],
-    run: RunOptions,
-    progress: RunProgress | None,
-) -> tuple[dict[int, DumpCalibration], list[DumpFailed]]:
-    executor = executor_for(run, pairs if len(tasks) > 1 else [])
-    executor.check(run.workers)
-    done: dict[int, DumpCalibration] = {}
-    failed: list[DumpFailed] = []
-    for number, outcome in executor.run(calibrate_or_fail, tasks, run.workers):
-        if isinstance(outcome, DumpCalibration):
-            done[number] = outcome
-        else:
-            failed.append(
-                outcome if isinstance(outcome, DumpFailed) else DumpFailed(tasks[number].label, outcome.reason)
-            )
-        if progress is not None:
-            progress(len(done) + len(failed), len(tasks), "dumps")
-    return done, sorted(failed, key=lambda each: each.label)
-
-
-def calibrate_or_fail(task: CalibrationTask) -> DumpCalibration | DumpFailed:
-    """Measure one dump; raises nothing, because one rank's trouble is not that of the others."""
-    try:
-        return calibrate_dump(task)
-    except MsprobeError as error:
-        return DumpFailed(task.label, str(error))
-    except MemoryError:
-        return DumpFailed(task.label, "there was not enough memory; give fewer --workers")
-    except Exception as error:
-        _logger.debug("internal error at %s", task.label, exc_info=True)
-        return DumpFailed(task.label, f"internal error ({type(error).__name__}: {error})")
 
 
 def _refuse_foreign(path: Path) -> None:

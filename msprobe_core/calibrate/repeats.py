@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import compare_unit
 from msprobe_core.errors import CompareError
+from msprobe_core.execute.units import files_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.fault import is_at_place_of_parameter
 from msprobe_core.judge.limits import conventional
@@ -55,6 +57,11 @@ class CalibrationTask:
     repeats: tuple[Path, ...]
     perturbation: str
     part: Path
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that are compared: the golden ones once with each repetition."""
+        return files_of(dump for repeat in self.repeats for dump in (repeat, self.golden))
 
 
 class DumpCalibration(msgspec.Struct, frozen=True, kw_only=True):

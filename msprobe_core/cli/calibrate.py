@@ -90,9 +90,9 @@ def calibrate(
     # Not needed for --help.
     from msprobe_core.calibrate import calibrate as measure
     from msprobe_core.calibrate.running import run_repetitions
+    from msprobe_core.compare.run import RunOptions
     from msprobe_core.errors import CompareError
     from msprobe_core.model import ExecutorOptions
-    from msprobe_core.report.run import RunOptions
 
     if command is not None:
         if repeats:
@@ -100,9 +100,17 @@ def calibrate(
         unit = None if dtype is None else RoundingUnit(dtype)
         repeats = tuple(run_repetitions(golden, shlex.split(command), number, mode=PerturbMode(mode), dtype=unit))
         perturbation = perturbation or f"last digits changed, {mode}" + (f", as of {dtype}" if dtype else "")
-    run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers), overwrites=overwrites)
+    run = RunOptions(executor=executor, workers=ExecutorOptions(workers=workers))
     with progress_bar("measuring") as progress:
-        result = measure(golden, repeats, output=output, perturbation=perturbation, run=run, progress=progress)
+        result = measure(
+            golden,
+            repeats,
+            output=output,
+            perturbation=perturbation,
+            overwrites=overwrites,
+            run=run,
+            progress=progress,
+        )
     show(lambda console: _print(result, console), f"the profile is in {result.path}")
     say_incomplete(result.incomplete)
     return exit_status(is_wrong=bool(result.missing), incomplete=result.incomplete, allows_incomplete=allows_incomplete)

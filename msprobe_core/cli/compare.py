@@ -100,7 +100,8 @@ def compare(**given: Any) -> int:
     _refuse_other_modes(given)
     asked = _Asked(**given)
     # polars and numpy are not needed for --help.
-    from msprobe_core.report.run import RunOptions, compare_run
+    from msprobe_core.compare.run import RunOptions, compare_run
+    from msprobe_core.report.files import ResultFiles
     from msprobe_core.report.terminal import print_summary
 
     request = _request(asked.target_path, asked.golden_path, asked.input_path)
@@ -109,15 +110,13 @@ def compare(**given: Any) -> int:
         workers=asked.executor_options,
         resume=asked.resume,
         checks_replicas=asked.replicas,
-        overwrites=asked.overwrites,
     )
     try:
         with progress_bar("comparing") as progress:
             result, files = compare_run(
                 Path(request.npu_path),
                 Path(request.bench_path),
-                asked.output_path,
-                tables=_tables(asked),
+                ResultFiles(asked.output_path, _tables(asked), asked.overwrites),
                 options=_options(asked, request),
                 chosen=_chosen(asked, request),
                 run=run,
@@ -274,9 +273,9 @@ def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:
 
 
 def _say_how_to_resume(directory: Path) -> None:
-    from msprobe_core.report.run import num_finished
+    from msprobe_core.execute.kept import num_kept
 
-    if number := num_finished(directory):
+    if number := num_kept(directory):
         click.echo(
             f"msprobe: interrupted; the tables of {number} pairs are in {directory}. Give the same command with "
             "--resume to go on from there.",

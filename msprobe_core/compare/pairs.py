@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.execute.units import files_of
 from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
 from msprobe_core.store.layout import Unit, find_units
 from msprobe_core.store.runs import steps_of_run, units_of_step
@@ -42,6 +43,11 @@ class UnitPair:
     target_parts: tuple[Path, ...] = ()
     golden_parts: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files of both sides, those of all ranks that are merged."""
+        return files_of((*(self.target_parts or (self.target,)), *(self.golden_parts or (self.golden,))))
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,14 @@ class UnitResult(UnitSummary):
         return UnitSummary(**{part.name: getattr(self, part.name) for part in fields(UnitSummary)})
 
 
+@dataclass(frozen=True)
+class UnitFiles:
+    """Where the results of one unit are: its tables, that of the form asked for first, and the file of its calls."""
+
+    tables: tuple[Path, ...]
+    calls: Path | None = None
+
+
 AnyUnit_co = TypeVar("AnyUnit_co", bound=UnitSummary, covariant=True)
 
 

@@ -6,7 +6,6 @@ more than its suspects. A later step is looked at only if nothing is wrong in th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
-from msprobe_core.errors import CompareError, ConfigError, MsprobeError
+from msprobe_core.errors import CompareError
+from msprobe_core.execute.units import run_units
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.fault import entry_beside
 from msprobe_core.judge.nodes import nodes_of, with_scores
@@ -32,21 +32,15 @@ from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
-from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
+from msprobe_core.model import ExecutorOptions, Phase, Role
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
-from msprobe_core.plugins import registry
-from msprobe_core.protocols.comparison import Executor
-
-_logger = logging.getLogger(__name__)
 
 LocateProgress: TypeAlias = Callable[[int, int, str], None]
 """Told how many ranks of steps are done, of how many, and which one was the last."""
 
 MAX_SUSPECTS = 10
 _MAX_SHOWN = 6
-_WORTH_BYTES = 16 << 20
-"""Below this many bytes of dumps, starting processes takes longer than they save; see `msprobe_core.report.run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +83,16 @@ class UnitTask:
     is_first: bool
     before: pl.DataFrame | None = None
 
+    @property
+    def label(self) -> str:
+        """What reports call it."""
+        return self.pair.label or str(self.pair.target)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files of both dumps."""
+        return self.pair.files
+
 
 @dataclass(frozen=True)
 class UnitFindings:
@@ -121,13 +125,6 @@ class UnitFindings:
     parameters: pl.DataFrame
     notes: Sequence[str]
     incomplete: Sequence[str]
-
-
-@dataclass(frozen=True)
-class UnitFailed:
-    """A rank that could not be examined."""
-
-    reason: str
 
 
 def locate(
@@ -273,51 +270,26 @@ def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> str:
 def _examine_all(
     tasks: Sequence[UnitTask], options: LocateOptions, progress: LocateProgress | None, done: int, total: int
 ) -> tuple[list[UnitFindings], list[str]]:
-    executor = _executor(options, tasks)
-    executor.check(options.workers)
     found: dict[int, UnitFindings] = {}
-    failed: dict[int, str] = {}
-    for number, outcome in executor.run(examine, tasks, options.workers):
-        label = tasks[number].pair.label or str(tasks[number].pair.target)
-        if isinstance(outcome, UnitFindings):
-            found[number] = outcome
-        else:
-            failed[number] = f"{label} could not be compared: {outcome.reason}"
-        if progress is not None:
-            progress(done + len(found) + len(failed), total, label)
-    return [found[i] for i in sorted(found)], [failed[i] for i in sorted(failed)]
+    failed = run_units(
+        tasks,
+        examine,
+        found.__setitem__,
+        executor=options.executor,
+        workers=options.workers,
+        progress=None if progress is None else lambda number, label: progress(done + number, total, label),
+    )
+    told = [f"{tasks[number].label} could not be compared: {reason}" for number, reason in failed.items()]
+    return [found[i] for i in sorted(found)], told
 
 
-def _executor(options: LocateOptions, tasks: Sequence[UnitTask]) -> Executor:
-    executors = registry().executors()
-    name = options.executor
-    if name is None:
-        name = "processes" if len(tasks) > 1 and _num_bytes(tasks) > _WORTH_BYTES else "inline"
-    if name not in executors:
-        raise ConfigError(f"there is no executor {name!r}; known are {', '.join(sorted(executors))}")
-    return executors[name]
+def examine(task: UnitTask) -> UnitFindings:
+    """Examine one rank of one step.
 
-
-def _num_bytes(tasks: Sequence[UnitTask]) -> int:
-    places = [place for task in tasks for place in (task.pair.target, task.pair.golden)]
-    files = [path for place in places for path in ((place,) if place.is_file() else place.glob("dump.*"))]
-    return sum(path.stat().st_size for path in files)
-
-
-def examine(task: UnitTask) -> UnitFindings | UnitFailed | TaskLost:
-    """Examine one rank of one step; raises nothing, because one rank's trouble is not that of the others."""
-    try:
-        return _examine(task)
-    except MsprobeError as error:
-        return UnitFailed(str(error))
-    except MemoryError:
-        return UnitFailed("there was not enough memory; give fewer --workers")
-    except Exception as error:
-        _logger.debug("internal error at %s", task.pair.label, exc_info=True)
-        return UnitFailed(f"internal error ({type(error).__name__}: {error})")
-
-
-def _examine(task: UnitTask) -> UnitFindings:
+    Raises:
+        CompareError: the two have nothing in common, or are not of the same kind.
+        DumpError: one of them cannot be read.
+    """
     pair = task.pair
     unit = compare_unit(pair, task.options)
     rows = with_scores(

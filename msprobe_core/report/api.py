@@ -23,11 +23,11 @@ from typing import TypeAlias
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mapping_files import OptionalFile, read_matching
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
+from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.model import ExecutorOptions
-from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, time_stamp
-from msprobe_core.report.run import RunOptions, compare_run
+from msprobe_core.report.files import ReportFiles, ResultFiles, TableForm, TableOptions, time_stamp
 from msprobe_core.report.table import TableLayout
 
 _logger = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ def compare_distributed(
 def _compare(
     target: Path, golden: Path, directory: Path, tables: TableOptions, options: CompareOptions, run: RunOptions
 ) -> Comparison:
-    result, files = compare_run(target, golden, directory, tables=tables, options=options, run=run)
+    result, files = compare_run(target, golden, ResultFiles(directory, tables), options=options, run=run)
     _logger.info("compared %s with %s: %s", target, golden, files.summary)
     found = {part.name: getattr(result, part.name) for part in fields(ComparisonResult)}
     return Comparison(**found, files=files)

@@ -5,6 +5,7 @@ The files have the layout of ``mindstudio-probe`` 26.x. Which ranks part first: 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import time_ns
@@ -16,16 +17,22 @@ import polars as pl
 from msprobe_core.compare.align import FOREIGN
 from msprobe_core.compare.result import UnitResult, UnitSummary
 from msprobe_core.errors import StoreError
+from msprobe_core.execute.kept import KEPT_DIRECTORY
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.compat_table import compat_table
 from msprobe_core.report.table import TableLayout
+from msprobe_core.store.layout import create_file, make_directory
+from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json
 
 FIRST_DIFFERENCES = "diff_analyze_"
 """Begins the names of the files that say where ranks part."""
+
+_RECORD = "differences"
+"""Names the files about where ranks part."""
 
 _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
 
@@ -109,3 +116,25 @@ def _call(entry: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
         },
         "stack_info": stack,
     }
+
+
+def forget_differences(directory: Path) -> None:
+    """Remove what an earlier comparison, which is resumed, has written about where ranks part."""
+    record = directory / KEPT_DIRECTORY / _RECORD
+    try:
+        names = [os.fsdecode(name) for name in msgspec.msgpack.decode(read_plain(record), type=list[bytes])]
+    except (OSError, msgspec.MsgspecError, ValueError):
+        return
+    for name in names:
+        path = directory / name
+        if path.name.startswith(FIRST_DIFFERENCES) and path.resolve().is_relative_to(directory.resolve()):
+            path.unlink(missing_ok=True)
+    record.unlink(missing_ok=True)
+
+
+def keep_differences(directory: Path, paths: Sequence[Path]) -> None:
+    """Note down the files about where ranks part, so that `forget_differences` finds them."""
+    record = directory / KEPT_DIRECTORY / _RECORD
+    make_directory(record.parent, below=directory)
+    with create_file(record) as file:
+        file.write(msgspec.msgpack.encode([os.fsencode(path.relative_to(directory)) for path in paths]))

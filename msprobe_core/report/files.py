@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
 from msprobe_core.compare.advice import advise
 from msprobe_core.compare.compat import RESULT, compat_a
-from msprobe_core.compare.result import ComparisonResult, Mode, UnitResult, UnitSummary
+from msprobe_core.compare.result import ComparisonResult, Mode, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.compare.suggest import NameKind, as_yaml
 from msprobe_core.errors import printable
 from msprobe_core.model import Phase
 from msprobe_core.report.atomic_file import unused_paths, whole_file
-from msprobe_core.report.difference import write_calls
+from msprobe_core.report.difference import (
+    forget_differences,
+    keep_differences,
+    write_calls,
+    write_first_differences,
+)
 from msprobe_core.report.layouts import is_of_kernels, table_of
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
-from msprobe_core.report.summary import write_summary_file
+from msprobe_core.report.summary import check_summary_file, write_summary_file
 from msprobe_core.report.table import Table, TableLayout
 from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
 from msprobe_core.store.layout import make_directory
+
+_MANY_PAIRS = 64
+"""More pairs than these have tables in Parquet if nobody asks for another form: a thousand csv files of 10,000 rows are
+several gigabytes that nobody opens."""
 
 
 class TableForm(str, Enum):
@@ -92,14 +101,6 @@ def write_report(
     return write_summary(result, [write_tables(unit, directory, options).tables for unit in result.units], directory)
 
 
-@dataclass(frozen=True)
-class UnitFiles:
-    """Where the results of one unit are: its tables, that of the form asked for first, and the file of its calls."""
-
-    tables: tuple[Path, ...]
-    calls: Path | None = None
-
-
 def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> UnitFiles:
     """Write the tables of one unit; return where they are.
 
@@ -165,6 +166,57 @@ def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:
         file.write(
             "".join(f"{printable(line)}\n" for line in advise(unit.rows, results, unit.first_fault).lines()).encode()
         )
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """Writes what a comparison of runs finds to files; a `msprobe_core.compare.run.ResultWriter`.
+
+    Attributes:
+        directory: For the results; created if it is missing.
+        tables: How tables are written.
+        overwrites: Whether a result file may replace one of the same name that msprobe has not written.
+    """
+
+    directory: Path
+    tables: TableOptions
+    overwrites: bool = False
+
+    @property
+    def settings(self) -> object:
+        """How tables are written, whenever."""
+        return replace(self.tables, stamp="")
+
+    def check(self) -> None:
+        """Raise if the summary would replace another file."""
+        if not self.overwrites:
+            check_summary_file(self.directory)
+
+    def for_pairs(self, number: int) -> ResultFiles:
+        """Create the directory, and return what writes the results of so many pairs."""
+        make_directory(self.directory)
+        is_parquet = self.tables.form is None and number > _MANY_PAIRS
+        return replace(self, tables=replace(self.tables, form=TableForm.PARQUET)) if is_parquet else self
+
+    def write_unit(self, unit: UnitResult) -> UnitFiles:
+        """Write the tables of one pair, see `write_tables`."""
+        return write_tables(unit, self.directory, self.tables)
+
+    def write_run(
+        self,
+        result: ComparisonResult[UnitSummary],
+        files: Sequence[UnitFiles],
+        first: Iterable[Sequence[UnitSummary]],
+        *,
+        resumes: bool,
+    ) -> ReportFiles:
+        """Write the summary and, where there are files of calls, where units part first; return where everything is."""
+        if resumes:
+            forget_differences(self.directory)
+        calls = {unit.label: own.calls for unit, own in zip(result.units, files, strict=True) if own.calls is not None}
+        if calls:
+            keep_differences(self.directory, write_first_differences(list(first), calls, self.directory))
+        return write_summary(result, [own.tables for own in files], self.directory)
 
 
 def write_summary(

@@ -286,7 +286,8 @@ TARGETS = {
         [
             "report/read_table",
             "report/merge",
-            "report/run",
+            "report/difference",
+            "execute/kept",
             "report/summary",
             "view/inputs",
             "view/suspects",

@@ -8,9 +8,10 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.cli import main
+from msprobe_core.compare import run as run_module
+from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.report import TableOptions, time_stamp
-from msprobe_core.report import run as run_module
-from msprobe_core.report.run import RunOptions, compare_run
+from msprobe_core.report.files import ResultFiles
 
 ENTRY = "Functional.linear.0.forward"
 DATA = {ENTRY: api(tensor([1.0, 2.0]), output=tensor([3.0, 4.0]))}
@@ -101,9 +102,9 @@ def test_errors_that_are_no_numbers_are_resumed_as_they_were(tmp_path, monkeypat
     monkeypatch.setattr(run_module, "compare_unit", with_infinite_error)
 
     def compare(**options):
-        tables = TableOptions(stamp=time_stamp())
+        writer = ResultFiles(tmp_path / "out", TableOptions(stamp=time_stamp()))
         run = RunOptions(executor="inline", **options)
-        return compare_run(tmp_path / "target", tmp_path / "golden", tmp_path / "out", tables=tables, run=run)
+        return compare_run(tmp_path / "target", tmp_path / "golden", writer, run=run)
 
     first, files = compare()
     again, files_again = compare(resume=True)

@@ -16,12 +16,12 @@ from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.result import Mode
+from msprobe_core.compare.run import compare_run
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.judge.noise import NoiseModel
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate
 from msprobe_core.plugins import registry
-from msprobe_core.report.files import TableOptions
-from msprobe_core.report.run import compare_run
+from msprobe_core.report.files import ResultFiles, TableOptions
 
 DATA = Path(__file__).parents[1] / "data/frameworks"
 NORM = "Cell.model.blocks.1.norm.BatchNorm2d"
@@ -366,7 +366,7 @@ def test_suggested_modules_can_be_handed_back(pair, tmp_path):
     pair[0].rename(r"\.blocks\.1\.norm\.", ".blocks.1.batch_normalisation.")
     pair[0].rename(r"\.head\.Dense", ".classifier.Dense")
     target, golden = (side.write() for side in pair)
-    result, files = compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp="1"))
+    result, files = compare_run(target, golden, ResultFiles(tmp_path / "out", TableOptions(stamp="1")))
     assert not result.agrees
     suggested = {each.target: each.candidates[0].golden for each in result.units[0].suggestions}
     assert suggested == {
@@ -390,7 +390,7 @@ def test_suggested_apis_can_be_handed_back(pair, tmp_path):
     pair[0].parents.clear()
     pair[1].parents.clear()
     target, golden = (side.write() for side in pair)
-    result, files = compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp="1"))
+    result, files = compare_run(target, golden, ResultFiles(tmp_path / "out", TableOptions(stamp="1")))
     path = next(path for path in files.suggestions if path.name == "suggested_apis.yaml")
     assert "Custom.my_relu: Functional.relu  # results have the same shapes and norms\n" in path.read_text()
     assert "Custom.my_relu" in {each.target for each in result.units[0].suggestions}
@@ -403,7 +403,8 @@ def test_an_edited_file_of_suggestions_is_not_written_over(pair, tmp_path):
     pair[0].rename(r"\.head\.Dense", ".classifier.Dense")
     target, golden = (side.write() for side in pair)
     first, second = (
-        compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp=stamp))[1].suggestions for stamp in "12"
+        compare_run(target, golden, ResultFiles(tmp_path / "out", TableOptions(stamp=stamp)))[1].suggestions
+        for stamp in "12"
     )
     assert [path.name for path in (*first, *second)] == ["suggested_cells.yaml", "suggested_cells_2.yaml"]
 
@@ -416,7 +417,7 @@ def test_a_container_of_another_name_is_suggested_with_what_is_inside(pair, tmp_
     pair[0].rename(r"^Cell\.model\.(blocks\.)?", lambda found: "Cell.encoder.layers." if found[1] else "Cell.")
     pair[0].rename(r"\.norm\.", ".batch_normalisation.")
     target, golden = (side.write() for side in pair)
-    _, files = compare_run(target, golden, tmp_path / "out", tables=TableOptions(stamp="1"))
+    _, files = compare_run(target, golden, ResultFiles(tmp_path / "out", TableOptions(stamp="1")))
     path = next(path for path in files.suggestions if path.name == "suggested_cells.yaml")
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     assert "encoder.layers: blocks" in lines

@@ -11,12 +11,14 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
+from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.errors import DumpError
+from msprobe_core.execute.kept import num_kept
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.interrupts import Ended, Interrupts, raise_if_interrupted
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report import TableOptions, time_stamp
-from msprobe_core.report.run import RunOptions, compare_run, num_finished
+from msprobe_core.report.files import ResultFiles
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 ENTRY = "Functional.linear.0.forward"
@@ -204,9 +206,9 @@ def lose(tmp_path, request):
     "lose", [None, TypeError("'<unprintable str object>'"), DumpError("cannot be read")], indirect=True
 )
 def test_a_pair_in_which_ctrl_c_was_lost_is_neither_compared_nor_failed(lose):
-    tables = TableOptions(stamp=time_stamp())
+    writer = ResultFiles(lose / "out", TableOptions(stamp=time_stamp()))
     with pytest.raises(KeyboardInterrupt), Interrupts():
-        compare_run(lose / "target", lose / "golden", lose / "out", tables=tables, run=RunOptions(executor="inline"))
-    assert num_finished(lose / "out") == 0
+        compare_run(lose / "target", lose / "golden", writer, run=RunOptions(executor="inline"))
+    assert num_kept(lose / "out") == 0
     with pytest.raises(KeyboardInterrupt), Interrupts():
         compare_dumps(lose / "target/rank0", lose / "golden/rank0")

@@ -13,12 +13,13 @@ from dumps import api, tensor, write_dump
 from msprobe_core.compare import Chosen, CompareOptions, compare_dumps
 from msprobe_core.compare.pairs import find_pairs
 from msprobe_core.compare.post_processing import Factors, PostProcessing
+from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.errors import CompareError, ConfigError
+from msprobe_core.execute.kept import KEPT_DIRECTORY, num_kept
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report import TableOptions, time_stamp
-from msprobe_core.report import run as run_module
-from msprobe_core.report.run import RunOptions, compare_run
+from msprobe_core.report.files import ResultFiles
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 FIRST, SECOND = "Functional.linear.0.forward", "Functional.gelu.0.forward"
@@ -40,12 +41,10 @@ def runs(tmp_path):
 
 
 def compare(runs, *, progress=None, chosen=None, out="out", **options):
-    tables = TableOptions(stamp=time_stamp())
     return compare_run(
         runs / "target",
         runs / "golden",
-        runs / out,
-        tables=tables,
+        ResultFiles(runs / out, TableOptions(stamp=time_stamp())),
         chosen=chosen,
         run=RunOptions(**options),
         progress=progress,
@@ -172,8 +171,7 @@ def test_other_options_are_another_comparison(runs):
     _, files_again = compare_run(
         runs / "target",
         runs / "golden",
-        runs / "out",
-        tables=TableOptions(stamp=time_stamp()),
+        ResultFiles(runs / "out", TableOptions(stamp=time_stamp())),
         options=CompareOptions(stack_path=stacks),
         run=RunOptions(resume=True),
     )
@@ -211,8 +209,7 @@ def test_files_that_options_name_are_part_of_the_comparison(runs, named):
         _, files = compare_run(
             runs / "target",
             runs / "golden",
-            runs / "out",
-            tables=TableOptions(stamp=time_stamp()),
+            ResultFiles(runs / "out", TableOptions(stamp=time_stamp())),
             options=options,
             run=RunOptions(resume=True),
         )
@@ -230,7 +227,7 @@ def test_files_that_options_name_are_part_of_the_comparison(runs, named):
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b'{"key": 7}'])
 def test_a_damaged_record_is_no_record(runs, content):
     first, _ = compare(runs)
-    records = sorted((runs / "out" / run_module.UNITS_DIRECTORY).iterdir())
+    records = sorted((runs / "out" / KEPT_DIRECTORY).iterdir())
     assert len(records) == 6
     records[2].write_bytes(content)
     again, _ = compare(runs, resume=True)
@@ -267,7 +264,7 @@ def test_an_interrupted_comparison_resumes_where_it_was(runs):
             compare(runs, executor="slow")
     finally:
         slow.manager.unregister(name=name)
-    assert run_module.num_finished(runs / "out") == 2
+    assert num_kept(runs / "out") == 2
     seen = []
     result, _ = compare(runs, resume=True, progress=lambda *call: seen.append(call))
     assert len(result.units) == 6
@@ -302,11 +299,11 @@ def test_who_ends_a_comparison_is_told_how_to_go_on(runs, number, status, execut
         start_new_session=True,
     )
     deadline = time.monotonic() + 30
-    while run_module.num_finished(runs / "out") < 3 and time.monotonic() < deadline:
+    while num_kept(runs / "out") < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(job.pid, number)
     _, err = job.communicate(timeout=30)
-    finished = run_module.num_finished(runs / "out")
+    finished = num_kept(runs / "out")
     assert job.returncode == status, (finished, err)
     assert "Traceback" not in err
     assert "Give the same command with --resume to go on from there" in err, finished

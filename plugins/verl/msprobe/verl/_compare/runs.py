@@ -16,7 +16,7 @@ from msprobe.verl._compare.recorded import Array, RecordedRun
 from msprobe.verl._compare.stage_tensors import StageTensors
 from msprobe.verl._compare.weights import coarser_of
 from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
-from msprobe_core.compare.engine import compare_dumps
+from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.reading import is_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace
