@@ -6,15 +6,16 @@ more than its suspects. A later step is looked at only if nothing is wrong in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
@@ -32,7 +33,7 @@ from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
-from msprobe_core.model import ExecutorOptions, Phase, Role
+from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
 
@@ -68,6 +69,34 @@ class LocateOptions:
 
 
 @dataclass(frozen=True)
+class JudgedUnit:
+    """One rank of one step, compared and judged.
+
+    Attributes:
+        unit: The comparison.
+        rows: Its rows with their scores, see `msprobe_core.judge.nodes.with_scores`.
+        nodes: One row per call, see `msprobe_core.judge.nodes.nodes_of`.
+    """
+
+    unit: UnitResult
+    rows: pl.DataFrame
+    nodes: pl.DataFrame
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What somebody else needs of every unit, so that no pair is compared twice.
+
+    Attributes:
+        extract: Called with each unit where it was compared; at the top of a module.
+        take: Called in this process with each pair and what was extracted, or why there is nothing.
+    """
+
+    extract: Callable[[JudgedUnit], bytes]
+    take: Callable[[UnitPair, bytes | TaskLost], object]
+
+
+@dataclass(frozen=True)
 class UnitTask:
     """One rank of one step, to examine.
 
@@ -76,12 +105,14 @@ class UnitTask:
         options: How they are compared.
         is_first: Whether it is of the first step, whose parameters are those that the runs began with.
         before: The rank's parameters in the step before, which tell what an update should make of them.
+        extract: See `Extraction`.
     """
 
     pair: UnitPair
     options: CompareOptions
     is_first: bool
     before: pl.DataFrame | None = None
+    extract: Callable[[JudgedUnit], bytes] | None = None
 
     @property
     def label(self) -> str:
@@ -111,6 +142,7 @@ class UnitFindings:
         parameters: Those of the step, for the next one.
         notes: What there is to say about the dumps.
         incomplete: Which of the two ended early or is damaged, in words.
+        extracted: See `Extraction`; ``None`` once it was taken.
     """
 
     pair: UnitPair
@@ -125,10 +157,15 @@ class UnitFindings:
     parameters: pl.DataFrame
     notes: Sequence[str]
     incomplete: Sequence[str]
+    extracted: bytes | None = None
 
 
 def locate(
-    target: Path, golden: Path, options: LocateOptions | None = None, progress: LocateProgress | None = None
+    target: Path,
+    golden: Path,
+    options: LocateOptions | None = None,
+    progress: LocateProgress | None = None,
+    extraction: Extraction | None = None,
 ) -> LocateResult:
     """Find where two runs part first.
 
@@ -137,6 +174,7 @@ def locate(
         golden: The trusted run, of the same kind.
         options: How to search.
         progress: Told what is done.
+        extraction: What else is needed of every unit; also steps that the search has no need for are compared then.
 
     Raises:
         CompareError: nothing could be compared.
@@ -146,18 +184,14 @@ def locate(
     """
     options = options or LocateOptions()
     pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
-    steps = list(dict.fromkeys(pair.step for pair in pairing.pairs))
+    num_steps = len({pair.step for pair in pairing.pairs})
     found: list[UnitFindings] = []
     left_out = list(pairing.missing)
     suspects: Sequence[Suspect] = []
     notes: list[str] = []
-    before: dict[int | None, pl.DataFrame] = {}
     num_looked_at = 0
-    for step in steps:
-        own = [pair for pair in pairing.pairs if pair.step == step]
-        tasks = [UnitTask(pair, options.compare, step == steps[0], before.get(pair.rank)) for pair in own]
-        findings, failed = _examine_all(tasks, options, progress, len(found), len(pairing.pairs))
-        before = {unit.pair.rank: unit.parameters for unit in findings}
+    examined = _examine_steps(pairing, options, progress, extraction)
+    for findings, failed in examined:
         found += findings
         left_out += failed
         num_looked_at += 1
@@ -167,7 +201,23 @@ def locate(
             break
     if not found:
         raise CompareError(f"nothing of {target} and {golden} could be compared; {left_out[0]}")
-    return _result(target, golden, options, found, suspects, left_out, notes, (num_looked_at, len(steps)))
+    if extraction is not None:
+        for _ in examined:
+            pass
+    return _result(target, golden, options, found, suspects, left_out, notes, (num_looked_at, num_steps))
+
+
+def extract_all(
+    pairing: Pairing, options: LocateOptions, extraction: Extraction, progress: LocateProgress | None = None
+) -> None:
+    """Compare and judge all pairs without a search, for what is extracted of each.
+
+    Raises:
+        ConfigError: there is no such executor.
+        PluginError: the executor cannot run here.
+    """
+    for _ in _examine_steps(pairing, options, progress, extraction):
+        pass
 
 
 def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
@@ -267,18 +317,46 @@ def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> str:
     return f"{steps}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{later}"
 
 
+def _examine_steps(
+    pairing: Pairing, options: LocateOptions, progress: LocateProgress | None, extraction: Extraction | None
+) -> Iterator[tuple[list[UnitFindings], list[str]]]:
+    """Yield the findings of each step, and in words which ranks have none."""
+    steps = list(dict.fromkeys(pair.step for pair in pairing.pairs))
+    extract = None if extraction is None else extraction.extract
+    before: dict[int | None, pl.DataFrame] = {}
+    done = 0
+    for step in steps:
+        own = [pair for pair in pairing.pairs if pair.step == step]
+        tasks = [UnitTask(pair, options.compare, step == steps[0], before.get(pair.rank), extract) for pair in own]
+        on_unit = None if progress is None else partial(_pass_on, progress, done, len(pairing.pairs))
+        findings, failed = _examine_all(tasks, options, on_unit, extraction)
+        done += len(own)
+        before = {unit.pair.rank: unit.parameters for unit in findings}
+        yield findings, failed
+
+
+def _pass_on(progress: LocateProgress, done: int, total: int, number: int, label: str) -> None:
+    progress(done + number, total, label)
+
+
 def _examine_all(
-    tasks: Sequence[UnitTask], options: LocateOptions, progress: LocateProgress | None, done: int, total: int
+    tasks: Sequence[UnitTask],
+    options: LocateOptions,
+    progress: Callable[[int, str], None] | None,
+    extraction: Extraction | None,
 ) -> tuple[list[UnitFindings], list[str]]:
     found: dict[int, UnitFindings] = {}
-    failed = run_units(
-        tasks,
-        examine,
-        found.__setitem__,
-        executor=options.executor,
-        workers=options.workers,
-        progress=None if progress is None else lambda number, label: progress(done + number, total, label),
-    )
+
+    def take(number: int, findings: UnitFindings) -> None:
+        if extraction is not None and findings.extracted is not None:
+            extraction.take(findings.pair, findings.extracted)
+            findings = replace(findings, extracted=None)
+        found[number] = findings
+
+    failed = run_units(tasks, examine, take, executor=options.executor, workers=options.workers, progress=progress)
+    if extraction is not None:
+        for number, reason in failed.items():
+            extraction.take(tasks[number].pair, TaskLost(reason))
     told = [f"{tasks[number].label} could not be compared: {reason}" for number, reason in failed.items()]
     return [found[i] for i in sorted(found)], told
 
@@ -315,6 +393,7 @@ def examine(task: UnitTask) -> UnitFindings:
         parameters=parameters_of(rows),
         notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
         incomplete=unit.incomplete,
+        extracted=None if task.extract is None else task.extract(JudgedUnit(unit, rows, nodes)),
     )
 
 

@@ -1,7 +1,8 @@
 """Make a page's data of a run, or of two.
 
-Units, which are ranks of steps, are read and compared one by one; of each no more is kept than its graph, compressed in
-a file, and its share of the overview. So memory is bounded by the largest unit.
+Units, which are ranks of steps, are read, compared and judged wherever there is room for it, see
+`msprobe_core.execute.units`, and then added one by one; of each no more is kept than its graph, compressed in a file,
+and its share of the overview. So memory is bounded by the largest unit.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from msprobe_core._version import __version__
 from msprobe_core.compare.layouts.rules import Ranks
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
-from msprobe_core.compare.unit import compare_unit
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
+from msprobe_core.execute.units import run_units
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.locate import FaultKind, LocateOptions, locate
+from msprobe_core.locate.engine import Extraction, extract_all
+from msprobe_core.model import TaskLost
 from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.runs import steps_of_run, units_of_step
 from msprobe_core.untrusted.paths import shown
-from msprobe_core.view.calls import GOLDEN_MARK, Calls, calls_of_dump, calls_of_pair
+from msprobe_core.view.calls import GOLDEN_MARK, Calls
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.data import (
     Counts,
@@ -50,6 +52,7 @@ from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.overview import Overview
+from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
 from msprobe_core.view.suspects import (
     Location,
     culprits_of,
@@ -144,6 +147,7 @@ class _Builder:
         self._places: dict[tuple[int | None, int | None], int] = {}
         self._notes: list[str] = []
         self._said: set[str] = set()
+        self._failed: dict[int, str] = {}
         self._incomplete: list[str] = []
         self._maps: list[TensorMap] = []
         self._counts = Counts()
@@ -156,20 +160,29 @@ class _Builder:
     def of_run(self, target: Path) -> ViewData:
         tasks, notes = _tasks_of_run(target, self._options.locate.chosen)
         self._notes += notes
-        self._add_all(tasks, self._calls_of_run)
+        self._read_all([DumpTask(task.label or str(task.target), task.target) for task in tasks])
+        self._add_all(tasks)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
         incomplete = self._incomplete if found is None else found.incomplete
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
-    def _calls_of_run(self, task: _Task) -> Calls:
-        dump = read_dump(task.target)
-        own = calls_of_dump(dump)
-        self._note(task, dump.notes)
-        if not (ending := ending_of(dump)).is_whole:
-            self._incomplete.append(sentence(dump.path, ending))
-        return own
+    def _read_all(self, tasks: Sequence[DumpTask]) -> None:
+        """Have the calls of all dumps in the spool; one alone raises its error."""
+        if len(tasks) == 1:
+            self._spool.put_calls(0, packed_dump(tasks[0]))
+            self._progress(1, 1, tasks[0].label)
+            return
+        options = self._options.locate
+        self._failed |= run_units(
+            tasks,
+            packed_dump,
+            self._spool.put_calls,
+            executor=options.executor,
+            workers=options.workers,
+            progress=lambda number, label: self._progress(number, len(tasks), label),
+        )
 
     def _overflow(self, target: Path) -> OverflowResult | None:
         try:
@@ -183,51 +196,56 @@ class _Builder:
     def of_pair(self, target: Path, golden: Path, location: Location | None) -> ViewData:
         options = self._options.locate
         pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
+        numbers = {pair: i for i, pair in enumerate(pairing.pairs)}
+        extraction = Extraction(packed_pair, lambda pair, outcome: self._take(numbers[pair], outcome))
         if location is None:
-            location = location_of(locate(target, golden, options, self._progress))
+            location = location_of(locate(target, golden, options, self._progress, extraction))
+        else:
+            extract_all(pairing, options, extraction, self._progress)
+        if len(numbers) == len(self._failed) == 1:
+            raise CompareError(self._failed[0])
         tasks = [_Task(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
         self._overview.culprits = frozenset(each.node for each in self._culprits if each.node is not None)
-        first_step = tasks[0].step
         self._said.update(location.notes)
-        self._add_all(tasks, lambda task: self._calls_of_pair(task, is_first=task.step == first_step))
+        self._add_all(tasks)
         self._notes = [*pairing.missing, *location.notes, *self._notes]
         commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
         return self._data(Kind.COMPARISON, target, golden, verdict_of(location, self._counts), commands)
 
-    def _calls_of_pair(self, task: _Task, *, is_first: bool) -> Calls:
-        assert task.pair is not None
-        options = self._options.locate.compare
-        unit = compare_unit(task.pair, options)
-        self._note(task, [*unit.notes, *(finding.text for finding in unit.replicas)])
-        return calls_of_pair(unit, options.limits, is_first_step=is_first)
+    def _take(self, number: int, outcome: bytes | TaskLost) -> None:
+        if isinstance(outcome, TaskLost):
+            self._failed[number] = outcome.reason
+        else:
+            self._spool.put_calls(number, outcome)
 
     # --- all of them --------------------------------------------------------------------------------------------------
 
-    def _add_all(self, tasks: Sequence[_Task], calls_of: Callable[[_Task], Calls]) -> None:
-        failed: list[str] = []
-        steps = list(dict.fromkeys(task.step for task in tasks))
-        done: list[_Task] = []
-        for step in steps:
-            own = [task for task in tasks if task.step == step]
-            peers = self._communication(own, len(done))
-            for task in own:
-                raise_if_interrupted()
-                try:
-                    calls = calls_of(task)
-                except (CompareError, DumpError) as error:
-                    if len(tasks) == 1:
-                        raise
-                    failed.append(f"{task.label} could not be read: {error}")
-                    self._incomplete.append(failed[-1])
-                    calls = None
-                self._add(task, calls, peers)
-                done.append(task)
-                self._progress(len(done), len(tasks), task.label or str(task.target))
+    def _add_all(self, tasks: Sequence[_Task]) -> None:
+        failed = {
+            number: f"{tasks[number].label} could not be read: {reason}" for number, reason in self._failed.items()
+        }
         if len(failed) == len(tasks):
             raise CompareError(f"nothing of it can be shown; {failed[0]}")
-        self._notes += failed
+        for step in dict.fromkeys(task.step for task in tasks):
+            own = [task for task in tasks if task.step == step]
+            peers = self._communication(own, len(self._units))
+            for task in own:
+                raise_if_interrupted()
+                number = len(self._units)
+                self._incomplete += [failed[number]] if number in failed else []
+                self._add(task, self._calls_of(task, number), peers)
+        self._notes += failed.values()
+
+    def _calls_of(self, task: _Task, number: int) -> Calls | None:
+        content = self._spool.take_calls(number)
+        if content is None:
+            return None
+        unit = unpacked(content)
+        self._note(task, unit.notes)
+        self._incomplete += unit.incomplete
+        return unit.calls
 
     def _communication(self, tasks: Sequence[_Task], offset: int) -> Communication | None:
         """Return who communicates with whom in a step; ``None`` where there is one rank, or ranks were merged."""

@@ -18,11 +18,10 @@ from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.judge.columns import SKETCH_ERROR, Match
-from msprobe_core.judge.limits import LimitTable
-from msprobe_core.judge.nodes import nodes_of, with_scores
 from msprobe_core.judge.origins import is_flagged
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.locate.engine import JudgedUnit
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.report.default_table import PERCENTILE_HEADERS
@@ -107,17 +106,10 @@ def calls_of_dump(dump: Dump) -> Calls:
     return Calls(calls, values, (), statistics, dump.parents, dump.stacks, is_pair=False)
 
 
-def calls_of_pair(unit: UnitResult, limits: LimitTable, *, is_first_step: bool) -> Calls:
-    """Return the calls of two dumps that have been compared.
-
-    Args:
-        unit: The comparison.
-        limits: Those it was judged by.
-        is_first_step: Whether parameters are those that the runs began with.
-    """
-    rows = with_scores(unit.rows, limits, unit.parents, is_first_step=is_first_step)
-    nodes = nodes_of(rows).with_columns(is_flagged=is_flagged())
-    calls = _named(nodes).with_columns(
+def calls_of_pair(judged: JudgedUnit) -> Calls:
+    """Return the calls of two dumps that have been compared."""
+    unit, rows = judged.unit, judged.rows
+    calls = _named(judged.nodes.with_columns(is_flagged=is_flagged())).with_columns(
         excess=pl.when(pl.col("side") != "both").then(None)
         .when(pl.col("is_lost") | pl.col("parts_missing")).then(pl.lit(float("inf")))
         .otherwise(pl.max_horizontal("output_excess", "parameter_excess")),

@@ -1,4 +1,4 @@
-"""Graphs that have been made, compressed, in a file each: there may be thousands, and one is needed at a time."""
+"""What is made of each unit, in a file each: there may be thousands of units, and one is needed at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LEVEL = 6
 
 
 class Spool:
-    """Keeps graphs by number of the unit until it is closed, for the owner only."""
+    """Keeps calls and graphs by number of the unit until it is closed, for the owner only."""
 
     def __init__(self) -> None:
         """Make the directory.
@@ -40,13 +40,25 @@ class Spool:
         """
         content = encode(graph)
         self.sizes[number] = len(content)
+        self._write(self._path(number), gzip.compress(content, _LEVEL, mtime=0))
+
+    def put_calls(self, number: int, content: bytes) -> None:
+        """Keep the calls of a unit, see `msprobe_core.view.packed_calls`, until they are taken.
+
+        Raises:
+            StoreError: there is no room for them.
+        """
+        self._write(self._path_of_calls(number), content)
+
+    def take_calls(self, number: int) -> bytes | None:
+        """Return the calls of a unit, and remove them; ``None`` if there are none."""
+        path = self._path_of_calls(number)
         try:
-            with create_file(self._path(number)) as file:
-                file.write(gzip.compress(content, _LEVEL, mtime=0))
-        except OSError as error:
-            raise StoreError(
-                f"{self._path(number)}: cannot be written ({error.strerror or error}); free space, or set TMPDIR"
-            ) from error
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        path.unlink()
+        return content
 
     def compressed(self, number: int) -> bytes | None:
         """Return a graph as gzip of JSON; ``None`` if there is none."""
@@ -62,3 +74,15 @@ class Spool:
 
     def _path(self, number: int) -> Path:
         return Path(self._place.name) / f"unit-{number}.json.gz"
+
+    def _path_of_calls(self, number: int) -> Path:
+        return Path(self._place.name) / f"unit-{number}.calls"
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            with create_file(path) as file:
+                file.write(content)
+        except OSError as error:
+            raise StoreError(
+                f"{path}: cannot be written ({error.strerror or error}); free space, or set TMPDIR"
+            ) from error

@@ -1,9 +1,12 @@
 """Units of work fail alone and are interrupted together, whatever is done with them."""
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +14,20 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.calibrate import calibrate
+from msprobe_core.cli.main import main
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.run import RunOptions, compare_run
+from msprobe_core.errors import DumpError
 from msprobe_core.execute.units import run_units
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.interrupts import Interrupts
-from msprobe_core.locate import LocateOptions, locate
+from msprobe_core.locate import LocateOptions, engine, locate
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report import TableOptions
 from msprobe_core.report.files import ResultFiles
+from msprobe_core.view.build import build
+from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.suspects import location_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals")
 
@@ -40,7 +48,13 @@ def calibrated(root, progress):
     return found.missing, [int(dump.label[-1]) for dump in found.dumps]
 
 
-DRIVERS = [compared, located, calibrated]
+def viewed(root, progress):
+    with closing(Spool()) as spool:
+        found = build(root / "target", root / "golden", spool, progress=progress)
+    return found.notes, [unit.rank for unit in found.units if unit.nodes]
+
+
+DRIVERS = [compared, located, calibrated, viewed]
 
 
 class _Plugged:
@@ -129,9 +143,60 @@ def test_a_rank_that_fails_is_named_and_the_others_are_judged(runs, driver, erro
         raise error
 
     told, ranks = driver(runs(fail), None)
-    (note,) = [note for note in told if reason in note]
-    assert note.startswith("step0/rank1")
+    notes = [note for note in told if reason in note]
+    assert notes
+    assert all(note.startswith("step0/rank1") for note in notes)
     assert ranks == [0]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_page_leaves_no_temporary_files_whatever_ends_it(runs, monkeypatch, is_interrupted):
+    def end():
+        (place,) = temporary.iterdir()
+        modes = [path.stat().st_mode & 0o777 for path in (place, *place.iterdir())]
+        seen.append(modes)
+        if is_interrupted:
+            signal.raise_signal(signal.SIGINT)
+        raise DumpError("planted")
+
+    seen = []
+    root = runs(end)
+    temporary = root / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    arguments = ["view", str(root / "target"), str(root / "golden"), "-o", str(root / "page.html")]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == (130 if is_interrupted else 2)
+    assert seen[0] == [0o700, 0o600]  # the directory, and what rank 0 came to
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_location", [False, True])
+def test_a_page_compares_each_pair_once(runs, monkeypatch, has_location):
+    root = runs(lambda: None)
+    for step in (1, 2):
+        for side in ("target", "golden"):
+            shutil.copytree(root / side / "step0", root / side / f"step{step}")
+    # The search ends at the first step; the page shows all of them.
+    wrong = api(tensor([1.0, 3.0]), output=tensor([9.0, 2.0]))
+    write_dump(root / "target/step0/rank0", {"Functional.linear.0.forward": wrong})
+    located = locate(root / "target", root / "golden") if has_location else None
+    compared = []
+    plain = engine.compare_unit
+
+    def counted(pair, options):
+        compared.append(pair.label)
+        return plain(pair, options)
+
+    monkeypatch.setattr(engine, "compare_unit", counted)
+    with closing(Spool()) as spool:
+        page = build(
+            root / "target", root / "golden", spool, location=None if located is None else location_of(located)
+        )
+    assert compared == [unit.label for unit in page.units]
+    assert len(compared) == 6
+    assert page.culprits
 
 
 # --- the executor -------------------------------------------------------------------------------------------------

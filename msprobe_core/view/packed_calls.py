@@ -1,0 +1,79 @@
+"""The calls of a unit as bytes, which go from the process that compared it to the one that makes the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import polars as pl
+
+from msprobe_core.compare.reading import read_dump
+from msprobe_core.execute.units import files_of
+from msprobe_core.locate.engine import JudgedUnit
+from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
+
+
+@dataclass(frozen=True)
+class UnitCalls:
+    """The calls of one unit, what there is to note about it, and in words how its dump ended early or is damaged."""
+
+    calls: Calls
+    notes: Sequence[str]
+    incomplete: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class DumpTask:
+    """One dump of a run to read: what progress calls it, and its directory or file."""
+
+    label: str
+    target: Path
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Its files."""
+        return files_of([self.target])
+
+
+def packed_dump(task: DumpTask) -> bytes:
+    """Return the calls of one dump.
+
+    Raises:
+        CompareError: no reader recognises it.
+        DumpError: it cannot be read.
+    """
+    dump = read_dump(task.target)
+    ending = ending_of(dump)
+    return packed(UnitCalls(calls_of_dump(dump), dump.notes, [] if ending.is_whole else [sentence(dump.path, ending)]))
+
+
+def packed_pair(judged: JudgedUnit) -> bytes:
+    """Return the calls of two dumps; what ended early is known to the search for the first fault."""
+    unit = judged.unit
+    return packed(UnitCalls(calls_of_pair(judged), [*unit.notes, *(finding.text for finding in unit.replicas)]))
+
+
+def packed(unit: UnitCalls) -> bytes:
+    """Return a unit's calls as bytes: compressed frames in Arrow's format, and MessagePack."""
+    return msgspec.msgpack.encode(unit, enc_hook=_encoded)
+
+
+def unpacked(content: bytes) -> UnitCalls:
+    """Return what `packed` has made bytes of."""
+    return msgspec.msgpack.decode(content, type=UnitCalls, dec_hook=_decoded)
+
+
+def _encoded(value: object) -> bytes:
+    buffer = BytesIO()
+    cast("pl.DataFrame", value).write_ipc(buffer, compression="lz4")
+    return buffer.getvalue()
+
+
+def _decoded(kind: type[object], value: bytes) -> object:
+    assert kind is pl.DataFrame
+    return pl.read_ipc(value)
