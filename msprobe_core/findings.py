@@ -42,6 +42,12 @@ class Code(str, Enum):
         return "msprobe_core"
 
 
+class NoteCode(Code):
+    """Of what is known as a text only: what readers of dumps note, and messages of errors."""
+
+    TEXT = "note.text"
+
+
 class Level(str, Enum):
     """How bad a finding is, the worst first."""
 
@@ -82,6 +88,11 @@ class Finding:
 
     def __str__(self) -> str:
         return self.text
+
+
+def noted(text: str) -> Finding:
+    """Return a text that is no template, such as the message of an error, as a finding."""
+    return Finding(NoteCode.TEXT, Level.NOTE, {"text": text})
 
 
 class Place(NamedTuple):
@@ -179,6 +190,20 @@ def content_of(finding: Finding) -> dict[str, object]:
     """Return a finding in JSON's own types: ``code``, ``level`` and ``fields``; numbers that JSON has not are text."""
     fields = {name: _as_json(value) for name, value in finding.fields.items()}
     return {"code": finding.code.value, "level": finding.level.value, "fields": fields}
+
+
+def text_and_content(key: str, found: Finding | Sequence[Finding] | None) -> dict[str, object]:
+    """Return what files for programs have of findings: their text at ``key``, and `content_of` at ``{key}_finding``.
+
+    Args:
+        key: Of the text.
+        found: One; several, which give a list of texts and one of contents; ``None``, which gives nulls.
+    """
+    if found is None or isinstance(found, Finding):
+        both = (None, None) if found is None else (found.text, content_of(found))
+    else:
+        both = [each.text for each in found], [content_of(each) for each in found]
+    return dict(zip((key, f"{key}_finding"), both, strict=True))
 
 
 def _as_json(value: Field) -> object:

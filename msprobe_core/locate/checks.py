@@ -7,15 +7,17 @@ configuration of the training, is said to be unknown rather than taken to be equ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.result import Mode
+from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.discrete_ops import DECIDES, RANDOM, api_of
-from msprobe_core.locate.result import Check, CheckState, Decision
+from msprobe_core.locate.locate_codes import LocateCode
+from msprobe_core.locate.result import Check, CheckState, Decision, Precondition
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -152,38 +154,34 @@ def checks_of(first: Facts, all_steps: Facts, modes: Sequence[Mode]) -> list[Che
         all_steps: Of all of them.
         modes: What was compared.
     """
+    unknown = Finding(LocateCode.CHECK_CONFIGURATION)  # no dump holds it
     return [
-        Check("configuration", CheckState.UNKNOWN, "dumps do not hold it; compare the two trainings' settings"),
-        _check("initial weights", first.weights, "parameters", "no parameters were recorded: level L0 or mix does"),
-        _check("input data", all_steps.data, "tensors given to the outermost module", "none were recorded"),
-        _check(
-            "random numbers",
-            all_steps.random,
-            "results of random calls whose inputs are right",
-            "no call that draws any was recorded",
-        ),
+        Check(Precondition.CONFIGURATION, CheckState.UNKNOWN, unknown),
+        _check(Precondition.WEIGHTS, first.weights, LocateCode.CHECK_WEIGHTS, LocateCode.NO_WEIGHTS),
+        _check(Precondition.DATA, all_steps.data, LocateCode.CHECK_DATA, LocateCode.NO_DATA),
+        _check(Precondition.RANDOMNESS, all_steps.random, LocateCode.CHECK_RANDOM, LocateCode.NO_RANDOM),
         _check_decisions(all_steps.decisions, modes),
     ]
 
 
-def _check(name: str, tally: Tally, what: str, nothing: str) -> Check:
+def _check(name: Precondition, tally: Tally, code: LocateCode, nothing: LocateCode) -> Check:
     if not tally.total:
-        return Check(name, CheckState.UNKNOWN, nothing)
+        return Check(name, CheckState.UNKNOWN, Finding(nothing))
     if tally.wrong:
-        detail = f"{what}: {tally.wrong:,} of {tally.total:,} differ beyond rounding, first {tally.first}"
-        return Check(name, CheckState.DIFFERS, detail)
-    if tally.different:
-        detail = f"{what}: {tally.different:,} of {tally.total:,} differ, all within rounding, first {tally.first}"
-        return Check(name, CheckState.HOLDS, detail)
-    return Check(name, CheckState.HOLDS, f"{what}: {tally.total:,}, all equal")
+        return Check(name, CheckState.DIFFERS, _counted(code, LocateCode.TALLY_WRONG, tally))
+    found = LocateCode.TALLY_ROUNDED if tally.different else LocateCode.TALLY_EQUAL
+    return Check(name, CheckState.HOLDS, _counted(code, found, tally))
+
+
+def _counted(code: LocateCode, found: LocateCode, tally: Tally) -> Finding:
+    return Finding(code, fields={"found": Finding(found, fields=asdict(tally))})
 
 
 def _check_decisions(tally: Tally, modes: Sequence[Mode]) -> Check:
-    name = "discrete decisions"
+    name = Precondition.DECISIONS
     if not tally.total:
-        return Check(name, CheckState.UNKNOWN, "no call that decides (topk, argmax, sort, …) was recorded")
+        return Check(name, CheckState.UNKNOWN, Finding(LocateCode.NO_DECISIONS))
     if not tally.different:
-        return Check(name, CheckState.HOLDS, f"results of calls that decide: {tally.total:,}, all equal")
-    rates = "" if Mode.TENSOR in modes else "; at what rate only whole tensors tell (task 'tensor')"
-    detail = f"results of calls that decide: {tally.different:,} of {tally.total:,} differ, first {tally.first}{rates}"
-    return Check(name, CheckState.DIFFERS, detail)
+        return Check(name, CheckState.HOLDS, _counted(LocateCode.CHECK_DECISIONS, LocateCode.TALLY_EQUAL, tally))
+    found = LocateCode.DECIDED_OTHERWISE if Mode.TENSOR in modes else LocateCode.AT_UNKNOWN_RATE
+    return Check(name, CheckState.DIFFERS, _counted(LocateCode.CHECK_DECISIONS, found, tally))

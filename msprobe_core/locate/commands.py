@@ -10,19 +10,21 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.compare.result import Mode
+from msprobe_core.findings import Finding
+from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind, Suspect
 
 _BY_LOOKING = {
-    FaultKind.PARAMETER: "compare the checkpoints that the two runs began with",
-    FaultKind.INPUT_DATA: "compare what the two data loaders yield for this step and rank",
-    FaultKind.RANDOMNESS: "seed both runs alike (seed_all), or switch dropout off",
+    FaultKind.PARAMETER: LocateCode.NEXT_CHECKPOINTS,
+    FaultKind.INPUT_DATA: LocateCode.NEXT_DATA_LOADERS,
+    FaultKind.RANDOMNESS: LocateCode.NEXT_SEED,
 }
 
 
-def with_command(
+def with_advice(
     suspect: Suspect, mode: Mode, target: Path, golden: Path, *, is_foreign: bool = False, is_confirmed: bool = False
 ) -> Suspect:
-    """Return a suspect with the command that says more about it.
+    """Return a suspect with what to do, or the command to run, to learn more about it.
 
     Args:
         suspect: The suspect.
@@ -33,20 +35,22 @@ def with_command(
         is_confirmed: Whether calls were made again already.
     """
     if names.is_saved(suspect.entry):
-        command = "save more values between this one and the last one that is right, then compare them"
-        return replace(suspect, command=command)
+        return replace(suspect, advice=Finding(LocateCode.NEXT_SAVE_MORE))
     if suspect.kind in _BY_LOOKING:
-        return replace(suspect, command=_BY_LOOKING[suspect.kind])
-    if mode is Mode.TENSOR and not (is_foreign or is_confirmed):
-        command = shlex.join(["msprobe", "locate", str(target), str(golden), "--confirm"])
-        return replace(suspect, command=command)
+        return replace(suspect, advice=Finding(_BY_LOOKING[suspect.kind]))
     if mode is Mode.TENSOR:
-        # A table of every value: which elements differ, and by how much.
-        return replace(suspect, command=shlex.join(["msprobe", "compare", "-tp", str(target), "-gp", str(golden)]))
+        # A table of every value says which elements differ, and by how much.
+        can_confirm = not (is_foreign or is_confirmed)
+        arguments = (
+            ["locate", str(target), str(golden), "--confirm"]
+            if can_confirm
+            else ["compare", "-tp", str(target), "-gp", str(golden)]
+        )
+        command = shlex.join(["msprobe", *arguments])
+        return replace(suspect, advice=Finding(LocateCode.NEXT_RUN, fields={"command": command}))
     config = msgspec.json.encode(_narrowest(suspect)).decode()
-    if is_foreign:
-        return replace(suspect, command=f"record both runs again with {config}, then compare them")
-    return replace(suspect, command=f"record both runs again with {config}, then locate with --confirm")
+    code = LocateCode.NEXT_RECORD_AND_COMPARE if is_foreign else LocateCode.NEXT_RECORD_AND_CONFIRM
+    return replace(suspect, advice=Finding(code, fields={"config": config}))
 
 
 def _narrowest(suspect: Suspect) -> dict[str, object]:

@@ -9,6 +9,8 @@ from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.confirm import Verdict, confirm
 from msprobe_core.errors import MsprobeError
+from msprobe_core.findings import Finding
+from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind, Suspect
 
 MAX_CONFIRMED = 5
@@ -25,7 +27,7 @@ _RIGHT = (Verdict.NEITHER, Verdict.ILL_CONDITIONED)
 
 def with_confirmations(
     suspects: Sequence[Suspect], pairs: Mapping[int | None, UnitPair], model: object | None
-) -> tuple[list[Suspect], list[str]]:
+) -> tuple[list[Suspect], list[Finding]]:
     """Return the suspects with what replaying their calls says, those whose call computes right behind the others.
 
     Args:
@@ -33,10 +35,10 @@ def with_confirmations(
         pairs: The dumps of the step by rank.
         model: To replay modules with; ``None`` if there is none.
 
-    Returns: the suspects in their new order, and what could not be confirmed, in words.
+    Returns: the suspects in their new order, and what could not be confirmed.
     """
     told: list[Suspect] = []
-    notes: list[str] = []
+    notes: list[Finding] = []
     for number, suspect in enumerate(suspects):
         pair = pairs.get(min(suspect.ranks, default=None))
         if number >= MAX_CONFIRMED or pair is None or suspect.kind not in _BY_REPLAY or suspect.only_on is not None:
@@ -51,7 +53,7 @@ def with_confirmations(
                 model=model,
             )
         except MsprobeError as error:
-            notes.append(f"{suspect.entry} could not be confirmed: {error}")
+            notes.append(Finding(LocateCode.NOT_CONFIRMED, fields={"entry": suspect.entry, "why": str(error)}))
             told.append(suspect)
         else:
             told.append(replace(suspect, confirmation=found))

@@ -6,7 +6,7 @@ more than its suspects. A later step is looked at only if nothing is wrong in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,17 @@ from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError
 from msprobe_core.execute.units import run_units
+from msprobe_core.findings import Finding, noted
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.fault import entry_beside
 from msprobe_core.judge.nodes import nodes_of, with_scores
 from msprobe_core.judge.origins import Nesting, Source, find_sources, is_flagged
 from msprobe_core.judge.updates import parameters_of, with_judged_updates
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
-from msprobe_core.locate.commands import with_command
+from msprobe_core.locate.commands import with_advice
 from msprobe_core.locate.confirmation import with_confirmations
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
+from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
@@ -186,9 +188,9 @@ def locate(
     pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
     num_steps = len({pair.step for pair in pairing.pairs})
     found: list[UnitFindings] = []
-    left_out = list(pairing.missing)
+    left_out = [noted(line) for line in pairing.missing]
     suspects: Sequence[Suspect] = []
-    notes: list[str] = []
+    notes: list[Finding] = []
     num_looked_at = 0
     examined = _examine_steps(pairing, options, progress, extraction)
     for findings, failed in examined:
@@ -225,14 +227,14 @@ def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
     return bool(findings) and all(unit.is_foreign and not unit.facts.weights.total for unit in findings)
 
 
-def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[str]]:
+def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
     """Return the suspects of one step over all ranks, the first first, and what there is to note."""
-    notes: list[str] = []
+    notes: list[Finding] = []
 
     def causal_order() -> CausalOrder:
         dumps = {unit.pair.rank: read_dump(unit.pair.target) for unit in findings if unit.pair.rank is not None}
         order = order_of(dumps)
-        notes.extend(order.notes)
+        notes.extend(map(noted, order.notes))
         return order
 
     suspects = ordered(
@@ -255,8 +257,8 @@ def _result(
     options: LocateOptions,
     found: Sequence[UnitFindings],
     suspects: Sequence[Suspect],
-    left_out: Sequence[str],
-    notes: Sequence[str],
+    left_out: Sequence[Finding],
+    notes: Sequence[Finding],
     num_steps: tuple[int, int],
 ) -> LocateResult:
     first_step = found[0].pair.step
@@ -264,21 +266,16 @@ def _result(
     facts = sum((unit.facts for unit in found), Facts())
     modes = [unit.mode for unit in found]
     verdict = LocateVerdict.FAULT if suspects else LocateVerdict.AGREE
-    told = [*left_out, *dict.fromkeys(note for unit in found for note in unit.notes), *notes]
-    incomplete = [*left_out, *dict.fromkeys(line for unit in found for line in unit.incomplete)]
+    told = [*left_out, *_each_once(unit.notes for unit in found), *notes]
+    incomplete = [*left_out, *_each_once(unit.incomplete for unit in found)]
     is_unknown = bool(incomplete) and not options.allows_incomplete
     if not suspects and (is_unknown or all(mode is Mode.STRUCTURE for mode in modes)):
         verdict = LocateVerdict.INSUFFICIENT
     if not suspects and num_steps[0] < num_steps[1]:
-        told.append(
-            "later steps were not looked at: no parameters were recorded, so nothing tells how far what two frameworks "
-            "make of them may be apart; record at level L0 or mix"
-        )
+        told.append(Finding(LocateCode.LATER_STEPS))
     if not suspects and facts.lone_calls.different:
-        told.append(
-            f"calls that one side has alone, without consequence for what both have: {facts.lone_calls.different:,}; "
-            f"the first is {facts.lone_calls.first}"
-        )
+        lone = {"count": facts.lone_calls.different, "first": facts.lone_calls.first}
+        told.append(Finding(LocateCode.LONE_CALLS, fields=lone))
     done, of_all = num_steps
     return LocateResult(
         target=target,
@@ -289,7 +286,7 @@ def _result(
         decisions=[decision for unit in found for decision in unit.decisions][:MAX_SUSPECTS],
         num_decisions=facts.decisions.different,
         suspects=[
-            with_command(
+            with_advice(
                 suspect, modes[0], target, golden, is_foreign=found[0].is_foreign, is_confirmed=options.confirms
             )
             for suspect in suspects[:MAX_SUSPECTS]
@@ -302,19 +299,24 @@ def _result(
     )
 
 
-def _noise_of(options: CompareOptions) -> str:
+def _each_once(lines: Iterable[Sequence[str]]) -> list[Finding]:
+    return [noted(line) for line in dict.fromkeys(line for own in lines for line in own)]
+
+
+def _noise_of(options: CompareOptions) -> Finding:
     if options.noise is None:
-        return "the conventional limits"
+        return Finding(LocateCode.NOISE_LIMITS)
     if options.noise.profile is None:
-        return "the closed form of rounding (no noise was measured: `msprobe calibrate` does)"
-    return f"the noise measured in {options.noise.profile}"
+        return Finding(LocateCode.NOISE_CLOSED_FORM)
+    return Finding(LocateCode.NOISE_MEASURED, fields={"profile": str(options.noise.profile)})
 
 
-def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> str:
-    ranks = {unit.pair.rank for unit in found}
-    steps = f"{done} of {of_all} steps" if of_all > 1 else "1 step"
-    later = "; later ones were not looked at" if done < of_all else ""
-    return f"{steps}, {len(ranks)} {'rank' if len(ranks) == 1 else 'ranks'}{later}"
+def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> Finding:
+    ranks = len({unit.pair.rank for unit in found})
+    if of_all == 1:
+        return Finding(LocateCode.EXAMINED_STEP, fields={"ranks": ranks})
+    code = LocateCode.EXAMINED_FIRST_STEPS if done < of_all else LocateCode.EXAMINED_ALL_STEPS
+    return Finding(code, fields={"done": done, "steps": of_all, "ranks": ranks})
 
 
 def _examine_steps(
@@ -344,7 +346,7 @@ def _examine_all(
     options: LocateOptions,
     progress: Callable[[int, str], None] | None,
     extraction: Extraction | None,
-) -> tuple[list[UnitFindings], list[str]]:
+) -> tuple[list[UnitFindings], list[Finding]]:
     found: dict[int, UnitFindings] = {}
 
     def take(number: int, findings: UnitFindings) -> None:
@@ -357,8 +359,11 @@ def _examine_all(
     if extraction is not None:
         for number, reason in failed.items():
             extraction.take(tasks[number].pair, TaskLost(reason))
-    told = [f"{tasks[number].label} could not be compared: {reason}" for number, reason in failed.items()]
-    return [found[i] for i in sorted(found)], told
+    left_out = [
+        Finding(LocateCode.RANK_FAILED, fields={"rank": tasks[number].label, "why": reason})
+        for number, reason in failed.items()
+    ]
+    return [found[i] for i in sorted(found)], left_out
 
 
 def examine(task: UnitTask) -> UnitFindings:
@@ -454,11 +459,10 @@ def _evidence(own: pl.DataFrame) -> list[Shown]:
     telling = own.filter((pl.col("excess") > 1) | (pl.col("argument_gap") > 0) | (is_lone & ~pl.col("is_equal")))
     outputs = own.filter((pl.col("role") == Role.OUTPUT.value) & (pl.col("score") > 0))
     shown = (telling if telling.height else outputs).sort("excess", descending=True, maintain_order=True)
+    columns = shown.select(name, pl.col("messages").fill_null([]), "score", "score_limit")
     return [
-        Shown(row, " ".join(messages or []), score if score > 0 else None, limit if score > 0 else None)
-        for row, messages, score, limit in shown.select(name, "messages", "score", "score_limit")
-        .head(_MAX_SHOWN)
-        .rows()
+        Shown(row, list(map(noted, messages)), score if score > 0 else None, limit if score > 0 else None)
+        for row, messages, score, limit in columns.head(_MAX_SHOWN).rows()
     ]
 
 

@@ -1,4 +1,4 @@
-"""What sort of fault the evidence at a call speaks for, and that in words."""
+"""What sort of fault the evidence at a call speaks for, and why."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.judge.discrete_ops import DECIDES, RANDOM, api_of
 from msprobe_core.judge.limits import precision_of
 from msprobe_core.judge.nodes import INFINITE, is_sum
 from msprobe_core.judge.origins import Node, Source
 from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind
 from msprobe_core.model import Phase, Role
 from msprobe_core.order.calls import is_communication
@@ -143,8 +145,8 @@ def _ratio(row: dict[str, Any], name: str) -> float | None:
     return target / golden if target is not None and golden else None
 
 
-def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> str:
-    """Return in a sentence why a source is suspected.
+def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> Finding:
+    """Return why a source is suspected.
 
     Args:
         source: The source.
@@ -153,80 +155,70 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> str:
     """
     node, lone = source.node, source.lone
     if lone is not None:
-        behind = "What is computed behind it differs beyond rounding, and nothing before it does."
-        return f"Only the {lone['only_on']} makes this call. {behind}"
+        return _suspicion(LocateCode.LONE_CALL, only_on=lone["only_on"])
     if node["is_lost"]:
-        return f"Only the {node['only_on']} has this gradient; both have the forward it belongs to."
+        return _suspicion(LocateCode.LOST_GRADIENT, only_on=node["only_on"])
     if not source.made and source.seen_at is not None:
-        seen = source.seen_at["entry"]
-        return f"What it made is right, and is another where {seen} gets it: look at what changes it, such as a hook."
+        return _suspicion(LocateCode.CHANGED_AFTERWARDS, seen_at=source.seen_at["entry"])
     if not source.made:
-        return _reason_of_outside(kind)
+        return _suspicion(_OUTSIDE.get(kind, LocateCode.GIVEN_WRONG))
     if node["is_added_up"]:
-        return (
-            f"On the {_side_of_sum(own)} only it is added to a gradient that was there before: was that to be zeroed?"
-        )
+        return _suspicion(LocateCode.GRADIENT_ADDED_UP, side=_side_of_sum(own))
     if kind is FaultKind.PARAMETER or (kind is FaultKind.OPTIMIZER and node["parameter_excess"] > 1):
         return _reason_of_parameter(kind, own)
     made = _made(node)
     if node["phase"] == Phase.DEBUG.value:
-        return f"This value, which the program saves itself, {made}."
+        return _suspicion(LocateCode.SAVED_VALUE, made=made)
+    given = _given(node)
+    if node["phase"] == Phase.PARAMETERS_GRAD.value:
+        return _suspicion(LocateCode.GRADIENT_OF_PARAMETERS, given=given, made=made)
     if node["phase"] != Phase.FORWARD.value:
-        given = "are bitwise equal" if node["inputs_equal"] else f"are within rounding ({_times(node['input_score'])})"
-        is_of_parameters = node["phase"] == Phase.PARAMETERS_GRAD.value
-        what = "the gradient of its parameters" if is_of_parameters else "the gradient that it passes on"
-        return f"The gradient it was given and what its forward kept {given}, {what} {made}."
-    given = "is bitwise equal" if node["inputs_equal"] else f"is within rounding ({_times(node['input_score'])})"
+        return _suspicion(LocateCode.GRADIENT, given=given, made=made)
     if node["arguments_differ"] or node["argument_gap"] > 0:
-        return f"What it was given {given}, but an argument is another; its output {made}."
+        return _suspicion(LocateCode.ARGUMENT, given=given, made=made)
     if kind is FaultKind.SCALE and (factor := factor_of(own.filter(pl.col("role") == Role.OUTPUT.value))) is not None:
-        return f"What it was given {given}, its output {made}: it is {factor:.4g} times the golden one throughout."
-    return f"What it was given {given}, its output {made}."
+        return _suspicion(LocateCode.FACTOR, given=given, made=made, factor=factor)
+    return _suspicion(LocateCode.COMPUTATION, given=given, made=made)
+
+
+def _suspicion(code: LocateCode, **fields: Field) -> Finding:
+    return Finding(code, Level.ERROR, fields)
+
+
+_OUTSIDE = {FaultKind.INPUT_DATA: LocateCode.OTHER_DATA, FaultKind.PARAMETER: LocateCode.OTHER_PARAMETER}
 
 
 def _side_of_sum(own: pl.DataFrame) -> str:
     return str(own.filter(is_sum())["match"][0]).removeprefix("only ")
 
 
-def _made(node: Node) -> str:
+def _given(node: Node) -> Finding:
+    if node["inputs_equal"]:
+        return Finding(LocateCode.GIVEN_EQUAL)
+    return Finding(LocateCode.GIVEN_ROUNDED, fields={"score": float(node["input_score"])})
+
+
+def _made(node: Node) -> Finding:
     if node["parts_missing"]:
-        return "is on one side only"
+        return Finding(LocateCode.MADE_ONE_SIDED)
     if node["output_excess"] == INFINITE:
-        return "differs in what no rounding changes"
+        return Finding(LocateCode.MADE_EXACT)
     if node["output_excess"] > 1 > node["output_score"] and node["local_excess"] > 1:
-        return f"is {_times(node['local_excess'])} what the rounding of this call alone explains"
+        return Finding(LocateCode.MADE_LOCAL, fields={"score": float(node["local_excess"])})
     if node["output_score"] == 0:
-        return "is within what rounding explains, and not so behind it"
-    if node["output_excess"] <= 1:
-        return f"is {_times(node['output_score'])} what rounding explains, and stronger behind"
-    return f"is {_times(node['output_score'])} what rounding explains"
+        return Finding(LocateCode.MADE_WITHIN)
+    code = LocateCode.MADE_GROWING if node["output_excess"] <= 1 else LocateCode.MADE_BEYOND
+    return Finding(code, fields={"score": float(node["output_score"])})
 
 
-def _times(score: float) -> str:
-    if score >= 1e6:
-        return f"{score:.1e}x"
-    return f"{score:.2g}x" if score < 10 else f"{score:,.0f}x"
-
-
-def _reason_of_outside(kind: FaultKind) -> str:
-    if kind is FaultKind.INPUT_DATA:
-        return "It was given other data, and nothing recorded before it differs."
-    if kind is FaultKind.PARAMETER:
-        return "It was given another parameter, and nothing recorded before it differs."
-    return "What it was given is wrong already, and no recorded call has made it: look at what runs just before."
-
-
-def _reason_of_parameter(kind: FaultKind, own: pl.DataFrame) -> str:
+def _reason_of_parameter(kind: FaultKind, own: pl.DataFrame) -> Finding:
     wrong = own.filter("is_parameter", pl.col("excess") > 1)["name_target"].to_list()
-    named = ", ".join(re.sub(r"^.*\.(parameters|input)\.", "", name) for name in wrong[:3])
-    when = "from the start" if kind is FaultKind.PARAMETER else "since the last update, whose gradients agree"
+    named = [re.sub(r"^.*\.(parameters|input)\.", "", name) for name in wrong[:3]]
     factor = own["update_factor"][0] if "update_factor" in own.columns and own.height else None
-    if factor is None:
-        return f"Its parameter {named} is another {when}; what else it was given is right."
-    return (
-        f"Its parameter {named} is another {when}; what else it was given is right. The updates of all parameters are "
-        f"{factor:.4g} times the golden ones."
-    )
+    if factor is not None:
+        return _suspicion(LocateCode.ALL_UPDATES, parameters=named, factor=float(factor))
+    is_first = kind is FaultKind.PARAMETER
+    return _suspicion(LocateCode.PARAMETER if is_first else LocateCode.UPDATE, parameters=named)
 
 
 _IDENTITY = ("numel", "max", "min", "mean", "norm")

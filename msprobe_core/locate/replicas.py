@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding, Level
+from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind, Shown, Suspect
 from msprobe_core.model import Phase
 
@@ -61,12 +63,16 @@ def with_divergences(suspects: Sequence[Suspect], found: Sequence[ReplicaFinding
     for finding in found:
         by_entry.setdefault(finding.entry, finding)
     told = [
-        replace(suspect, kind=FaultKind.REPLICAS, reason=f"{by_entry[suspect.entry].text}.")
+        replace(suspect, kind=FaultKind.REPLICAS, reason=_reason(by_entry[suspect.entry]))
         if suspect.kind in _OF_STATE and suspect.entry in by_entry
         else suspect
         for suspect in suspects
     ]
     return told or [_suspect(found[0], step)]
+
+
+def _reason(finding: ReplicaFinding) -> Finding:
+    return Finding(LocateCode.REPLICAS, Level.ERROR, {"divergence": finding.text})
 
 
 def _suspect(finding: ReplicaFinding, step: int | None) -> Suspect:
@@ -84,8 +90,8 @@ def _suspect(finding: ReplicaFinding, step: int | None) -> Suspect:
         limit=1.0,
         excess=float("inf"),
         input_score=0.0,
-        reason=f"{finding.text}.",
-        evidence=[Shown(finding.name, "differs between ranks that should have it alike", None, None)],
+        reason=_reason(finding),
+        evidence=[Shown(finding.name, [Finding(LocateCode.REPLICA_VALUE)], None, None)],
         parents=[],
         stack=[],
         position=finding.position,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from msprobe_core.confirm import Confirmation
+from msprobe_core.findings import Finding
 from msprobe_core.model import Phase
 
 
@@ -42,6 +43,16 @@ class FaultKind(str, Enum):
     OUTSIDE = "outside of what was recorded"
 
 
+class Precondition(str, Enum):
+    """What must be the same in two runs before they can be compared."""
+
+    CONFIGURATION = "configuration"
+    WEIGHTS = "initial weights"
+    DATA = "input data"
+    RANDOMNESS = "random numbers"
+    DECISIONS = "discrete decisions"
+
+
 class CheckState(str, Enum):
     """What became of one precondition."""
 
@@ -72,12 +83,12 @@ class Check:
     Attributes:
         name: What was checked.
         state: What came of it.
-        detail: In words, with the first place where it does not hold.
+        detail: With the first place where it does not hold.
     """
 
-    name: str
+    name: Precondition
     state: CheckState
-    detail: str
+    detail: Finding
 
 
 @dataclass(frozen=True)
@@ -103,13 +114,13 @@ class Shown:
 
     Attributes:
         row: Its name.
-        message: What is wrong with it, in words; empty if nothing is.
+        findings: What is wrong with it; empty if nothing is.
         score: Its error in units of what rounding explains; ``None`` where that cannot be said.
         limit: What the score must exceed to be a fault.
     """
 
     row: str
-    message: str
+    findings: Sequence[Finding]
     score: float | None
     limit: float | None
 
@@ -132,13 +143,13 @@ class Suspect:
         limit: What the score must exceed.
         excess: The error in units of what is still allowed.
         input_score: The same of what it was given.
-        reason: Why it is suspected, in a sentence.
+        reason: Why it is suspected.
         evidence: Its values, those that differ most first.
         parents: Names of the calls that enclose it, innermost first.
         stack: Frames of the call, innermost first; empty if unknown.
         position: Its place among the calls of its rank.
         seen_at: The later call at which the error is beyond rounding; ``None`` where that is this one.
-        command: What to run next.
+        advice: What to run or to do next; ``None`` until `msprobe_core.locate.commands.with_advice` has added it.
         num_alike: How many further calls of the same kind are wrong in the same way.
         golden_entry: What the golden run's dump calls it, where both have it.
         confirmation: Who is wrong, by making the call again; ``None`` if that was not asked.
@@ -158,13 +169,13 @@ class Suspect:
     limit: float
     excess: float
     input_score: float
-    reason: str
+    reason: Finding
     evidence: Sequence[Shown]
     parents: Sequence[str]
     stack: Sequence[str]
     position: int
     seen_at: str | None = None
-    command: str = ""
+    advice: Finding | None = None
     num_alike: int = 0
     about: str | None = None
     golden_entry: str | None = None
@@ -187,28 +198,28 @@ class LocateResult:
         target: The run under test.
         golden: The trusted run.
         verdict: Whether there is a fault.
-        noise: Against what errors were held, in words.
+        noise: Against what errors were held.
         checks: The preconditions.
         decisions: Discrete decisions that fell otherwise, in execution order, the first ones.
         num_decisions: How many there are.
         suspects: The best first, ten at the most.
-        examined: What was looked at, in words: steps and ranks, and which were left out.
+        examined: What was looked at: steps and ranks, and which were left out.
         num_nodes: Calls that were judged.
         num_flagged: Those of them with an error that rounding does not explain.
         notes: What there is to say about the dumps.
-        incomplete: What could not be looked at, in words: what is missing, and which dumps ended early or are damaged.
+        incomplete: What could not be looked at: what is missing, and which dumps ended early or are damaged.
     """
 
     target: Path
     golden: Path
     verdict: LocateVerdict
-    noise: str
+    noise: Finding
     checks: Sequence[Check]
     decisions: Sequence[Decision]
     num_decisions: int
     suspects: Sequence[Suspect]
-    examined: str
+    examined: Finding
     num_nodes: int
     num_flagged: int
-    notes: Sequence[str] = field(default_factory=list[str])
-    incomplete: Sequence[str] = field(default_factory=list[str])
+    notes: Sequence[Finding] = ()
+    incomplete: Sequence[Finding] = ()

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.confirm import Confirmation
-from msprobe_core.locate.result import LocateResult, Suspect
+from msprobe_core.findings import content_of, noted, text_and_content
+from msprobe_core.locate.result import LocateResult, Shown, Suspect
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_json
@@ -39,22 +40,25 @@ def write_location(result: LocateResult, directory: Path) -> Path:
     make_directory(directory)
     path = directory / LOCATE_FILE
     with whole_file(path) as file:
-        file.write(encode_json(content_of(result), indent=2) + b"\n")
+        file.write(encode_json(location_content(result), indent=2) + b"\n")
     return path
 
 
-def content_of(result: LocateResult) -> dict[str, Any]:
+def location_content(result: LocateResult) -> dict[str, Any]:
     """Return what the file holds, in JSON's own types."""
     return {
         "version": VERSION,
         "verdict": result.verdict.value,
         "target": str(result.target),
         "golden": str(result.golden),
-        "noise": result.noise,
-        "examined": result.examined,
-        "incomplete": list(result.incomplete),
+        **text_and_content("noise", result.noise),
+        **text_and_content("examined", result.examined),
+        **text_and_content("incomplete", result.incomplete),
         "calls": {"judged": result.num_nodes, "beyond_rounding": result.num_flagged},
-        "checks": [{"name": check.name, "state": check.state.value, "detail": check.detail} for check in result.checks],
+        "checks": [
+            {"name": check.name.value, "state": check.state.value, **text_and_content("detail", check.detail)}
+            for check in result.checks
+        ],
         "decisions": {
             "different": result.num_decisions,
             "first": [
@@ -62,7 +66,7 @@ def content_of(result: LocateResult) -> dict[str, Any]:
             ],
         },
         "suspects": [_suspect(number, suspect) for number, suspect in enumerate(result.suspects, 1)],
-        "notes": list(result.notes),
+        **text_and_content("notes", result.notes),
     }
 
 
@@ -83,18 +87,25 @@ def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
         "limit": _number(suspect.limit),
         "excess": _number(suspect.excess),
         "input_score": _number(suspect.input_score),
-        "reason": suspect.reason,
+        **text_and_content("reason", suspect.reason),
         "seen_at": suspect.seen_at,
-        "evidence": [
-            {"row": each.row, "message": each.message, "score": _number(each.score), "limit": _number(each.limit)}
-            for each in suspect.evidence
-        ],
+        "evidence": [_shown(each) for each in suspect.evidence],
         "parents": list(suspect.parents),
         "stack": list(suspect.stack),
-        "command": suspect.command,
+        **text_and_content("command", suspect.advice or noted("")),
         "num_alike": suspect.num_alike,
         "about": suspect.about,
         "confirmation": None if suspect.confirmation is None else _confirmation(suspect.confirmation),
+    }
+
+
+def _shown(shown: Shown) -> dict[str, Any]:
+    return {
+        "row": shown.row,
+        "message": " ".join(each.text for each in shown.findings),
+        "message_finding": [content_of(each) for each in shown.findings],
+        "score": _number(shown.score),
+        "limit": _number(shown.limit),
     }
 
 

@@ -35,10 +35,10 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
     """
     line = f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."
     console.print(Text(line), soft_wrap=True)
-    width = max(len(check.name) for check in result.checks)
+    width = max(len(check.name.value) for check in result.checks)
     for check in result.checks:
-        line = Text(f"  {check.name:{width}}  ").append(f"{check.state.value:8}", style=_STYLES[check.state])
-        console.print(line.append(f"{check.detail}", style="default"), soft_wrap=True)
+        line = Text(f"  {check.name.value:{width}}  ").append(f"{check.state.value:8}", style=_STYLES[check.state])
+        console.print(line.append(check.detail.text, style="default"), soft_wrap=True)
     for decision in result.decisions[:_MAX_DECISIONS]:
         rate = "others" if decision.rate is None else f"{decision.rate:.2%} others"
         console.print(Text(f"    {_place(decision.step, decision.rank)}{decision.row}: {rate}"), soft_wrap=True)
@@ -103,22 +103,24 @@ def _lines(number: int, suspect: Suspect) -> Iterator[Text]:
             yield Text(f"     {' '.join(frame.split())}")
     if suspect.confirmation is not None:
         yield Text(f"   Made again: {HEADLINES[suspect.confirmation.verdict]}. {suspect.confirmation.reason}")
-    if suspect.command:
-        yield Text(f"   Next: {suspect.command}")
+    if suspect.advice is not None:
+        yield Text(f"   Next: {suspect.advice}")
 
 
 def _message(shown: Shown) -> str:
-    if shown.message:
-        return printable(shown.message)
+    if shown.findings:
+        return printable(" ".join(finding.text for finding in shown.findings))
     if shown.score is None or not math.isfinite(shown.score):
         return "differs"
     return f"{shown.score:.3g} times what rounding explains; {shown.limit:.3g} is allowed"
 
 
 def _verdict_line(result: LocateResult) -> Text:
-    first, *others = result.incomplete or [""]
-    because = f": {first}{f'; {len(others):,} more' if others else ''}." if first else "."
-    if result.verdict is LocateVerdict.AGREE and first:
+    because = "."
+    if result.incomplete:
+        more = f"; {len(result.incomplete) - 1:,} more" if len(result.incomplete) > 1 else ""
+        because = f": {result.incomplete[0]}{more}."
+    if result.verdict is LocateVerdict.AGREE and result.incomplete:
         said = f"AGREE: rounding explains every difference in what both have, which is not all{because}"
         return Text(said, style="bold green")
     if result.verdict is LocateVerdict.AGREE:

@@ -10,7 +10,7 @@ import msgspec
 from msprobe_core.errors import CompareError
 from msprobe_core.locate.result import LocateResult
 from msprobe_core.overflow.result import Finding, OverflowResult
-from msprobe_core.report.locate_file import content_of
+from msprobe_core.report.locate_file import location_content
 from msprobe_core.store.stack_text import frames_of_user
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.view.data import Check, Counts, Culprit, Evidence, Number, State, Verdict
@@ -61,7 +61,7 @@ class Location(msgspec.Struct, frozen=True):
 
 def location_of(result: LocateResult) -> Location:
     """Return what has been found."""
-    return msgspec.convert(content_of(result), Location)
+    return msgspec.convert(location_content(result), Location)
 
 
 def read_location(path: Path) -> Location:

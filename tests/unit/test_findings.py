@@ -19,6 +19,8 @@ from msprobe_core.findings import (
     template_of,
     worded,
 )
+from msprobe_core.locate import FaultKind
+from msprobe_core.locate.result import CheckState, Precondition, Strength
 
 
 class Fruit(Code):
@@ -118,6 +120,14 @@ def enumerations(base=Code):
         if kind.__module__.startswith(("msprobe_core.", "msprobe.")):
             yield kind
             yield from enumerations(kind)
+
+
+CLOSED_SETS = [FaultKind, Strength, Precondition, CheckState]
+
+
+@pytest.mark.parametrize("members", CLOSED_SETS, ids=lambda each: each.__name__)
+def test_each_member_of_a_closed_set_has_a_word_in_chinese(members):
+    assert {each.value for each in members} <= {*findings.wording("msprobe_core", Language.CHINESE).words}
 
 
 ALL = [code for kind in enumerations() for code in kind]

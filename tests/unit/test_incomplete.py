@@ -159,7 +159,7 @@ class TestLocate:
         result = locate(target(calls(6, 2)), golden)
         assert result.verdict is LocateVerdict.INSUFFICIENT
         assert result.suspects == []
-        assert result.incomplete == ["target: step 0 of rank 0 ended early, after 8 calls"]
+        assert [line.text for line in result.incomplete] == ["target: step 0 of rank 0 ended early, after 8 calls"]
 
     def test_a_fault_before_the_end_is_found(self, target, golden):
         result = locate(target(calls(5, 0, faults=[3])), golden)

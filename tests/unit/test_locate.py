@@ -9,12 +9,15 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
+from wording import worded_samples
 
 from msprobe_core.cli.locate import locate as command
+from msprobe_core.findings import Finding
 from msprobe_core.judge.origins import Source
 from msprobe_core.locate import FaultKind, LocateVerdict, locate
 from msprobe_core.locate.kinds import reason_of
-from msprobe_core.locate.result import CheckState, Strength
+from msprobe_core.locate.locate_codes import LocateCode
+from msprobe_core.locate.result import CheckState, Precondition, Strength
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((4, 8))
@@ -132,7 +135,8 @@ def test_what_follows_from_a_fault_is_not_suspected(tmp_path, golden):
 def test_a_factor_is_told(tmp_path, golden):
     first = found(tmp_path, golden, linear2=1.25).suspects[0]
     assert first.kind is FaultKind.SCALE
-    assert "1.25 times" in first.reason
+    assert first.reason.code is LocateCode.FACTOR
+    assert first.reason.fields["factor"] == pytest.approx(1.25)
     assert first.strength is Strength.STRONG
     assert first.parents == ["Module.layers.2.Layer.forward.0", "Module.Model.forward.0"]
 
@@ -143,9 +147,13 @@ def test_a_weight_that_is_hardly_another_is_still_wrong_at_the_start(tmp_path, g
     result = found(tmp_path, golden, weight2=weight)
     assert result.suspects[0].kind is FaultKind.PARAMETER
     assert result.suspects[0].entry == "Module.layers.2.Layer.forward.0"
-    check = next(check for check in result.checks if check.name == "initial weights")
+    check = next(check for check in result.checks if check.name is Precondition.WEIGHTS)
     assert check.state is CheckState.DIFFERS
-    assert "parameters: 1 of 4 differ" in check.detail
+    assert check.detail.code is LocateCode.CHECK_WEIGHTS
+    assert check.detail.fields["found"].code is LocateCode.TALLY_WRONG
+    assert check.detail.fields["found"].fields == {
+        "wrong": 1, "different": 1, "total": 4, "first": "Module.layers.2.Layer.forward.0.parameters.weight",
+    }  # fmt: skip
 
 
 def test_a_weight_that_is_another_after_a_step_was_updated_wrongly(tmp_path):
@@ -155,7 +163,8 @@ def test_a_weight_that_is_another_after_a_step_was_updated_wrongly(tmp_path):
     result = locate(tmp_path / "target", tmp_path / "golden")
     first = result.suspects[0]
     assert (first.step, first.kind, first.entry) == (1, FaultKind.OPTIMIZER, "Module.layers.1.Layer.forward.0")
-    assert "gradients agree" in first.reason
+    assert first.reason.code is LocateCode.UPDATE
+    assert first.reason.fields == {"parameters": ["weight"]}
 
 
 def test_the_first_step_that_is_wrong_ends_the_search(tmp_path):
@@ -165,14 +174,17 @@ def test_the_first_step_that_is_wrong_ends_the_search(tmp_path):
         Run(**faults).forward().write(tmp_path / "target" / f"step{step}" / "rank0")
     result = locate(tmp_path / "target", tmp_path / "golden")
     assert result.suspects[0].step == 1
-    assert result.examined == "2 of 3 steps, 1 rank; later ones were not looked at"
+    assert result.examined.code is LocateCode.EXAMINED_FIRST_STEPS
+    assert result.examined.fields == {"done": 2, "steps": 3, "ranks": 1}
 
 
 def test_calls_of_one_side_alone_are_no_fault_without_consequence(tmp_path, golden):
     target = Run(extra1=1.0).forward().backward().write(tmp_path / "target")
     result = locate(target, golden)
     assert result.verdict is LocateVerdict.AGREE
-    assert any("that one side has alone" in note and "Torch.mul.1.forward" in note for note in result.notes)
+    (note,) = result.notes
+    assert note.code is LocateCode.LONE_CALLS
+    assert note.fields == {"count": 1, "first": "Torch.mul.1.forward"}
 
 
 def test_missing_ranks_leave_it_undecided(tmp_path):
@@ -181,7 +193,7 @@ def test_missing_ranks_leave_it_undecided(tmp_path):
     Run().forward().write(tmp_path / "target" / "step0" / "rank0")
     result = locate(tmp_path / "target", tmp_path / "golden")
     assert result.verdict is LocateVerdict.INSUFFICIENT
-    assert any("rank1" in note for note in result.notes)
+    assert any("rank1" in note.text for note in result.notes)
 
 
 def test_ranks_that_show_the_same_are_one_suspect(tmp_path):
@@ -216,9 +228,10 @@ def test_values_that_the_program_saves_are_no_gradients(tmp_path):
         (tmp_path / side / "debug.json").write_text(json.dumps(header | {"data": data}))
     first, second = locate(tmp_path / "target", tmp_path / "golden").suspects
     assert (first.entry, first.kind) == ("loss.0.debug", FaultKind.SCALE)
-    assert first.reason.startswith("This value, which the program saves itself, is ")
+    assert first.reason.code is LocateCode.SAVED_VALUE
+    assert first.reason.fields["made"].code is LocateCode.MADE_BEYOND
     assert (second.entry, second.kind) == ("loss_grad.0.debug", FaultKind.GRADIENT)
-    assert "gradient that it passes on" not in second.reason
+    assert second.reason.code is LocateCode.SAVED_VALUE
 
 
 def test_nothing_is_0_times_what_rounding_explains():
@@ -229,9 +242,11 @@ def test_nothing_is_0_times_what_rounding_explains():
         "inputs_equal": True, "input_score": 0.0, "arguments_differ": False, "argument_gap": 0.0,
     }  # fmt: skip
     source = Source(node, seen_at=node | {"entry": "Functional.embedding.0.forward"})
-    assert reason_of(source, FaultKind.COMPUTATION, pl.DataFrame()) == (
-        "What it was given is bitwise equal, its output is within what rounding explains, and not so behind it."
-    )
+    reason = reason_of(source, FaultKind.COMPUTATION, pl.DataFrame())
+    assert reason.code is LocateCode.COMPUTATION
+    assert [reason.fields[each].code for each in ("given", "made")] == [
+        LocateCode.GIVEN_EQUAL, LocateCode.MADE_WITHIN,
+    ]  # fmt: skip
 
 
 # --- the command ------------------------------------------------------------------------------------------------
@@ -253,6 +268,8 @@ def test_the_command_names_the_fault_and_writes_a_file(tmp_path, golden):
     assert (first["entry"], first["module"], first["kind"]) == ("Functional.linear.2.forward", "layers.2", "scale")
     assert first["evidence"][0]["row"] == "Functional.linear.2.forward.output.0"
     assert first["phase"] == "forward"
+    assert first["reason_finding"]["code"] == "locate.factor"
+    assert first["reason_finding"]["fields"]["given"]["code"] == "locate.given.equal"
     assert '"list":["Module.layers.2.Layer"]' in first["command"]
 
 
@@ -260,5 +277,61 @@ def test_the_command_says_that_runs_agree(tmp_path, golden):
     target = Run().forward().backward().write(tmp_path / "target")
     done = run(target, golden, "-o", tmp_path / "out")
     assert done.return_value == 0
-    assert done.output.splitlines()[-1] == "AGREE: rounding explains every difference."
+    assert done.output.splitlines()[-1].startswith("AGREE: ")
     assert json.loads((tmp_path / "out" / "locate.json").read_text())["suspects"] == []
+
+
+# --- wording ----------------------------------------------------------------------------------------------------
+
+EQUAL, BEYOND = Finding(LocateCode.GIVEN_EQUAL), Finding(LocateCode.MADE_BEYOND, fields={"score": 12.3})
+TALLY = {"total": 1200, "different": 3, "wrong": 2, "first": "Torch.mul.0.forward.output.0"}
+COUNTED = {"found": Finding(LocateCode.TALLY_WRONG, fields=TALLY)}
+PARTS = {"given": EQUAL, "made": BEYOND}
+SAMPLES = {
+    LocateCode.LONE_CALL: {"only_on": "target"},
+    LocateCode.LOST_GRADIENT: {"only_on": "golden"},
+    LocateCode.CHANGED_AFTERWARDS: {"seen_at": "Torch.mul.0.forward"},
+    LocateCode.GRADIENT_ADDED_UP: {"side": "target"},
+    LocateCode.PARAMETER: {"parameters": ["weight", "bias"]},
+    LocateCode.UPDATE: {"parameters": ["weight"]},
+    LocateCode.ALL_UPDATES: {"parameters": ["weight"], "factor": 1.10012},
+    LocateCode.SAVED_VALUE: {"made": BEYOND},
+    LocateCode.GRADIENT: PARTS,
+    LocateCode.GRADIENT_OF_PARAMETERS: PARTS,
+    LocateCode.ARGUMENT: PARTS,
+    LocateCode.FACTOR: PARTS | {"factor": 1.250049},
+    LocateCode.COMPUTATION: PARTS,
+    LocateCode.REPLICAS: {"divergence": "weight: rank 1 differs from rank 0"},
+    LocateCode.GIVEN_ROUNDED: {"score": 0.4},
+    LocateCode.MADE_LOCAL: {"score": 4.0},
+    LocateCode.MADE_GROWING: {"score": 0.5},
+    LocateCode.MADE_BEYOND: {"score": 3e7},
+    LocateCode.CHECK_WEIGHTS: COUNTED,
+    LocateCode.CHECK_DATA: COUNTED,
+    LocateCode.CHECK_RANDOM: COUNTED,
+    LocateCode.CHECK_DECISIONS: COUNTED,
+    LocateCode.TALLY_WRONG: TALLY,
+    LocateCode.TALLY_ROUNDED: TALLY,
+    LocateCode.TALLY_EQUAL: TALLY,
+    LocateCode.DECIDED_OTHERWISE: TALLY,
+    LocateCode.AT_UNKNOWN_RATE: TALLY,
+    LocateCode.NOISE_MEASURED: {"profile": "golden/calibration/noise.json"},
+    LocateCode.EXAMINED_STEP: {"ranks": 1},
+    LocateCode.EXAMINED_ALL_STEPS: {"done": 3, "steps": 3, "ranks": 8},
+    LocateCode.EXAMINED_FIRST_STEPS: {"done": 2, "steps": 3, "ranks": 1},
+    LocateCode.RANK_FAILED: {"rank": "rank1", "why": "there was not enough memory; give fewer --workers"},
+    LocateCode.NOT_CONFIRMED: {"entry": "Torch.mul.0.forward", "why": "the dumps are of two frameworks"},
+    LocateCode.LONE_CALLS: {"count": 1234, "first": "Torch.mul.1.forward"},
+    LocateCode.NEXT_RUN: {"command": "msprobe locate target golden --confirm"},
+    LocateCode.NEXT_RECORD_AND_COMPARE: {"config": "{}"},
+    LocateCode.NEXT_RECORD_AND_CONFIRM: {"config": "{}"},
+}
+
+
+def test_wording(tmp_path, golden, wording_snapshot):
+    said = []
+    for name, faults in (("equal", {}), ("a factor", {"linear2": 1.25}), ("an extra call", {"extra1": 1.2})):
+        target = Run(**faults).forward().backward().write(tmp_path / name)
+        output = run(target, golden, "-o", tmp_path / "out").output
+        said.append(f"--- {name}\n{output.replace(str(tmp_path), '')}")
+    wording_snapshot.check("locate", *said, worded_samples(LocateCode, SAMPLES))

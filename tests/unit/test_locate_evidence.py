@@ -9,6 +9,7 @@ from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions
 from msprobe_core.judge.noise import load_noise
 from msprobe_core.locate import LocateOptions, LocateVerdict, locate
+from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import Strength
 
 SIZE, NUM_LAYERS = (16, 32), 4
@@ -51,9 +52,10 @@ def test_a_gradient_that_is_added_to_another_on_one_side_alone_is_strong_evidenc
     first = found.suspects[0]
     assert first.entry == "Module.layers.3.Linear.parameters_grad.0"
     assert first.strength is Strength.STRONG
-    assert "On the target only it is added to a gradient that was there before" in first.reason
+    assert first.reason.code is LocateCode.GRADIENT_ADDED_UP
+    assert first.reason.fields == {"side": "target"}
     found = locate(golden, backward(tmp_path / "other", added_to=[1]))
-    assert "On the golden only" in found.suspects[0].reason
+    assert found.suspects[0].reason.fields == {"side": "golden"}
 
 
 def test_both_sides_may_add_up(tmp_path):
@@ -67,14 +69,15 @@ def test_a_gradient_that_is_changed_behind_the_call_that_made_it_is_told_by_that
     assert (first.entry, first.seen_at) == (
         "Module.layers.2.Linear.parameters_grad.0", "Torch._foreach_norm.0.forward"
     )  # fmt: skip
-    assert "What it made is right, and is another where Torch._foreach_norm.0.forward gets it" in first.reason
+    assert first.reason.code is LocateCode.CHANGED_AFTERWARDS
+    assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward"}
 
 
 def test_a_gradient_that_was_made_wrong_is_not_changed_behind(tmp_path, golden):
     first = locate(backward(tmp_path / "target", scaled=2), golden).suspects[0]
     assert first.entry == "Module.layers.2.Linear.parameters_grad.0"
     assert first.seen_at is None
-    assert "the gradient of its parameters is" in first.reason
+    assert first.reason.code is LocateCode.GRADIENT_OF_PARAMETERS
 
 
 # --- calls that are given another argument ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from msprobe_core.judge.origins import Source
 from msprobe_core.locate import FaultKind, locate
 from msprobe_core.locate.kinds import reason_of
+from msprobe_core.locate.locate_codes import LocateCode
 
 SAVED = Path(__file__).parents[1] / "data" / "mindstudio_probe" / "26.2.0_debug" / "step0" / "proc1" / "debug.json"
 NODE = {
@@ -35,20 +36,22 @@ def test_what_to_do_about_a_saved_value(tmp_path, entry):
     target.write_text(json.dumps(content))
     (suspect,) = locate(target, SAVED).suspects
     assert suspect.entry == entry
-    assert suspect.command.startswith("save more values")
+    assert suspect.advice.code is LocateCode.NEXT_SAVE_MORE
 
 
 @pytest.mark.parametrize(
-    ("node", "expected"),
+    ("node", "code", "made", "score"),
     [
-        ({}, "its output is 4x what the rounding of this call alone explains."),
+        ({}, LocateCode.COMPUTATION, LocateCode.MADE_LOCAL, 4.0),
         ({"arguments_differ": True, "local_excess": 0.0, "output_excess": 0.0, "outputs_differ": False},
-         "another; its output is within what rounding explains, and not so behind it."),
-        ({"output_score": 12.0}, "its output is 12x what rounding explains."),
-        ({"output_score": 0.5, "output_excess": 0.1, "local_excess": 0.0}, "0.5x what rounding explains, and stronger"),
+         LocateCode.ARGUMENT, LocateCode.MADE_WITHIN, None),
+        ({"output_score": 12.0}, LocateCode.COMPUTATION, LocateCode.MADE_BEYOND, 12.0),
+        ({"output_score": 0.5, "output_excess": 0.1, "local_excess": 0.0},
+         LocateCode.COMPUTATION, LocateCode.MADE_GROWING, 0.5),
     ],
 )  # fmt: skip
-def test_the_size_of_an_error_is_not_zero(node, expected):
+def test_the_size_of_an_error_is_not_zero(node, code, made, score):
     reason = reason_of(Source(NODE | node), FaultKind.COMPUTATION, pl.DataFrame({"role": ["output"]}))
-    assert expected in reason
-    assert " 0x" not in reason
+    assert reason.code is code
+    assert reason.fields["made"].code is made
+    assert reason.fields["made"].fields.get("score") == score

@@ -203,7 +203,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    {"_version", "compat", "errors", "interrupts", "model"},
+    {"_version", "compat", "errors", "findings", "interrupts", "model"},
     {"guard", "names", "native", "untrusted"},
     {"fingerprint"},
     {"protocols"},

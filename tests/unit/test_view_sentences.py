@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from msprobe_core.judge.noise import measures, model
-from msprobe_core.locate import FaultKind
-from msprobe_core.locate.result import Strength
-from msprobe_core.overflow.result import Kind
 
 REPOSITORY = Path(__file__).parents[2]
 CORE = REPOSITORY / "msprobe_core"
@@ -19,17 +16,12 @@ SENTENCES, WORDS = CATALOGUE["sentences"], CATALOGUE["words"]
 
 WRITERS = [
     *(f"view/{name}.py" for name in ("suspects", "trends", "build", "calls", "communication")),
-    *(f"locate/{path.name}" for path in sorted((CORE / "locate").glob("*.py"))),
     "overflow/describe.py",
     "overflow/result.py",
     "judge/verdict.py",
 ]
-"""Modules that write what pages show. New ones in `locate` are of them by themselves."""
+"""Modules that write what pages show."""
 
-_BEHIND = "What is computed behind it differs beyond rounding, and nothing before it does."
-_DECISIONS = (
-    "results of calls that decide: {} of {} differ, first {}; at what rate only whole tensors tell (task 'tensor')"
-)
 _UNHEARD = (
     "What came holds {}, and all that is known to have been sent is finite. Not all that {} sent is known: a dump "
     "ended early, is missing or cannot be read."
@@ -56,15 +48,6 @@ PARTS = {
         " run has this call": "only the golden run has this call",
         " holds NaN or Inf": "{} holds NaN or Inf",
     },
-    "locate/checks.py": {
-        "; at what rate only whole tensors tell (task 'tensor')": _DECISIONS,
-    },
-    "locate/engine.py": {
-        "{} of {} steps": "{} of {} steps, {} ranks",
-        "1 step": "1 step, {} ranks",
-        "; later ones were not looked at": "later ones were not looked at",
-    },
-    "locate/kinds.py": {_BEHIND: f"Only the {{}} makes this call. {_BEHIND}", "Only the {} makes this call. {}": ""},
     "overflow/describe.py": {
         " (from {} to {})": "All its inputs are finite{}, what it returns holds {}.",
         "{} finite{}, what it returns holds {}.": "All its inputs are finite{}, what it returns holds {}.",
@@ -140,11 +123,6 @@ def test_parts_are_in_use_and_in_a_sentence(name):
     for part, whole in PARTS[name].items():
         assert part in used, f"{part!r} is written no more"
         assert not whole or whole in SENTENCES or whole in WORDS, f"{whole!r} has no translation"
-
-
-@pytest.mark.parametrize("words", [FaultKind, Kind, Strength], ids=lambda each: each.__name__)
-def test_every_word_of_a_closed_set_has_a_translation(words):
-    assert {each.value for each in words} <= {*WORDS}
 
 
 def test_every_word_for_evidence_and_measures_has_a_translation():

@@ -1,0 +1,72 @@
+"""Codes of what a search for the first fault finds; their templates are in ``wording``."""
+
+from __future__ import annotations
+
+from msprobe_core.findings import Code
+
+
+class LocateCode(Code):
+    """What a search for the first fault has to say."""
+
+    # Why a call is suspected.
+    LONE_CALL = "locate.lone-call"
+    LOST_GRADIENT = "locate.lost-gradient"
+    CHANGED_AFTERWARDS = "locate.changed-afterwards"
+    OTHER_DATA = "locate.other-data"
+    OTHER_PARAMETER = "locate.other-parameter"
+    GIVEN_WRONG = "locate.given-wrong"
+    GRADIENT_ADDED_UP = "locate.gradient-added-up"
+    PARAMETER = "locate.parameter"
+    UPDATE = "locate.update"
+    ALL_UPDATES = "locate.all-updates"
+    SAVED_VALUE = "locate.saved-value"
+    GRADIENT = "locate.gradient"
+    GRADIENT_OF_PARAMETERS = "locate.gradient-of-parameters"
+    ARGUMENT = "locate.argument"
+    FACTOR = "locate.factor"
+    COMPUTATION = "locate.computation"
+    REPLICAS = "locate.replicas"
+    REPLICA_VALUE = "locate.replica-value"
+    # What such a call was given, and what it made of that.
+    GIVEN_EQUAL = "locate.given.equal"
+    GIVEN_ROUNDED = "locate.given.rounded"
+    MADE_ONE_SIDED = "locate.made.one-sided"
+    MADE_EXACT = "locate.made.exact"
+    MADE_LOCAL = "locate.made.local"
+    MADE_WITHIN = "locate.made.within"
+    MADE_GROWING = "locate.made.growing"
+    MADE_BEYOND = "locate.made.beyond"
+    # Preconditions.
+    CHECK_CONFIGURATION = "locate.check.configuration"
+    CHECK_WEIGHTS = "locate.check.weights"
+    CHECK_DATA = "locate.check.data"
+    CHECK_RANDOM = "locate.check.random"
+    CHECK_DECISIONS = "locate.check.decisions"
+    NO_WEIGHTS = "locate.check.no-weights"
+    NO_DATA = "locate.check.no-data"
+    NO_RANDOM = "locate.check.no-random"
+    NO_DECISIONS = "locate.check.no-decisions"
+    TALLY_WRONG = "locate.tally.wrong"
+    TALLY_ROUNDED = "locate.tally.rounded"
+    TALLY_EQUAL = "locate.tally.equal"
+    DECIDED_OTHERWISE = "locate.tally.decided-otherwise"
+    AT_UNKNOWN_RATE = "locate.tally.at-unknown-rate"
+    # What was looked at, and by what measure.
+    NOISE_LIMITS = "locate.noise.limits"
+    NOISE_CLOSED_FORM = "locate.noise.closed-form"
+    NOISE_MEASURED = "locate.noise.measured"
+    EXAMINED_STEP = "locate.examined.step"
+    EXAMINED_ALL_STEPS = "locate.examined.all-steps"
+    EXAMINED_FIRST_STEPS = "locate.examined.first-steps"
+    RANK_FAILED = "locate.rank-failed"
+    NOT_CONFIRMED = "locate.not-confirmed"
+    LATER_STEPS = "locate.later-steps"
+    LONE_CALLS = "locate.lone-calls"
+    # What to do next.
+    NEXT_CHECKPOINTS = "locate.next.checkpoints"
+    NEXT_DATA_LOADERS = "locate.next.data-loaders"
+    NEXT_SEED = "locate.next.seed"
+    NEXT_SAVE_MORE = "locate.next.save-more"
+    NEXT_RUN = "locate.next.run"
+    NEXT_RECORD_AND_COMPARE = "locate.next.record-and-compare"
+    NEXT_RECORD_AND_CONFIRM = "locate.next.record-and-confirm"
