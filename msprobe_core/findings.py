@@ -9,6 +9,8 @@ A template is plain text with fields in braces:
 ``{row}``
     Text as it is, an integer in digits, a float with three significant digits, another finding in the same language,
     several values with commas between them; ``None`` is *unknown*.
+``{clauses:;}``
+    Several values with semicolons between them.
 ``{score:.2g}``
     A number in another format of Python's: ``,`` or a precision followed by ``g``, ``f`` or ``e``.
 ``{score:times}``
@@ -126,6 +128,7 @@ class Wording(msgspec.Struct, frozen=True):
 _PLACE = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _UNKNOWN = {Language.ENGLISH: "unknown", Language.CHINESE: "未知"}
 _COMMA = {Language.ENGLISH: ", ", Language.CHINESE: "、"}
+_SEMICOLON = {Language.ENGLISH: "; ", Language.CHINESE: ";"}
 
 
 def worded(finding: Finding, language: Language = Language.ENGLISH) -> str:
@@ -175,7 +178,8 @@ def _as_text(value: Field, spec: str, language: Language, words: Mapping[str, st
         plain = value.value if isinstance(value, Enum) else value
         return words.get(plain, plain) if spec == "word" else plain
     if not isinstance(value, (int, float)):
-        return _COMMA[language].join(_as_text(each, spec, language, words) for each in value)
+        between = (_SEMICOLON if spec == ";" else _COMMA)[language]
+        return between.join(_as_text(each, spec, language, words) for each in value)
     if "|" in spec:
         one, several = spec.split("|")
         return f"{value:,} {one if value == 1 else several}"

@@ -24,7 +24,7 @@ def allow_incomplete_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def exit_status(*, is_wrong: bool, incomplete: Sequence[str], allows_incomplete: bool) -> int:
+def exit_status(*, is_wrong: bool, incomplete: Sequence[object], allows_incomplete: bool) -> int:
     """Return the exit status of a command that judges.
 
     Args:

@@ -1,4 +1,4 @@
-"""Say what an origin is, with its evidence, and what to do next."""
+"""Describe an origin: what it is, its evidence, what became of it, and what to do next."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.config.ranges import format_ranges
+from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.model import Phase, Role
+from msprobe_core.overflow.overflow_codes import OverflowCode
 from msprobe_core.overflow.propagation import Origin, OriginKind, ancestors
-from msprobe_core.overflow.result import Evidence, Finding, Kind
-from msprobe_core.overflow.values import RankValues
+from msprobe_core.overflow.result import Evidence, Kind, OverflowOrigin
+from msprobe_core.overflow.values import Bad, RankValues
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stack_text import frames_of_user
@@ -66,14 +68,13 @@ class Describer:
         """
         self.step = step
         self._unheard = unheard
-        self.notes: list[str] = []
         self._values = values
         self._dump = lru_cache(maxsize=2)(self._read)
 
     def _read(self, rank: int) -> Dump:
         return read_dump(self.step.ranks[rank])
 
-    def describe(self, origin: Origin, layer: int, same_on: Sequence[int]) -> Finding:
+    def describe(self, origin: Origin, layer: int, same_on: Sequence[int]) -> OverflowOrigin:
         """Return what there is to say of an origin.
 
         Args:
@@ -87,15 +88,12 @@ class Describer:
         culprit = place.writes_in_place() if kind in {Kind.DATA, Kind.UNRECORDED} else None
         if culprit is not None:
             entry, kind = culprit, Kind.OPERATOR
-            reason = (
-                f"It works in place, and what it made was not recorded; {origin.entry} is the first call that has NaN "
-                "or Inf, and gets it from there."
-            )
+            reason = Finding(OverflowCode.IN_PLACE, Level.ERROR, {"first": origin.entry})
         else:
             reason = _reason(origin, kind, place, self._unheard)
         advice, command = self._next(origin, entry, kind)
         stack = dump.stacks.get(entry) or dump.stacks.get(names.forward_of(entry) or "", ())
-        return Finding(
+        return OverflowOrigin(
             rank=self.step.shown(origin.rank),
             entry=entry,
             kind=kind,
@@ -134,58 +132,54 @@ class Describer:
         place = _Place(self._dump(origin.rank).frame, origin)
         return Kind.UNRECORDED if place.was_seen_before(value.shape, value.dtype) else Kind.DATA
 
-    def harm_of(self, origin: Origin) -> str:
-        """Return what became of an origin, in words."""
-        parts: list[str] = []
-        if origin.first_nan is not None and origin.first_nan != origin.node:
-            parts.append(f"it becomes NaN at {self._at(*origin.first_nan)}")
-        for rank, entry, sender in origin.arrivals[:_MAX_ARRIVALS]:
-            parts.append(f"it comes to rank {rank} with {entry}, sent by {sender[1]} of rank {sender[0]}")
-        if len(origin.arrivals) > _MAX_ARRIVALS:
-            parts.append(f"and to {len(origin.arrivals) - _MAX_ARRIVALS:,} more ranks")
-        if origin.is_in_gradient and origin.phase is Phase.FORWARD:
-            parts.append("it reaches gradients")
-        if origin.kind is OriginKind.CONSTANT:
-            parts.append("the program passes it as an argument, as masks are made")
-        if origin.healers:
-            healers = ", ".join(self._at(*node) for node in origin.healers[:_MAX_HEALERS])
-            parts.append(f"it is finite again behind {healers}")
-        elif not parts and origin.kind is OriginKind.UNINITIALISED:
-            parts.append("nobody has used it")
-        elif not parts and not origin.num_handed_on:
-            parts.append("no recorded call hands it on")
-        return "; ".join(parts) or f"{origin.num_handed_on:,} more calls return it"
+    def harm_of(self, origin: Origin) -> Finding:
+        """Return what became of an origin."""
+        return Finding(OverflowCode.HARM, fields={"clauses": self._harms_of(origin)})
 
-    def _at(self, rank: int, entry: str) -> str:
-        return f"{entry} of rank {rank}" if self.step.is_job and len(self.step.ranks) > 1 else entry
+    def _harms_of(self, origin: Origin) -> list[Finding]:
+        found: list[Finding] = []
+        if origin.first_nan is not None and origin.first_nan != origin.node:
+            found.append(Finding(OverflowCode.BECOMES_NAN, fields={"place": self._at(*origin.first_nan)}))
+        found += [
+            Finding(
+                OverflowCode.ARRIVES,
+                fields={"rank": rank, "entry": entry, "sender": sender[1], "from_rank": sender[0]},
+            )
+            for rank, entry, sender in origin.arrivals[:_MAX_ARRIVALS]
+        ]
+        if len(origin.arrivals) > _MAX_ARRIVALS:
+            further = len(origin.arrivals) - _MAX_ARRIVALS
+            found.append(Finding(OverflowCode.ARRIVES_ELSEWHERE, fields={"count": further}))
+        if origin.is_in_gradient and origin.phase is Phase.FORWARD:
+            found.append(Finding(OverflowCode.REACHES_GRADIENTS))
+        if origin.kind is OriginKind.CONSTANT:
+            found.append(Finding(OverflowCode.PASSED_AS_MASK))
+        if origin.healers:
+            places = [self._at(*node) for node in origin.healers[:_MAX_HEALERS]]
+            found.append(Finding(OverflowCode.FINITE_AGAIN, fields={"places": places}))
+        elif not found and origin.kind is OriginKind.UNINITIALISED:
+            found.append(Finding(OverflowCode.UNUSED))
+        elif not found and not origin.num_handed_on:
+            found.append(Finding(OverflowCode.NOT_HANDED_ON))
+        return found or [Finding(OverflowCode.HANDED_ON, fields={"count": origin.num_handed_on})]
+
+    def _at(self, rank: int, entry: str) -> Field:
+        if self.step.is_job and len(self.step.ranks) > 1:
+            return Finding(OverflowCode.CALL_OF_RANK, fields={"entry": entry, "rank": rank})
+        return entry
 
     # --- what to do -------------------------------------------------------------------------------------------------
 
-    def _next(self, origin: Origin, entry: str, kind: Kind) -> tuple[str, str]:
-        number = self.step.number
+    def _next(self, origin: Origin, entry: str, kind: Kind) -> tuple[Finding, str]:
         if kind is Kind.WEIGHT:
-            return self._before(number)
-        record = self._record_command(origin, entry)
-        advices = {
-            Kind.OPERATOR: "Look at the values of this call: record it whole, and run it alone on them",
-            Kind.BACKWARD: "Look at the gradient that reaches this call and at what its forward has saved; with a loss "
-            "scaler in fp16, Inf here may be what that is for: it halves the scale and repeats the step",
-            Kind.DATA: "Look at the batch and at what makes it: tokenizer, normalisation, a mean over nothing",
-            Kind.UNRECORDED: "Record more: level mix, risk_level ALL, no list; or look at the code between the calls",
-            Kind.COMMUNICATION: "Sum in a wider dtype or divide before; then look at the transport between these ranks",
-            Kind.UNINITIALISED: "Set the memory before it is read, or do not read it: zeros instead of empty",
-            Kind.CONSTANT: "Look at why the program passes it",
-        }
-        return advices[kind], record
+            return self._before(self.step.number)
+        return Finding(_ADVICE[kind]), self._record_command(origin, entry)
 
-    def _before(self, number: int | None) -> tuple[str, str]:
+    def _before(self, number: int | None) -> tuple[Finding, str]:
         if number == 0:
-            return (
-                "It is so from the start: look at what initialises or loads the weights",
-                "msprobe control config.json set level=mix step='[\"0\"]'",
-            )
+            return Finding(OverflowCode.LOOK_AT_START), "msprobe control config.json set level=mix step='[\"0\"]'"
         before = None if number is None else number - 1
-        advice = "It was so before this step: look at the backward and the optimizer of the step before"
+        advice = Finding(OverflowCode.LOOK_AT_STEP_BEFORE)
         if before is not None and self.step.run is not None and (self.step.run / f"step{before}").is_dir():
             return advice, f"msprobe overflow_check {shlex.quote(str(self.step.run / f'step{before}'))}"
         step = "PREVIOUS" if before is None else before
@@ -200,6 +194,17 @@ class Describer:
         settings.append(f"level={'L0' if is_module else 'L1'}")
         settings.append(f"statistics.tensor_list={json.dumps([stem.removesuffix('.forward')])}")
         return "msprobe control config.json set task=statistics " + " ".join(map(shlex.quote, settings))
+
+
+_ADVICE = {
+    Kind.OPERATOR: OverflowCode.LOOK_AT_OPERATOR,
+    Kind.BACKWARD: OverflowCode.LOOK_AT_BACKWARD,
+    Kind.DATA: OverflowCode.LOOK_AT_DATA,
+    Kind.UNRECORDED: OverflowCode.RECORD_MORE,
+    Kind.COMMUNICATION: OverflowCode.LOOK_AT_COMMUNICATION,
+    Kind.UNINITIALISED: OverflowCode.SET_MEMORY,
+    Kind.CONSTANT: OverflowCode.LOOK_AT_CONSTANT,
+}
 
 
 class _Place:
@@ -279,61 +284,64 @@ def _is_finite(row: Mapping[str, object]) -> bool | None:
     return True if extremes or None not in counts else None
 
 
-def _reason(origin: Origin, kind: Kind, place: _Place, unheard: Sequence[int]) -> str:
-    bad = next((value for value in origin.values if value.name == origin.value), origin.values[0])
-    holds = _holds(bad.num_nan, bad.num_inf, has_nan=bad.has_nan, has_inf=bad.has_inf)
+def _reason(origin: Origin, kind: Kind, place: _Place, unheard: Sequence[int]) -> Finding:
+    holds = _held_by(next((value for value in origin.values if value.name == origin.value), origin.values[0]))
     if origin.kind is OriginKind.COMMUNICATION and unheard:
-        ranks = ", ".join(format_ranges(unheard)[:_MAX_RANGES])
-        whose = f"rank {ranks}" if len(unheard) == 1 else f"ranks {ranks}"
-        return (
-            f"What came holds {holds}, and all that is known to have been sent is finite. Not all that {whose} sent is "
-            "known: a dump ended early, is missing or cannot be read."
-        )
+        of_ranks = OverflowCode.ONE_RANK if len(unheard) == 1 else OverflowCode.SEVERAL_RANKS
+        ranks = Finding(of_ranks, fields={"ranks": format_ranges(unheard)[:_MAX_RANGES]})
+        return _happened(OverflowCode.SENT_UNKNOWN_IN_PART, holds=holds, ranks=ranks)
     if kind in {Kind.OPERATOR, Kind.BACKWARD, Kind.COMMUNICATION}:
         return _reason_of_call(origin, kind, place, holds)
-    if kind is Kind.WEIGHT:
-        return f"The weight {origin.value} holds {holds}; what else this call got is finite."
-    if kind is Kind.DATA:
-        return f"What the program passes in as {origin.value} holds {holds}; nothing before it does."
     if kind is Kind.UNINITIALISED:
-        return f"It returns memory as it is, which holds {holds}, and that was used before it was set."
-    if kind is Kind.CONSTANT:
-        return f"The program passes {holds} as {origin.value}."
-    return (
-        f"It is given {holds} as {origin.value}, and no call before it returns any: it was made between the recorded "
-        "calls."
-    )
+        return _happened(OverflowCode.UNINITIALISED, holds=holds)
+    return _happened(_PASSED_IN.get(kind, OverflowCode.UNRECORDED), value=origin.value, holds=holds)
 
 
-def _reason_of_call(origin: Origin, kind: Kind, place: _Place, holds: str) -> str:
+_PASSED_IN = {
+    Kind.WEIGHT: OverflowCode.WEIGHT,
+    Kind.DATA: OverflowCode.DATA,
+    Kind.CONSTANT: OverflowCode.CONSTANT,
+}
+
+
+def _reason_of_call(origin: Origin, kind: Kind, place: _Place, holds: Finding) -> Finding:
     ranges = place.inputs()
     if origin.phase is Phase.DEBUG:
-        return f"This saved value holds {holds}, and none before it does."
+        return _happened(OverflowCode.SAVED_VALUE, holds=holds)
     if origin.inf_from:
-        return (
-            f"It is given Inf, which may be meant, from {origin.inf_from}, and makes {holds} of it: Inf - Inf, "
-            "0 * Inf, or a softmax over a row that is masked as a whole."
-        )
-    between = ""
-    if ranges:
-        high, low = max(high for high, _ in ranges), min(low for _, low in ranges)
-        between = f" (from {low:.4g} to {high:.4g})"
+        return _happened(OverflowCode.INF_GIVEN, source=origin.inf_from, holds=holds)
     if kind is Kind.COMMUNICATION:
         if not place.has_inputs() or not ranges:
-            return f"What came holds {holds}; what was sent is not recorded."
-        return f"What every rank sends is finite{between if len(ranges) == 1 else ''}, what came holds {holds}."
+            return _happened(OverflowCode.SENT_UNKNOWN, holds=holds)
+        # Of several tensors nothing says which one was summed up.
+        return _happened(OverflowCode.COMMUNICATION, given=_finite(ranges if len(ranges) == 1 else ()), holds=holds)
     if origin.phase is Phase.PARAMETERS_GRAD:
-        return f"The gradients that were added up hold {holds}, while those that reached the module are finite."
+        return _happened(OverflowCode.GRADIENTS_ADDED_UP, holds=holds)
     if not place.has_inputs():
-        return f"It returns {holds}; what it was given was not recorded."
-    given = "The gradient that reaches it is" if kind is Kind.BACKWARD else "All its inputs are"
-    return f"{given} finite{between}, what it returns holds {holds}."
+        return _happened(OverflowCode.GIVEN_UNKNOWN, holds=holds)
+    code = OverflowCode.BACKWARD if kind is Kind.BACKWARD else OverflowCode.OPERATOR
+    return _happened(code, given=_finite(ranges), holds=holds)
 
 
-def _holds(num_nan: int | None, num_inf: int | None, *, has_nan: bool, has_inf: bool) -> str:
-    parts: list[str] = []
-    if has_nan:
-        parts.append(f"{num_nan:,} NaN" if num_nan else "NaN")
-    if has_inf:
-        parts.append(f"{num_inf:,} Inf" if num_inf else "Inf")
-    return " and ".join(parts)
+def _happened(code: OverflowCode, **fields: Field) -> Finding:
+    return Finding(code, Level.ERROR, fields)
+
+
+def _finite(ranges: Sequence[tuple[float, float]]) -> Finding:
+    """Return that values are finite, and between which ones they are if that is known."""
+    if not ranges:
+        return Finding(OverflowCode.FINITE)
+    low, high = min(low for _, low in ranges), max(high for high, _ in ranges)
+    return Finding(OverflowCode.FINITE_BETWEEN, fields={"low": low, "high": high})
+
+
+def _held_by(value: Bad) -> Finding:
+    nan = _counted(value.num_nan, OverflowCode.NUM_NAN, OverflowCode.NAN)
+    inf = _counted(value.num_inf, OverflowCode.NUM_INF, OverflowCode.INF)
+    if value.has_nan and value.has_inf:
+        return Finding(OverflowCode.NAN_AND_INF, fields={"nan": nan, "inf": inf})
+    return nan if value.has_nan else inf
+
+
+def _counted(count: int | None, counted: OverflowCode, uncounted: OverflowCode) -> Finding:
+    return Finding(counted, fields={"count": count}) if count else Finding(uncounted)

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from msprobe_core.findings import text_and_content
 from msprobe_core.overflow.records import records_of
 from msprobe_core.overflow.result import OverflowResult, StepResult
-from msprobe_core.overflow.search import findings_by_rank
+from msprobe_core.overflow.search import origins_by_rank
 from msprobe_core.store import layout
-from msprobe_core.store.results import refuse_foreign_json
+from msprobe_core.store.results import plain_result, refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 RESULT_FILE = "overflow.json"
@@ -46,8 +45,8 @@ def write_result(result: OverflowResult, directory: Path) -> list[Path]:
         written.append(path)
     path = directory / RESULT_FILE
     verdict = "found" if result.first is not None else "undecided" if result.incomplete else "clean"
-    incomplete = list(result.incomplete)
-    _write(path, {"version": VERSION, "verdict": verdict, "incomplete": incomplete} | _plain(result))
+    incomplete = text_and_content("incomplete", result.incomplete)
+    _write(path, {"version": VERSION, "verdict": verdict, **incomplete, **_plain(result)})
     return [*written, path]
 
 
@@ -57,36 +56,25 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _plain(result: OverflowResult) -> dict[str, Any]:
-    content: dict[str, Any] = msgspec.to_builtins(result, enc_hook=str, str_keys=True)
+    content: dict[str, Any] = plain_result(result, ("reason", "advice", "harm", "notes", "incomplete", "unread"))
     for step in content["steps"]:
         del step["dumps"]
-    return _strict(content)
-
-
-def _strict(value: Any) -> Any:
-    """Return a value without what JSON has no number for."""
-    if isinstance(value, float) and not value - value == 0:  # noqa: SIM201
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    return value
+    return content
 
 
 def _anomalies(step: StepResult) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the first nodes of each rank, in the form of ``mindstudio-probe``."""
-    for rank, findings in list(findings_by_rank(step).items())[:_MAX_RANKS]:
-        records = records_of(step.dumps[rank], [finding.entry for finding in findings])
+    for rank, origins in list(origins_by_rank(step).items())[:_MAX_RANKS]:
+        records = records_of(step.dumps[rank], [origin.entry for origin in origins])
         yield (
             f"rank_{rank}",
             [
                 {
-                    "op_name": finding.entry,
-                    "data_info": records.get(finding.entry, {}),
-                    "construct_info": list(finding.parents),
-                    "stack_info": list(finding.stack),
+                    "op_name": origin.entry,
+                    "data_info": records.get(origin.entry, {}),
+                    "construct_info": list(origin.parents),
+                    "stack_info": list(origin.stack),
                 }
-                for finding in findings
+                for origin in origins
             ],
         )

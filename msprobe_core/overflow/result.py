@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from msprobe_core.findings import Finding
 from msprobe_core.overflow.values import NearEnd
 
 
@@ -51,7 +52,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class OverflowOrigin:
     """A place where values stop being finite.
 
     Attributes:
@@ -59,26 +60,26 @@ class Finding:
         entry: The call that made them, or was the first to get them.
         kind: What is to blame.
         value: Name of the value that is not finite.
-        reason: What happened, in words.
-        advice: What to do next, in words.
+        reason: What happened.
+        advice: What to do next.
         command: To do so.
-        harm: What became of it, in words.
+        harm: What became of it.
         evidence: Values of the call: first what is not finite, then inputs, then others.
         parents: Calls around it, the innermost first.
         stack: Where it was called from, the innermost frame first.
         layer: How many calls of communication the longest chain of causes before it has.
         ranks: All ranks that it came to.
-        same_on: Other ranks that have a finding of the same name and kind.
+        same_on: Other ranks that have one of the same name and kind.
     """
 
     rank: int | None
     entry: str
     kind: Kind
     value: str
-    reason: str
-    advice: str
+    reason: Finding
+    advice: Finding
     command: str
-    harm: str
+    harm: Finding
     evidence: Sequence[Evidence]
     parents: Sequence[str]
     stack: Sequence[str]
@@ -89,12 +90,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Harmless:
-    """NaN or Inf that did no harm: meant, or finite again."""
+    """NaN or Inf that did no harm: meant, or finite again; ``reason`` is what became of it."""
 
     rank: int | None
     entry: str
     kind: Kind
-    reason: str
+    reason: Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ class StepResult:
         num_harmless: How many of them there are altogether.
         near_end: Finite values near the end of their range.
         notes: What there is to say about the dumps, and what could not be matched.
-        incomplete: What could not be searched, in words: dumps that cannot be read, ended early or are damaged.
+        incomplete: What could not be searched: dumps that cannot be read, ended early or are damaged.
         dumps: Where the dump of each rank is; processes outside of a job are counted.
     """
 
@@ -132,14 +133,14 @@ class StepResult:
     num_ranks: int
     num_entries: int
     num_bad: int
-    first: Sequence[Finding]
-    further: Sequence[Finding]
+    first: Sequence[OverflowOrigin]
+    further: Sequence[OverflowOrigin]
     num_further: int
     harmless: Sequence[Harmless]
     num_harmless: int
     near_end: Sequence[RankNote]
-    notes: Sequence[str]
-    incomplete: Sequence[str]
+    notes: Sequence[Finding]
+    incomplete: Sequence[Finding]
     dumps: Mapping[int, Path]
 
     @property
@@ -156,19 +157,19 @@ class OverflowResult:
         path: What was searched.
         steps: One result per step that was read, in their order; those behind the first that is not clean only say
             how many values are bad.
-        unread: Steps that could not be searched, and ranks that steps lack, in words.
+        unread: Steps that could not be searched, and ranks that steps lack.
     """
 
     path: Path
     steps: Sequence[StepResult]
-    unread: Sequence[str] = ()
+    unread: Sequence[Finding] = ()
 
     @property
-    def incomplete(self) -> Sequence[str]:
-        """What could not be searched, in words."""
+    def incomplete(self) -> Sequence[Finding]:
+        """What could not be searched."""
         return [*(line for step in self.steps for line in step.incomplete), *self.unread]
 
     @property
     def first(self) -> StepResult | None:
-        """The first step with a finding; ``None`` if all are clean."""
+        """The first step with an origin; ``None`` if all are clean."""
         return next((step for step in self.steps if not step.is_clean), None)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import DumpError, MsprobeError
+from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Ending, EndState
 from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.causality import Order
 from msprobe_core.overflow.describe import Describer, Step
+from msprobe_core.overflow.overflow_codes import OverflowCode
 from msprobe_core.overflow.propagation import Harm, Origin, Spread
-from msprobe_core.overflow.result import Finding, Harmless, OverflowResult, RankNote, StepResult
+from msprobe_core.overflow.result import Harmless, OverflowOrigin, OverflowResult, RankNote, StepResult
 from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.layout import find_units
@@ -41,7 +43,7 @@ def search(path: Path) -> OverflowResult:
     if not steps:
         return OverflowResult(path=path, steps=[_search_step(_step_of(None, path, None))])
     found: list[StepResult] = []
-    unread: list[str] = []
+    unread: list[Finding] = []
     ranks: dict[int, int] = {}
     for number, directory in steps.items():
         try:
@@ -49,16 +51,16 @@ def search(path: Path) -> OverflowResult:
             step = replace(step, notes=[*notes, *step.notes])
             notes = []
             unread += [
-                f"step {number} has no rank {rank}, and step {former} has"
+                Finding(OverflowCode.RANK_LACKING, fields={"step": number, "rank": rank, "former": former})
                 for rank, former in sorted(ranks.items())
                 if step.is_job and rank not in step.ranks
             ]
             ranks |= dict.fromkeys(step.ranks if step.is_job else (), number)
             found.append(_search_step(step))
         except DumpError as error:  # noqa: PERF203  # a step costs more than a try
-            unread.append(str(error))
+            unread.append(noted(str(error)))
     if not found:
-        raise DumpError("; ".join(unread))
+        raise DumpError("; ".join(each.text for each in unread))
     return OverflowResult(path=path, steps=found, unread=unread)
 
 
@@ -86,15 +88,15 @@ class _Read:
 
     values: dict[int, RankValues] = field(default_factory=dict[int, RankValues])
     calls: dict[int, RankCalls] = field(default_factory=dict[int, RankCalls])
-    notes: list[str] = field(default_factory=list[str])
+    notes: list[Finding] = field(default_factory=list[Finding])
     endings: dict[int, tuple[Path, Ending]] = field(default_factory=dict[int, tuple[Path, Ending]])
-    unread: list[str] = field(default_factory=list[str])
+    unread: list[Finding] = field(default_factory=list[Finding])
 
-    def broken(self) -> dict[int, str]:
-        """Return in words which ranks ended early or are damaged; others that have more windows give one away."""
+    def broken(self) -> dict[int, Finding]:
+        """Return which ranks ended early or are damaged; others that have more windows give one away."""
         most = max((ending.num_windows for _, ending in self.endings.values()), default=0)
         return {
-            rank: sentence(path, ending)
+            rank: noted(sentence(path, ending))
             for rank, (path, ending) in self.endings.items()
             if not ending.is_whole or (ending.state is EndState.STOPPED and 0 < ending.num_windows < most)
         }
@@ -133,7 +135,7 @@ def _search_step(step: Step) -> StepResult:
         harmless=[_harmless(origin, describer) for origin in harmless[:MAX_HARMLESS]],
         num_harmless=len(harmless),
         near_end=near[:_MAX_NEAR],
-        notes=[*read.notes, *(order.notes if order is not None else ()), *describer.notes],
+        notes=[*read.notes, *map(noted, order.notes if order is not None else ())],
         incomplete=[*broken.values(), *read.unread],
         dumps=step.ranks,
     )
@@ -145,36 +147,34 @@ def _read(step: Step) -> _Read:
     Raises:
         DumpError: none could be read, or none says whether its values are finite.
     """
-    read = _Read(notes=list(step.notes))
-    errors: list[str] = []
+    read = _Read(notes=list(map(noted, step.notes)))
+    errors: list[Finding] = []
     for rank, directory in step.ranks.items():
         try:
             dump = read_dump(directory)
             values = values_of(dump)
         except MsprobeError as error:
-            errors.append(str(error))
+            errors.append(noted(str(error)))
             continue
-        read.notes.extend(dump.notes)
+        read.notes.extend(map(noted, dump.notes))
         read.endings[rank] = dump.path, ending_of(dump)
         if not values.num_entries:
-            errors.append(f"{dump.path}: holds no values (task {dump.header.task}); record statistics")
+            fields = {"path": str(dump.path), "task": dump.header.task}
+            errors.append(Finding(OverflowCode.NO_VALUES, fields=fields))
             continue
         if values.num_tensors and not values.num_judged:
-            errors.append(
-                f"{dump.path}: does not say which values are finite (summary_mode {dump.header.summary_mode}); record "
-                "statistics"
-            )
+            fields = {"path": str(dump.path), "summary_mode": dump.header.summary_mode}
+            errors.append(Finding(OverflowCode.NO_STATISTICS, fields=fields))
             continue
         read.values[rank] = values
         if len(step.ranks) > 1:
             read.calls[rank] = calls_of(dump, rank)
         if values.num_bad > len(values.entries):
-            read.notes.append(
-                f"rank {rank}: calls with NaN or Inf: {values.num_bad:,}; the first {MAX_BAD_ENTRIES:,} were followed"
-            )
+            fields = {"rank": rank, "count": values.num_bad, "followed": MAX_BAD_ENTRIES}
+            read.notes.append(Finding(OverflowCode.NOT_ALL_FOLLOWED, fields=fields))
     if not read.values:
-        ended = list(read.broken().values())
-        raise DumpError("; ".join([*ended, *errors]) or f"{step.directory}: holds no dump")
+        why = [each.text for each in (*read.broken().values(), *errors)]
+        raise DumpError("; ".join(why) or f"{step.directory}: holds no dump")
     read.unread.extend(errors)
     return read
 
@@ -213,7 +213,7 @@ def _earliest(origins: Sequence[Origin], order: Order | None) -> list[Origin]:
     return sorted((o for o in firsts.values() if o.node in earliest), key=lambda origin: _place(origin, order))
 
 
-def _described(origins: Sequence[Origin], describer: Describer, order: Order | None) -> list[Finding]:
+def _described(origins: Sequence[Origin], describer: Describer, order: Order | None) -> list[OverflowOrigin]:
     """Describe origins; those of other ranks that have the same name, kind and number of exchanges share one."""
     found: dict[tuple[object, ...], list[Origin]] = {}
     for origin in origins:
@@ -234,12 +234,12 @@ def _harmless(origin: Origin, describer: Describer) -> Harmless:
     )
 
 
-def findings_by_rank(step: StepResult) -> Mapping[int, list[Finding]]:
+def origins_by_rank(step: StepResult) -> Mapping[int, list[OverflowOrigin]]:
     """Return the first places by rank, those with the fewest exchanges before them."""
-    layer = min((finding.layer for finding in step.first), default=0)
-    found: dict[int, list[Finding]] = {}
-    for finding in step.first:
-        if finding.layer == layer:
-            for rank in (finding.rank or 0, *finding.same_on):
-                found.setdefault(rank, []).append(finding)
+    layer = min((origin.layer for origin in step.first), default=0)
+    found: dict[int, list[OverflowOrigin]] = {}
+    for origin in step.first:
+        if origin.layer == layer:
+            for rank in (origin.rank or 0, *origin.same_on):
+                found.setdefault(rank, []).append(origin)
     return dict(sorted(found.items()))

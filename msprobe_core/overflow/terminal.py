@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from msprobe_core.errors import printable
-from msprobe_core.overflow.result import Evidence, Finding, OverflowResult, StepResult
+from msprobe_core.overflow.result import Evidence, OverflowOrigin, OverflowResult, StepResult
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,14 +55,14 @@ def lines_of(result: OverflowResult, *, allows_incomplete: bool = False) -> Iter
         return
     where = "" if first.step is None else f"step {first.step}, "
     yield Text(f"FOUND: {where}{_title(first.first[0])}", style="bold red")
-    for number, finding in enumerate(first.first[:_MAX_SHOWN]):
+    for number, origin in enumerate(first.first[:_MAX_SHOWN]):
         if number:
-            yield Text(f"Independent of it: {_title(finding)}", style="bold red")
-        yield from _finding(finding)
+            yield Text(f"Independent of it: {_title(origin)}", style="bold red")
+        yield from _origin(origin)
     if len(first.first) > _MAX_SHOWN:
         yield Text(f"… and {len(first.first) - _MAX_SHOWN:,} more that are independent, in overflow.json")
     if first.num_further:
-        shown = ", ".join(_title(finding) for finding in first.further[:_MAX_SHOWN])
+        shown = ", ".join(_title(origin) for origin in first.further[:_MAX_SHOWN])
         yield Text(f"Later, and perhaps because of it ({first.num_further:,}): {shown}")
     yield from _harmless(first)
     later = [step for step in result.steps if step is not first and not step.is_clean]
@@ -95,34 +95,34 @@ def _harmless(step: StepResult) -> Iterator[Text]:
         )
 
 
-def _title(finding: Finding) -> str:
-    ranks = [rank for rank in (finding.rank, *finding.same_on) if rank is not None]
+def _title(origin: OverflowOrigin) -> str:
+    ranks = [rank for rank in (origin.rank, *origin.same_on) if rank is not None]
     shown = ", ".join(map(str, ranks[:_MAX_RANKS])) + (", …" if len(ranks) > _MAX_RANKS else "")
     where = "" if not ranks else f"rank {shown}: " if len(ranks) == 1 else f"ranks {shown}: "
-    what = finding.value if finding.kind.value == "weight" else finding.entry
-    return f"{where}{what} ({finding.kind.value})"
+    what = origin.value if origin.kind.value == "weight" else origin.entry
+    return f"{where}{what} ({origin.kind.value})"
 
 
 def _at(name: str, rank: int | None) -> str:
     return name if rank is None else f"rank {rank}: {name}"
 
 
-def _finding(finding: Finding) -> Iterator[Text]:
-    if finding.parents:
-        yield Text(f"  inside {' < '.join(finding.parents)}")
-    yield Text(f"  {finding.reason}")
-    for value in finding.evidence[:_MAX_VALUES]:
+def _origin(origin: OverflowOrigin) -> Iterator[Text]:
+    if origin.parents:
+        yield Text(f"  inside {' < '.join(origin.parents)}")
+    yield Text(f"  {origin.reason}")
+    for value in origin.evidence[:_MAX_VALUES]:
         yield Text(f"    {_value(value)}")
-    if len(finding.evidence) > _MAX_VALUES:
-        yield Text(f"    … and {len(finding.evidence) - _MAX_VALUES} more values")
-    yield Text(f"  What became of it: {finding.harm}.")
-    frames = list(finding.stack[:_MAX_FRAMES])
+    if len(origin.evidence) > _MAX_VALUES:
+        yield Text(f"    … and {len(origin.evidence) - _MAX_VALUES} more values")
+    yield Text(f"  What became of it: {origin.harm}.")
+    frames = list(origin.stack[:_MAX_FRAMES])
     if frames:
         yield Text("  called from")
         for frame in frames:
             yield Text(f"    {printable(' '.join(frame.split()))}")
-    yield Text(f"  {finding.advice}:")
-    yield Text(f"    {finding.command}")
+    yield Text(f"  {origin.advice}:")
+    yield Text(f"    {origin.command}")
 
 
 def _value(value: Evidence) -> str:

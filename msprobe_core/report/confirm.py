@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from msprobe_core.confirm import Confirmation, Side, Verdict
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import refuse_foreign_json
+from msprobe_core.store.results import plain_result, refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
@@ -48,23 +45,10 @@ def write_confirmation(found: Confirmation, directory: Path) -> Path:
     """
     make_directory(directory)
     path = directory / CONFIRM_FILE
-    content = {"version": VERSION, **cast("dict[str, Any]", _plain(asdict(found)))}
+    content = {"version": VERSION, **plain_result(found)}
     with whole_file(path) as file:
         file.write(encode_json(content, indent=2) + b"\n")
     return path
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with NaN and Inf as text, as dumps have them: JSON has no such numbers."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in cast("list[Any]", value)]
-    return value
 
 
 def print_confirmation(found: Confirmation, path: Path | None, console: Console) -> None:

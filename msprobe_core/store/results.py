@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from msprobe_core.errors import StoreError
+from msprobe_core.findings import text_and_content
 from msprobe_core.untrusted.files import open_plain, read_plain
 
 _MAX_BYTES = 256 << 20
@@ -74,3 +79,28 @@ def refusal(path: Path, command: str) -> StoreError:
         f"{path}: exists, and `{command}` has not written it, so it is not replaced; move it away, choose another "
         "place, or give --overwrite"
     )
+
+
+def plain_result(value: Any, texts: Collection[str] = ()) -> Any:
+    """Return what a command has found in JSON's own types; numbers that JSON has not as text, as dumps have them.
+
+    Args:
+        value: Dataclasses, mappings, sequences, enumerations, paths, numbers and texts, within each other.
+        texts: Attributes that are findings: of these there are texts and codes, see `text_and_content`.
+    """
+    if is_dataclass(value):
+        found: dict[str, Any] = {}
+        for own in fields(value):
+            item = getattr(value, own.name)
+            is_text = own.name in texts
+            found |= text_and_content(own.name, item) if is_text else {own.name: plain_result(item, texts)}
+        return found
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {str(key): plain_result(item, texts) for key, item in cast("Mapping[object, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain_result(item, texts) for item in cast("Sequence[Any]", value)]
+    return str(value) if isinstance(value, Path) else value

@@ -164,7 +164,7 @@ class _Builder:
         self._add_all(tasks)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
-        incomplete = self._incomplete if found is None else found.incomplete
+        incomplete = self._incomplete if found is None else [line.text for line in found.incomplete]
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
         return self._data(Kind.DUMP, target, None, verdict, {})
 

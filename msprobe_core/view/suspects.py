@@ -9,7 +9,7 @@ import msgspec
 
 from msprobe_core.errors import CompareError
 from msprobe_core.locate.result import LocateResult
-from msprobe_core.overflow.result import Finding, OverflowResult
+from msprobe_core.overflow.result import OverflowOrigin, OverflowResult
 from msprobe_core.report.locate_file import location_content
 from msprobe_core.store.stack_text import frames_of_user
 from msprobe_core.untrusted.files import read_plain
@@ -206,26 +206,26 @@ def overflow_culprits(result: OverflowResult, places: Places) -> list[Culprit]:
     return [
         Culprit(
             unit=place,
-            node=finding.entry,
+            node=origin.entry,
             step=first.step,
-            ranks=() if finding.rank is None else sorted({finding.rank, *finding.same_on}),
-            kind=f"NaN or Inf: {finding.kind.value}",
+            ranks=() if origin.rank is None else sorted({origin.rank, *origin.same_on}),
+            kind=f"NaN or Inf: {origin.kind.value}",
             strength="strong",
             score="inf",
             limit=None,
-            reason=finding.reason,
-            evidence=[Evidence(each.name, _told(finding, i)) for i, each in enumerate(finding.evidence)],
-            parents=finding.parents,
-            stack=_frames(finding.stack),
-            command=finding.command,
+            reason=origin.reason.text,
+            evidence=[Evidence(each.name, _told(origin, i)) for i, each in enumerate(origin.evidence)],
+            parents=origin.parents,
+            stack=_frames(origin.stack),
+            command=origin.command,
         )
-        for finding in first.first
-        if (place := _unit_of(places, step, [] if finding.rank is None else [finding.rank])) is not None
+        for origin in first.first
+        if (place := _unit_of(places, step, [] if origin.rank is None else [origin.rank])) is not None
     ]
 
 
-def _told(finding: Finding, number: int) -> str:
-    each = finding.evidence[number]
+def _told(origin: OverflowOrigin, number: int) -> str:
+    each = origin.evidence[number]
     state = {True: "finite", False: "not finite", None: "unknown"}[each.is_finite]
     return f"{each.role} {each.dtype} {each.shape}: {state}"
 
@@ -248,14 +248,14 @@ def overflow_verdict(
         state = state if has_values else "whose values were not recorded"
         details = _details_of(incomplete)
         return Verdict(State.NONE, f"{sentence}, {state}.", details, counts=counts, incomplete=incomplete)
-    finding = first.first[0]
+    origin = first.first[0]
     places = [] if first.step is None else [f"step {first.step}"]
-    places += [] if finding.rank is None else [f"rank {finding.rank}"]
+    places += [] if origin.rank is None else [f"rank {origin.rank}"]
     where = f" in {', '.join(places)}" if places else ""
     return Verdict(
         State.FAULT,
-        f"Values stop being finite{where} at {finding.entry}: {finding.kind.value}.",
-        detail=[finding.reason, finding.harm, finding.advice, *_details_of(incomplete)],
+        f"Values stop being finite{where} at {origin.entry}: {origin.kind.value}.",
+        detail=[origin.reason.text, origin.harm.text, origin.advice.text, *_details_of(incomplete)],
         counts=counts,
         incomplete=incomplete,
     )

@@ -7,7 +7,9 @@ import torch
 from jobs import run_job
 from overflow_jobs import Net, record, run_all, train
 
+from msprobe_core.findings import Finding
 from msprobe_core.overflow import Kind, search
+from msprobe_core.overflow.overflow_codes import OverflowCode
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -72,7 +74,7 @@ def test_input_data_is_named(tmp_path, level):
     x[1, 2, 3] = float("nan")
     (finding,) = recorded(tmp_path, level=level, x=x).first.first
     assert finding.kind is Kind.DATA
-    assert "1 NaN" in finding.reason
+    assert finding.reason.fields["holds"] == Finding(OverflowCode.NUM_NAN, fields={"count": 1})
 
 
 @pytest.fixture(scope="module")

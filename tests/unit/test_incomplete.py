@@ -8,9 +8,11 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
+from msprobe_core.findings import Finding
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.overflow import search
+from msprobe_core.overflow.overflow_codes import OverflowCode
 
 RUN = {"job": "", "host": "h", "process": 1, "started": 1.0}
 NAN = {"Max": "NaN", "Min": "NaN", "Mean": "NaN", "Norm": "NaN", "num_nan": 1, "num_inf": 0}
@@ -220,20 +222,20 @@ class TestOverflow:
         (tmp_path / "step1" / "rank0" / "dump.json").write_bytes(b"{")
         result = search(tmp_path)
         assert [step.step for step in result.steps] == [0]
-        assert "is not valid JSON" in result.incomplete[0]
+        assert "is not valid JSON" in result.incomplete[0].text
 
     def test_a_rank_that_a_later_step_lacks_is_said(self, tmp_path):
         for step, ranks in ((0, 2), (1, 1)):
             for rank in range(ranks):
                 write(tmp_path / f"step{step}" / f"rank{rank}", calls())
-        assert search(tmp_path).incomplete == ["step 1 has no rank 1, and step 0 has"]
+        (line,) = search(tmp_path).incomplete
+        assert line == Finding(OverflowCode.RANK_LACKING, fields={"step": 1, "rank": 1, "former": 0})
 
     def test_a_rank_with_fewer_windows_than_others_ended_early(self, tmp_path):
         for rank, (state, windows) in enumerate([("complete", 2), ("stopped", 1), ("stopped", 2)]):
             write(tmp_path / "step0" / f"rank{rank}", calls(), state, windows=windows)
-        assert search(tmp_path / "step0").incomplete == [
-            "step 0 of rank 1 ended early, between two windows, after 12 calls"
-        ]
+        (line,) = search(tmp_path / "step0").incomplete
+        assert line.text == "step 0 of rank 1 ended early, between two windows, after 12 calls"
 
 
 # --- every command ------------------------------------------------------------------------------------------------

@@ -2,16 +2,20 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
 from rank_dumps import Rank, bad, group, infinite, make_ranks, value, write_ranks
+from wording import worded_samples
 
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.overflow import Kind, search
+from msprobe_core.overflow.overflow_codes import OverflowCode
 from msprobe_core.overflow.report import write_result
 
 DATA = Path(__file__).parents[1] / "data"
@@ -30,6 +34,11 @@ def searched(directory, *calls, **header):
         call(rank)
     write_dump(directory, rank.data, parents=rank.parents, **header)
     return search(directory).steps[0]
+
+
+def harms(harm):
+    """Return code and fields of what became of an origin."""
+    return [(each.code, each.fields) for each in harm.fields["clauses"]]
 
 
 def masked(low=None):
@@ -209,10 +218,10 @@ def test_a_backward_is_judged_by_its_gradient_and_by_what_its_forward_saved(tmp_
 
     (finding,) = searched(tmp_path / "sqrt", sqrt).first
     assert (finding.entry, finding.kind) == ("Torch.sqrt.0.backward", Kind.BACKWARD)
-    assert "gradient that reaches it is finite" in finding.reason
+    assert finding.reason.code is OverflowCode.BACKWARD
     (finding,) = searched(tmp_path / "where", where).first
     assert (finding.entry, finding.kind) == ("Torch.log.0.forward", Kind.OPERATOR)
-    assert "it becomes NaN at Torch.log.0.backward" in finding.harm
+    assert harms(finding.harm)[0] == (OverflowCode.BECOMES_NAN, {"place": "Torch.log.0.backward"})
 
 
 def test_gradients_of_parameters_that_overflow_where_they_are_added(tmp_path):
@@ -253,14 +262,16 @@ def test_a_sum_over_ranks_that_overflows_is_communication(tmp_path):
         Kind.COMMUNICATION,
         [1],
     )
-    assert "every rank sends is finite" in finding.reason
+    assert finding.reason.code is OverflowCode.COMMUNICATION
+    assert finding.reason.fields["given"].fields == {"low": 60000.0, "high": 60000.0}
 
 
 def test_what_comes_by_communication_names_who_sent_it(tmp_path):
     directory = write_ranks(tmp_path, make_ranks(3, log_before_second_reduction))
     (finding,) = search(directory).first.first
     reduced = "Distributed.all_reduce.1.forward"
-    assert f"comes to rank 0 with {reduced}, sent by {reduced} of rank 1" in finding.harm
+    arrival = {"rank": 0, "entry": reduced, "sender": reduced, "from_rank": 1}
+    assert (OverflowCode.ARRIVES, arrival) in harms(finding.harm)
     assert finding.ranks == [0, 1, 2]
 
 
@@ -273,7 +284,9 @@ def test_a_broadcast_is_blamed_on_its_source_only(tmp_path):
     directory = write_ranks(tmp_path, make_ranks(3, work))
     (finding,) = search(directory).first.first
     assert (finding.rank, finding.entry, finding.same_on) == (0, "Torch.log.0.forward", [1])
-    assert "comes to rank 2 with Distributed.broadcast.0.forward, sent by" in finding.harm or finding.ranks == [0]
+    came = [fields for code, fields in harms(finding.harm) if code is OverflowCode.ARRIVES]
+    assert came == []
+    assert finding.ranks == [0]
 
 
 def test_a_rank_without_a_dump_may_have_sent_it(tmp_path):
@@ -282,7 +295,8 @@ def test_a_rank_without_a_dump_may_have_sent_it(tmp_path):
     found = search(write_ranks(tmp_path, ranks)).first
     (finding,) = found.first
     assert (finding.rank, finding.entry, finding.kind) == (1, "Distributed.recv.0.forward", Kind.UNRECORDED)
-    assert "all that is known to have been sent is finite. Not all that rank 0 sent is known" in finding.reason
+    assert finding.reason.code is OverflowCode.SENT_UNKNOWN_IN_PART
+    assert finding.reason.fields["ranks"].fields == {"ranks": ["0"]}
 
 
 def test_work_in_place_without_a_recorded_result_is_blamed(tmp_path):
@@ -293,7 +307,7 @@ def test_work_in_place_without_a_recorded_result_is_blamed(tmp_path):
 
     (finding,) = searched(tmp_path, work).first
     assert finding.entry == "Tensor.div_.0.forward"
-    assert "Torch.mul.0.forward is the first call that has NaN" in finding.reason
+    assert (finding.reason.code, finding.reason.fields) == (OverflowCode.IN_PLACE, {"first": "Torch.mul.0.forward"})
 
 
 def test_a_value_in_place_is_an_output_too(tmp_path):
@@ -315,7 +329,8 @@ def test_masks_are_not_blamed(tmp_path):
     found = searched(tmp_path, attention)
     assert found.is_clean
     assert found.num_harmless == 1
-    assert "finite again behind Functional.softmax.0.forward" in found.harmless[0].reason
+    again = (OverflowCode.FINITE_AGAIN, {"places": ["Functional.softmax.0.forward"]})
+    assert again in harms(found.harmless[0].reason)
 
 
 def test_a_mask_that_is_added_is_not_blamed(tmp_path):
@@ -363,7 +378,8 @@ def test_a_softmax_over_a_row_that_is_masked_as_a_whole(tmp_path):
 
     (finding,) = searched(tmp_path, work).first
     assert finding.entry == "Functional.softmax.1.forward"
-    assert "given Inf, which may be meant, from Torch.full.0.forward" in finding.reason
+    assert finding.reason.code is OverflowCode.INF_GIVEN
+    assert finding.reason.fields["source"] == "Torch.full.0.forward.input.1"
 
 
 def test_memory_that_nobody_has_set_is_exempt_until_it_is_used(tmp_path):
@@ -457,7 +473,10 @@ def test_the_command_prints_writes_and_returns(tmp_path, command, option):
     result = CliRunner().invoke(command, [*option, str(directory), "-o", str(tmp_path / "out")], standalone_mode=False)
     assert result.return_value == 1
     assert "FOUND: rank 1: Torch.log.0.forward (operator)" in result.output
-    assert "All its inputs are finite (from 1 to 1), what it returns holds NaN" in result.output
+    content = json.loads((tmp_path / "out" / "overflow.json").read_text())["steps"][0]["first"][0]
+    assert content["reason_finding"]["code"] == "overflow.operator"
+    assert content["reason_finding"]["fields"]["given"]["fields"] == {"low": 1.0, "high": 1.0}
+    assert f"  {content['reason']}\n" in result.output
     assert "msprobe control config.json set" in result.output
     assert sorted(path.name[:15] for path in (tmp_path / "out").iterdir()) == ["anomaly_analyze", "overflow.json"]
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "out").iterdir())
@@ -482,7 +501,7 @@ def test_bad_input_is_a_sentence(tmp_path):
     (directory / "rank0" / "dump.json").write_text("[]")
     found = search(directory).first
     assert found.first[0].rank == 1
-    assert any("rank0" in line for line in found.incomplete)
+    assert any("rank0" in line.text for line in found.incomplete)
 
 
 def test_a_dump_may_say_that_a_call_encloses_itself(tmp_path):
@@ -491,3 +510,65 @@ def test_a_dump_may_say_that_a_call_encloses_itself(tmp_path):
     rank.parents[entry] = entry
     write_dump(tmp_path, rank.data, parents=rank.parents)
     assert first_of(tmp_path) == [(None, entry, Kind.OPERATOR)]
+
+
+# --- wording ----------------------------------------------------------------------------------------------------
+
+HOLDS = Finding(
+    OverflowCode.NAN_AND_INF,
+    fields={
+        "nan": Finding(OverflowCode.NUM_NAN, fields={"count": 1234}),
+        "inf": Finding(OverflowCode.INF),
+    },
+)
+RANGE = {"low": -1.23456, "high": 60000.0}
+GIVEN = Finding(OverflowCode.FINITE_BETWEEN, fields=RANGE)
+FIRST = "Torch.exp.0.forward"
+SAMPLES = {
+    OverflowCode.IN_PLACE: {"first": FIRST},
+    OverflowCode.SENT_UNKNOWN_IN_PART: {
+        "holds": HOLDS, "ranks": Finding(OverflowCode.SEVERAL_RANKS, fields={"ranks": ["0-2", "5"]}),
+    },
+    OverflowCode.SENT_UNKNOWN: {"holds": HOLDS},
+    OverflowCode.COMMUNICATION: {"given": GIVEN, "holds": HOLDS},
+    OverflowCode.WEIGHT: {"value": f"{FIRST}.input.1", "holds": HOLDS},
+    OverflowCode.DATA: {"value": f"{FIRST}.input.0", "holds": HOLDS},
+    OverflowCode.UNINITIALISED: {"holds": HOLDS},
+    OverflowCode.CONSTANT: {"value": f"{FIRST}.input.0", "holds": HOLDS},
+    OverflowCode.UNRECORDED: {"value": f"{FIRST}.input.0", "holds": HOLDS},
+    OverflowCode.SAVED_VALUE: {"holds": HOLDS},
+    OverflowCode.INF_GIVEN: {"source": FIRST, "holds": HOLDS},
+    OverflowCode.GRADIENTS_ADDED_UP: {"holds": HOLDS},
+    OverflowCode.GIVEN_UNKNOWN: {"holds": HOLDS},
+    OverflowCode.OPERATOR: {"given": GIVEN, "holds": HOLDS},
+    OverflowCode.BACKWARD: {"given": Finding(OverflowCode.FINITE), "holds": HOLDS},
+    OverflowCode.FINITE_BETWEEN: RANGE,
+    OverflowCode.NUM_NAN: {"count": 1234},
+    OverflowCode.NUM_INF: {"count": 1},
+    OverflowCode.NAN_AND_INF: HOLDS.fields,
+    OverflowCode.CALL_OF_RANK: {"entry": FIRST, "rank": 3},
+    OverflowCode.ONE_RANK: {"ranks": ["3"]},
+    OverflowCode.SEVERAL_RANKS: {"ranks": ["0-2", "5"]},
+    OverflowCode.HARM: {
+        "clauses": [Finding(OverflowCode.REACHES_GRADIENTS), Finding(OverflowCode.HANDED_ON, fields={"count": 2})]
+    },
+    OverflowCode.BECOMES_NAN: {"place": Finding(OverflowCode.CALL_OF_RANK, fields={"entry": FIRST, "rank": 3})},
+    OverflowCode.ARRIVES: {"rank": 0, "entry": FIRST, "sender": FIRST, "from_rank": 3},
+    OverflowCode.ARRIVES_ELSEWHERE: {"count": 1020},
+    OverflowCode.FINITE_AGAIN: {"places": [FIRST, "Functional.softmax.0.forward"]},
+    OverflowCode.HANDED_ON: {"count": 1234},
+    OverflowCode.NOT_ALL_FOLLOWED: {"rank": 3, "count": 6000, "followed": 5000},
+    OverflowCode.NO_VALUES: {"path": "rank0/dump.json", "task": "structure"},
+    OverflowCode.NO_STATISTICS: {"path": "rank0/dump.json", "summary_mode": "md5"},
+    OverflowCode.RANK_LACKING: {"step": 1, "rank": 3, "former": 0},
+}  # fmt: skip
+
+
+def test_wording(tmp_path, wording_snapshot):
+    said = []
+    for work in (clean, two_groups, log_before_second_reduction):
+        directory = write_ranks(tmp_path / work.__name__ / "step0", make_ranks(4, work))
+        output = CliRunner().invoke(overflow_check, [str(directory), "-o", str(tmp_path)], standalone_mode=False).output
+        shown = re.sub(r"analyze_\d+", "analyze_TIME", output.replace(str(tmp_path), ""))
+        said.append(f"--- {work.__name__}\n{shown}")
+    wording_snapshot.check("overflow", *said, worded_samples(OverflowCode, SAMPLES))

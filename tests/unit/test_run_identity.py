@@ -139,7 +139,7 @@ class TestLeftovers:
         result = compare_dumps(target, golden)
         assert not result.differs
         assert f"step1 is in {golden} only" in result.missing
-        assert search(target).steps[0].notes[0] == notes[0]
+        assert search(target).steps[0].notes[0].text == notes[0]
 
     def test_earlier_steps_stay_as_of_a_training_that_went_on(self, tmp_path):
         for step, begun in ((0, NOW), (1, NOW), (2, NOW + HOUR), (3, NOW + HOUR)):

@@ -16,16 +16,10 @@ SENTENCES, WORDS = CATALOGUE["sentences"], CATALOGUE["words"]
 
 WRITERS = [
     *(f"view/{name}.py" for name in ("suspects", "trends", "build", "calls", "communication")),
-    "overflow/describe.py",
-    "overflow/result.py",
     "judge/verdict.py",
 ]
 """Modules that write what pages show."""
 
-_UNHEARD = (
-    "What came holds {}, and all that is known to have been sent is finite. Not all that {} sent is known: a dump "
-    "ended early, is missing or cannot be read."
-)
 PARTS = {
     "view/suspects.py": {
         " in {}": "The runs part first{} at {} in {}: {}.",
@@ -47,17 +41,6 @@ PARTS = {
         "only the ": "only the target run has this call",
         " run has this call": "only the golden run has this call",
         " holds NaN or Inf": "{} holds NaN or Inf",
-    },
-    "overflow/describe.py": {
-        " (from {} to {})": "All its inputs are finite{}, what it returns holds {}.",
-        "{} finite{}, what it returns holds {}.": "All its inputs are finite{}, what it returns holds {}.",
-        "All its inputs are": "All its inputs are finite{}, what it returns holds {}.",
-        "The gradient that reaches it is": "The gradient that reaches it is finite{}, what it returns holds {}.",
-        "{} of rank {}": "it becomes NaN at {}",
-        "{} NaN": "It returns {}; what it was given was not recorded.",
-        "{} Inf": "It returns {}; what it was given was not recorded.",
-        "rank {}": _UNHEARD,
-        "ranks {}": _UNHEARD,
     },
 }  # fmt: skip
 """What is put together with others, and a sentence of the catalogue that has it; titles and numbers need none."""

@@ -160,5 +160,5 @@ def test_a_step_that_was_killed_ended_early(mode, writer, tmp_path):
     assert end.state is EndState.EARLY
     assert end.num_calls > 0
     assert locate(killed, whole).verdict is LocateVerdict.INSUFFICIENT
-    (line,) = search(killed).incomplete
+    line = search(killed).incomplete[0].text
     assert line.endswith(f"ended early, after {end.num_calls} calls")
