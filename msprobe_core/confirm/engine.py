@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from msprobe_core import names
 from msprobe_core.confirm.advice import command_for, config_for
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.confirm.judge import judge_side
 from msprobe_core.confirm.recorded import RecordedCall, has_entry, read_call
 from msprobe_core.confirm.replays import Replays, replay_all
@@ -20,8 +21,10 @@ from msprobe_core.confirm.verdict import (
     decide,
     differing_arguments,
     largest_difference,
+    together,
 )
 from msprobe_core.errors import CompareError, EntryNameError, PluginError, ReplayError
+from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Phase, Site, SiteKind
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ReplayingFramework
@@ -121,26 +124,22 @@ def _confirm(dumps: _Dumps, entry: str, golden_entry: str, site: Site) -> Confir
             return inside or found
         # Where in the module it is, if the calls inside it tell.
         if inside is not None and inside.verdict is found.verdict:
-            return replace(inside, notes=(*inside.notes, f"replayed with the model: {found.reason}"))
+            return replace(inside, notes=(*inside.notes, _of(ConfirmCode.WITH_MODEL, found)))
         return found
     inside = _confirm_inside(dumps, entry)
     if inside is not None:
         return inside
     return Confirmation(
         verdict=Verdict.CANNOT_TELL, cause=Cause.UNKNOWN, entry=entry, asked=entry,
-        reason="a module is replayed with the model that it is part of (--model), or by the calls inside it, and "
-        "none is recorded: record it at level mix",
-        is_incomplete=True,
+        reason=Finding(ConfirmCode.NOTHING_INSIDE), is_incomplete=True,
     )  # fmt: skip
 
 
 def _confirm_call(dumps: _Dumps, entry: str, golden_entry: str, site: Site, model: object | None) -> Confirmation:
-    reason = dumps.framework.why_not_replayed(site) if site.kind is SiteKind.API else None
-    if reason is not None:
-        return Confirmation(
-            verdict=Verdict.CANNOT_TELL, cause=Cause.UNKNOWN, entry=entry, asked=entry,
-            reason=f"{site.prefix}.{site.path} is not replayed: {reason}",
-        )  # fmt: skip
+    why = dumps.framework.why_not_replayed(site) if site.kind is SiteKind.API else None
+    if why is not None:
+        reason = Finding(ConfirmCode.NOT_REPLAYABLE, fields={"api": f"{site.prefix}.{site.path}", "why": why})
+        return Confirmation(verdict=Verdict.CANNOT_TELL, cause=Cause.UNKNOWN, entry=entry, asked=entry, reason=reason)
     sides = [
         _held(dump, name, dumps.framework, model, dumps.max_elements)
         for dump, name in ((dumps.target, entry), (dumps.golden, golden_entry))
@@ -155,12 +154,12 @@ def _confirm_call(dumps: _Dumps, entry: str, golden_entry: str, site: Site, mode
         inputs=largest_difference(target.tensors, golden.tensors) if target and golden else None,
         roundoff=max((each.roundoff for each in (replays, others) if each is not None), default=0.0),
     )
-    verdict, cause, told = decide(pair)
-    notes = [note for note in dict.fromkeys((side.note, other.note)) if note]
+    verdict, cause, reason = decide(pair)
+    notes = [note for note in (side.note, other.note if other.note != side.note else None) if note is not None]
     if is_paired and pair.arguments and cause is not Cause.ARGUMENTS:
-        notes.append(f"the two were asked otherwise too: {pair.arguments[0]}")
+        notes.append(Finding(ConfirmCode.ALSO_ASKED_OTHERWISE, fields={"argument": pair.arguments[0]}))
     return Confirmation(
-        verdict=verdict, cause=cause, entry=entry, asked=entry, reason=told, target=side, golden=other,
+        verdict=verdict, cause=cause, entry=entry, asked=entry, reason=reason, target=side, golden=other,
         output_difference=pair.outputs, input_difference=pair.inputs, notes=notes,
         is_incomplete=side.is_incomplete or other.is_incomplete,
     )  # fmt: skip
@@ -175,7 +174,7 @@ def _held(
     try:
         replays = replay_all(call, framework, model, max_elements)
     except ReplayError as error:
-        return call, Side(problem=str(error)), None
+        return call, Side(problem=noted(str(error))), None
     return call, Side(outputs=judge_side(call.outputs, replays), note=replays.note), replays
 
 
@@ -198,7 +197,7 @@ def _confirm_inside(dumps: _Dumps, entry: str) -> Confirmation | None:
         if each.verdict in _SOMEBODY:
             break
     looked_at = [(each.entry, each.verdict) for each in found]
-    only = [f"{call} is made by the {side} only" for call, side in _unpaired(mine, others)]
+    only = _unpaired(mine, others)
     decisive = _decisive(found)
     if decisive is None:
         return _nothing_wrong(entry, found, only, looked_at, num_left=len(calls) - len(found))
@@ -219,26 +218,31 @@ def _decisive(found: Sequence[Confirmation]) -> Confirmation | None:
 def _nothing_wrong(
     entry: str,
     found: Sequence[Confirmation],
-    only: Sequence[str],
+    only: Sequence[Finding],
     looked_at: Sequence[tuple[str, Verdict]],
     num_left: int,
 ) -> Confirmation:
     right = [each for each in found if each.verdict is Verdict.NEITHER]
     unknown = [each for each in found if each.verdict is Verdict.CANNOT_TELL]
-    told = f"{len(right)} of the {len(found) + num_left} calls recorded inside it were computed right on both sides"
+    counts = {"right": len(right), "calls": len(found) + num_left}
+    clauses = [Finding(ConfirmCode.RIGHT_INSIDE, fields=counts)]
     if only:
         verdict, cause = Verdict.CANNOT_TELL, Cause.ARGUMENTS
-        told += f"; the two do not make the same calls: {only[0]}"
-    elif unknown or num_left:
+        clauses.append(Finding(ConfirmCode.OTHER_CALLS_INSIDE, fields={"call": only[0]}))
+    elif unknown:
         verdict, cause = Verdict.CANNOT_TELL, Cause.UNKNOWN
-        told += f"; {unknown[0].entry}: {unknown[0].reason}" if unknown else f"; {num_left} were not looked at"
+        clauses.append(_of(ConfirmCode.OF_CALL, unknown[0]))
+    elif num_left:
+        verdict, cause = Verdict.CANNOT_TELL, Cause.UNKNOWN
+        clauses.append(Finding(ConfirmCode.LEFT_INSIDE, fields={"count": num_left}))
+    elif any(each.cause is Cause.INPUTS for each in found):
+        verdict, cause = Verdict.NEITHER, Cause.INPUTS
+        clauses.append(Finding(ConfirmCode.CAME_IN_INSIDE))
     else:
-        verdict = Verdict.NEITHER
-        cause = Cause.INPUTS if any(each.cause is Cause.INPUTS for each in found) else Cause.NONE
-        told += "; the difference came in" if cause is Cause.INPUTS else ""
+        verdict, cause = Verdict.NEITHER, Cause.NONE
     return Confirmation(
-        verdict=verdict, cause=cause, entry=entry, asked=entry, reason=told, looked_at=looked_at, notes=only[1:4],
-        is_incomplete=any(each.is_incomplete for each in unknown),
+        verdict=verdict, cause=cause, entry=entry, asked=entry, reason=together(clauses), looked_at=looked_at,
+        notes=only[1:4], is_incomplete=any(each.is_incomplete for each in unknown),
     )  # fmt: skip
 
 
@@ -269,10 +273,14 @@ def _is_call(name: str) -> bool:
         return False
 
 
-def _unpaired(mine: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
-    return [(call, "target") for call in mine if call not in set(others)] + [
-        (call, "golden run") for call in others if call not in set(mine)
-    ]
+def _unpaired(mine: Sequence[str], others: Sequence[str]) -> list[Finding]:
+    of_target = [Finding(ConfirmCode.ONLY_TARGET, fields={"entry": call}) for call in mine if call not in set(others)]
+    of_golden = [Finding(ConfirmCode.ONLY_GOLDEN, fields={"entry": call}) for call in others if call not in set(mine)]
+    return of_target + of_golden
+
+
+def _of(code: ConfirmCode, found: Confirmation) -> Finding:
+    return Finding(code, fields={"entry": found.entry, "why": found.reason})
 
 
 def _in_its_module(dumps: _Dumps, found: Confirmation) -> Confirmation:
@@ -282,9 +290,9 @@ def _in_its_module(dumps: _Dumps, found: Confirmation) -> Confirmation:
         return found
     around = _confirm_call(dumps, parent, parent, names.parse_entry(parent), dumps.model)
     if around.verdict not in _SOMEBODY:
-        return replace(found, notes=(*found.notes, f"{parent}, replayed with the model: {around.reason}"))
+        return replace(found, notes=(*found.notes, _of(ConfirmCode.AROUND_WITH_MODEL, around)))
     return replace(
-        around, asked=found.asked, cause=Cause.ARGUMENTS, notes=(*around.notes, f"{found.entry}: {found.reason}")
+        around, asked=found.asked, cause=Cause.ARGUMENTS, notes=(*around.notes, _of(ConfirmCode.OF_CALL, found))
     )
 
 
@@ -298,12 +306,13 @@ def _with_advice(dumps: _Dumps, found: Confirmation) -> Confirmation:
         return replace(
             found,
             next_config=config_for(dumps.target, site),
-            next_command=f"{command_for(dumps.target, dumps.golden, found.asked)} after both runs are recorded with "
-            "the configuration below",
+            next_command=Finding(
+                ConfirmCode.NEXT_RECORD_AND_RUN,
+                fields={"command": command_for(dumps.target, dumps.golden, found.asked)},
+            ),
         )
     if found.cause is Cause.ARGUMENTS and dumps.model is None:
         asked = dumps.target.parents.get(found.entry) or found.asked
-        return replace(
-            found, next_command=command_for(dumps.target, dumps.golden, asked, "--model", "FILE.py:FUNCTION")
-        )
+        command = command_for(dumps.target, dumps.golden, asked, "--model", "FILE.py:FUNCTION")
+        return replace(found, next_command=Finding(ConfirmCode.NEXT_RUN, fields={"command": command}))
     return found

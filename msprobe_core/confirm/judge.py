@@ -25,7 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.confirm.replays import UNIT_ROUNDOFF, Replays
+from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
 
 FACTOR = 3.0
@@ -70,7 +72,7 @@ class OutputJudgement:
         condition: What rounding the inputs explains, likewise.
         element: Largest error of an element in units of what is allowed for it; 4 is the limit.
         amplification: By how much the call multiplies relative errors of its inputs; ``None`` without floating inputs.
-        reason: In words.
+        reason: Why.
     """
 
     path: str
@@ -83,7 +85,7 @@ class OutputJudgement:
     condition: float
     element: float
     amplification: float | None
-    reason: str
+    reason: Finding
 
 
 def judge_side(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list[OutputJudgement]:
@@ -173,22 +175,19 @@ class _Allowance:
         )  # fmt: skip
 
 
-def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplification: float) -> tuple[Held, str]:
+def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplification: float) -> tuple[Held, Finding]:
     if bad:
-        return Held.WRONG, f"{bad:,} elements are NaN or Inf, or are not, where the inputs give otherwise"
+        return Held.WRONG, Finding(ConfirmCode.OUTPUT_NON_FINITE, fields={"count": bad})
     if norm <= allowance.rounding and element > _ELEMENT_FACTOR:
-        return Held.WRONG, f"one element is off by {element / _ELEMENT_FACTOR:.3g} times what is allowed for it"
+        return Held.WRONG, Finding(ConfirmCode.OUTPUT_ELEMENT, fields={"times": element / _ELEMENT_FACTOR})
     if norm <= allowance.rounding:
-        return Held.RIGHT, "within what rounding explains"
+        return Held.RIGHT, Finding(ConfirmCode.OUTPUT_ROUNDED)
     limit = max(allowance.rounding, allowance.condition)
     if norm > limit:
-        return Held.WRONG, f"off by {norm / limit:.3g} times what rounding explains"
+        return Held.WRONG, Finding(ConfirmCode.OUTPUT_OFF, fields={"times": norm / limit})
     if amplification >= ILL_CONDITIONED:
-        return (
-            Held.CONDITION,
-            f"within what rounding the inputs explains, which the call amplifies {amplification:.3g}x",
-        )
-    return Held.RIGHT, "within what rounding the inputs explains"
+        return Held.CONDITION, Finding(ConfirmCode.OUTPUT_AMPLIFIED, fields={"amplification": amplification})
+    return Held.RIGHT, Finding(ConfirmCode.OUTPUT_INPUTS_ROUNDED)
 
 
 def _num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
@@ -231,14 +230,12 @@ def _judge_exactly(
     num_flips = max((int(np.count_nonzero(each != oracle)) for each in disturbed), default=0)
     num, size = int(np.count_nonzero(differs)), max(values.size, 1)
     if not num:
-        held, reason = Held.RIGHT, "the same"
+        held, reason = Held.RIGHT, Finding(ConfirmCode.OUTPUT_SAME)
     elif num <= _FLIPS * num_flips:
-        held, reason = Held.CONDITION, f"{num:,} elements differ, and rounding the inputs changes as many"
+        held, reason = Held.CONDITION, Finding(ConfirmCode.OUTPUT_TIES, fields={"count": num})
     else:
-        held, reason = (
-            Held.WRONG,
-            f"{num:,} of {values.size:,} elements differ; rounding the inputs changes {num_flips:,}",
-        )
+        counts = {"count": num, "total": values.size, "by_rounding": num_flips}
+        held, reason = Held.WRONG, Finding(ConfirmCode.OUTPUT_OTHER_ELEMENTS, fields=counts)
     return OutputJudgement(
         path=path, dtype=recorded.dtype, held=held, error=num / size,
         own_error=None if own is None else float(np.count_nonzero(own != oracle)) / size, rounding=0.0, last_digit=0.0,

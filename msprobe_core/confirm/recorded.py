@@ -12,7 +12,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core import names
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.errors import DumpError, EntryNameError
+from msprobe_core.findings import Field, Finding
 from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue, Role, Site, SiteKind
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
@@ -33,7 +35,7 @@ class RecordedCall:
         gradients: Of a backward, the gradients with respect to the outputs, by path.
         outputs: What it gave, by path; of a backward, the gradients with respect to the arguments.
         scalars: Its arguments that are no tensors, by path, as text; with dtype and shape of those that are.
-        missing: Why it cannot be replayed, in words, the first reason; ``None`` if it is there as a whole.
+        missing: Why it cannot be replayed, the first reason; ``None`` if it is there as a whole.
     """
 
     entry: str
@@ -44,7 +46,7 @@ class RecordedCall:
     gradients: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
     outputs: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
     scalars: dict[str, str] = field(default_factory=dict[str, str])
-    missing: str | None = None
+    missing: Finding | None = None
 
     @property
     def tensors(self) -> dict[str, ReplayTensor]:
@@ -56,7 +58,11 @@ class RecordedCall:
 
 
 class _IncompleteError(Exception):
-    """The call is not in the dump as a whole; the text is a sentence's end."""
+    """The call is not in the dump as a whole."""
+
+    def __init__(self, code: ConfirmCode, **fields: Field) -> None:
+        self.finding = Finding(code, fields=fields)
+        super().__init__(self.finding)
 
 
 def has_entry(dump: Dump, entry: str) -> bool:
@@ -82,7 +88,7 @@ def read_call(dump: Dump, entry: str, max_elements: int) -> RecordedCall:
     try:
         return _Reader(dump, entry, site, max_elements).read()
     except _IncompleteError as error:
-        return RecordedCall(entry=entry, site=site, missing=str(error))
+        return RecordedCall(entry=entry, site=site, missing=error.finding)
 
 
 class _Reader:
@@ -100,9 +106,9 @@ class _Reader:
         own = self._rows(self._entry)
         rows = self._rows(forward) if is_backward else own
         if not own:
-            raise _IncompleteError(f"it has no record of {self._entry}")
+            raise _IncompleteError(ConfirmCode.NO_RECORD, entry=self._entry)
         if not rows:
-            raise _IncompleteError(f"it has no record of {forward}, whose inputs the backward needs")
+            raise _IncompleteError(ConfirmCode.NO_FORWARD, entry=forward)
         given = _by_path(rows, Role.INPUT, forward)
         outputs = self._tensors_of(_by_path(own, Role.OUTPUT, self._entry))
         tree: dict[str, Any] = {}
@@ -133,7 +139,9 @@ class _Reader:
 
     def _value(self, row: Mapping[str, Any], path: str) -> ReplayValue:
         if row["failure"] is not None:
-            raise _IncompleteError(f"{path} of {row['entry']} could not be recorded: {row['failure']}")
+            raise _IncompleteError(
+                ConfirmCode.FAILED_TO_RECORD, value=path, entry=row["entry"], why=str(row["failure"])
+            )
         if row["kind"] == RowKind.NONE.value:
             return None
         if row["kind"] == RowKind.SCALAR.value:
@@ -142,9 +150,9 @@ class _Reader:
 
     def _tensor(self, row: Mapping[str, Any], path: str) -> ReplayTensor:
         if row["distribution"] is not None:
-            raise _IncompleteError(f"{path} of {row['entry']} is one rank's part of a distributed tensor")
+            raise _IncompleteError(ConfirmCode.DISTRIBUTED, value=path, entry=row["entry"])
         if (file_name := row["file_name"]) is None:
-            raise _IncompleteError(f"{path} of {row['entry']} is recorded as statistics only, not as a whole tensor")
+            raise _IncompleteError(ConfirmCode.STATISTICS_ONLY, value=path, entry=row["entry"])
         values = self._read.get(file_name)
         if values is None:
             values = self._read[file_name] = self._load(file_name, row)
@@ -157,7 +165,7 @@ class _Reader:
             raise DumpError(f"{file_name}: has the shape {list(source.shape)}, and its record says {row['shape']}")
         self._left -= int(np.prod(source.shape, dtype=np.float64))
         if self._left < 0:
-            raise _IncompleteError(f"its tensors have more than {self._max_elements:,} elements in all")
+            raise _IncompleteError(ConfirmCode.TOO_LARGE, most=self._max_elements)
         pieces = list(source.chunks(_READ_ELEMENTS))
         whole: Any = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
         if whole.dtype.kind not in "biufc":
@@ -225,7 +233,7 @@ def _place(tree: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     for stem in stems:
         below = tree.setdefault(stem, {})
         if not isinstance(below, dict):
-            raise _IncompleteError(f"its argument {path} stands inside of something else")
+            raise _IncompleteError(ConfirmCode.MISPLACED, argument=path)
         tree = cast("dict[str, Any]", below)
     return tree, last
 
@@ -245,7 +253,7 @@ def _as_list(items: Mapping[str, Any]) -> list[ReplayValue]:
     places = {int(key): _nested(value) for key, value in items.items()}
     length = max(places, default=-1) + 1
     if length > _MAX_LENGTH:
-        raise _IncompleteError(f"one of its arguments has the place {length - 1:,}")
+        raise _IncompleteError(ConfirmCode.FAR_PLACE, place=length - 1)
     return [places.get(i, []) for i in range(length)]
 
 

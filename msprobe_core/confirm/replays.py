@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.confirm.recorded import RecordedCall, map_tensors
 from msprobe_core.errors import ReplayError
+from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
 
@@ -47,7 +49,7 @@ class Replays:
     disturbed: list[dict[str, ReplayTensor]]
     roundoff: float
     num_summed: int
-    note: str | None = None
+    note: Finding | None = None
 
 
 def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int) -> Replays:
@@ -66,7 +68,7 @@ def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object 
     if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
         # As autocast does: the inputs are rounded to the precision of the results before anything is computed.
         least = max(_roundoff(value.dtype) for value in call.outputs.values())
-        own, note = None, "its results have another dtype than a call with these inputs gives: taken for autocast"
+        own, note = None, Finding(ConfirmCode.AUTOCAST)
     generator = np.random.default_rng(_SEED)
 
     def disturb(value: ReplayTensor) -> ReplayTensor:
@@ -98,7 +100,7 @@ def _widest(
         if found.is_random:
             raise ReplayError("it draws random numbers, which no replay draws again")
         if problem := _misfit(found, call):
-            failure = failure or ReplayError(problem)
+            failure = failure or ReplayError(problem.text)
             continue
         return found, attempt
     assert failure is not None
@@ -142,27 +144,26 @@ def _is_elementwise(
     return all(np.count_nonzero(value.values != oracle[path].values) <= 1 for path, value in changed.items())
 
 
-def _misfit(found: Replayed, call: RecordedCall) -> str | None:
+def _misfit(found: Replayed, call: RecordedCall) -> Finding | None:
     for path, value in call.outputs.items():
         given = found.values.get(path)
         if given is None:
-            return f"a replay has no output {path}, which was recorded"
+            return Finding(ConfirmCode.NO_SUCH_OUTPUT, fields={"output": path})
         if given.values.shape != value.values.shape:
-            return (
-                f"a replay gives output {path} with the shape {list(given.values.shape)}, and "
-                f"{list(value.values.shape)} was recorded"
-            )
-    return None if call.outputs else "no output was recorded"
+            shapes = {"replayed": str(list(given.values.shape)), "recorded": str(list(value.values.shape))}
+            return Finding(ConfirmCode.OTHER_SHAPE, fields={"output": path, **shapes})
+    return None if call.outputs else Finding(ConfirmCode.NO_OUTPUT)
 
 
 def _own(
     base: ReplayCall, call: RecordedCall, framework: ReplayingFramework, model: object | None
-) -> tuple[dict[str, ReplayTensor] | None, str | None]:
+) -> tuple[dict[str, ReplayTensor] | None, Finding | None]:
     try:
         found = framework.replay(base, model)
     except ReplayError as error:
-        return None, f"not replayed in its own precision: {error}"
-    return (None, _misfit(found, call)) if _misfit(found, call) else (found.values, None)
+        return None, Finding(ConfirmCode.NO_OWN_PRECISION, fields={"why": str(error)})
+    problem = _misfit(found, call)
+    return (found.values, None) if problem is None else (None, problem)
 
 
 def _mapped(call: ReplayCall, function: Any) -> ReplayCall:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.confirm.judge import ILL_CONDITIONED, Held, OutputJudgement, relative_difference
 from msprobe_core.confirm.recorded import RecordedCall
+from msprobe_core.findings import Field, Finding
 
 
 class Verdict(str, Enum):
@@ -44,8 +46,8 @@ class Side:
     """
 
     outputs: Sequence[OutputJudgement] = ()
-    problem: str | None = None
-    note: str | None = None
+    problem: Finding | None = None
+    note: Finding | None = None
     is_incomplete: bool = False
 
     @property
@@ -71,7 +73,7 @@ class Confirmation:
         cause: What of.
         entry: The call that the verdict is of: the one asked for, or the first wrong one inside of it.
         asked: The call that was asked for.
-        reason: In words, with the figures that decide.
+        reason: Why, with the figures that decide.
         target: The target's call; ``None`` if it was not looked at.
         golden: The golden run's.
         output_difference: Largest relative difference of the recorded outputs of the two sides; ``None`` if unknown.
@@ -87,15 +89,15 @@ class Confirmation:
     cause: Cause
     entry: str
     asked: str
-    reason: str
+    reason: Finding
     target: Side | None = None
     golden: Side | None = None
     output_difference: float | None = None
     input_difference: float | None = None
     looked_at: Sequence[tuple[str, Verdict]] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[Finding] = ()
     is_incomplete: bool = False
-    next_command: str | None = None
+    next_command: Finding | None = None
     next_config: str | None = None
 
 
@@ -104,7 +106,7 @@ class Pair:
     """Both sides of one call, and how they differ.
 
     Attributes:
-        arguments: Arguments that are no tensors, and shapes and dtypes of those that are, that differ: in words.
+        arguments: Arguments that are no tensors, and shapes and dtypes of those that are, that differ.
         outputs: Relative difference of the recorded outputs.
         inputs: The same of what came in.
         roundoff: Unit round-off of the inputs.
@@ -112,19 +114,25 @@ class Pair:
 
     target: Side
     golden: Side
-    arguments: Sequence[str]
+    arguments: Sequence[Finding]
     outputs: float | None
     inputs: float | None
     roundoff: float
 
 
-def differing_arguments(target: RecordedCall, golden: RecordedCall) -> list[str]:
-    """Return where the two calls were asked for something else, in words."""
-    found: list[str] = []
+def differing_arguments(target: RecordedCall, golden: RecordedCall) -> list[Finding]:
+    """Return where the two calls were asked for something else."""
+    found: list[Finding] = []
     for path in dict.fromkeys((*target.scalars, *golden.scalars)):
         mine, other = target.scalars.get(path), golden.scalars.get(path)
-        if mine != other:
-            found.append(f"{path} is {mine or 'not given'} in the target and {other or 'not given'} in the golden run")
+        if mine == other:
+            continue
+        if mine and other:
+            found.append(Finding(ConfirmCode.ARGUMENT, fields={"argument": path, "target": mine, "golden": other}))
+        elif mine:
+            found.append(Finding(ConfirmCode.ARGUMENT_OF_TARGET, fields={"argument": path, "target": mine}))
+        else:
+            found.append(Finding(ConfirmCode.ARGUMENT_OF_GOLDEN, fields={"argument": path, "golden": other}))
     return found
 
 
@@ -139,8 +147,8 @@ def largest_difference(target: Mapping[str, object], golden: Mapping[str, object
     return max(known, default=None)
 
 
-def decide(pair: Pair) -> tuple[Verdict, Cause, str]:
-    """Return who is wrong, what of, and why in words."""
+def decide(pair: Pair) -> tuple[Verdict, Cause, Finding]:
+    """Return who is wrong, what of, and why."""
     target, golden = pair.target, pair.golden
     if target.held is None or golden.held is None:
         return _decide_alone(pair)
@@ -148,50 +156,37 @@ def decide(pair: Pair) -> tuple[Verdict, Cause, str]:
     if len(wrong) == 2:
         return _decide_both(pair)
     if wrong:
-        other = "golden" if wrong == ["target"] else "target"
-        sides = dict(_named(pair))
-        reason = f"{_told(wrong[0], sides[wrong[0]])}; {_told(other, sides[other])}"
-        return Verdict(wrong[0]), Cause.COMPUTATION, reason
+        sides = sorted(_named(pair), key=lambda named: named[0] not in wrong)
+        return Verdict(wrong[0]), Cause.COMPUTATION, together(_judged(name, side) for name, side in sides)
     if pair.arguments:
         return Verdict.CANNOT_TELL, Cause.ARGUMENTS, _asked_otherwise(pair)
     if Held.CONDITION in (target.held, golden.held):
         name, side = next((name, side) for name, side in _named(pair) if side.held is Held.CONDITION)
-        return Verdict.ILL_CONDITIONED, Cause.CONDITION, _told(name, side)
+        return Verdict.ILL_CONDITIONED, Cause.CONDITION, _judged(name, side)
     return _decide_right(pair)
 
 
-def _decide_right(pair: Pair) -> tuple[Verdict, Cause, str]:
+def _decide_right(pair: Pair) -> tuple[Verdict, Cause, Finding]:
     """Both have computed right what came in; the difference of what came out is that of what came in."""
     worst = pair.golden.worst
     difference, inputs = pair.outputs, pair.inputs
-    both = "both computed right what came in"
     if worst is None or difference is None:
-        return Verdict.NEITHER, Cause.NONE, f"{both}, within what rounding explains"
-    same = f"{both}, and what came out is the same within rounding ({_number(difference)})"
+        return Verdict.NEITHER, Cause.NONE, Finding(ConfirmCode.BOTH_RIGHT)
+    figures: dict[str, Field] = {"difference": difference, "inputs": inputs}
+    same = Finding(ConfirmCode.BOTH_SAME, fields=figures)
     gain = worst.amplification or 0.0
-    came_in = "nothing recorded" if inputs is None else f"a relative difference of {_number(inputs)}"
     if difference <= 2 * worst.last_digit:
         return Verdict.NEITHER, Cause.NONE, same
     if inputs and pair.roundoff and gain >= ILL_CONDITIONED and inputs <= _NOISE * pair.roundoff:
         explained = gain * max(inputs, pair.roundoff)
         if difference <= _SLACK * explained:
-            return Verdict.ILL_CONDITIONED, Cause.CONDITION, (
-                f"{both}; {came_in} of the inputs, which is rounding, became {_number(difference)} of the results: "
-                f"rounding each input in its last digit changes them by up to {_number(worst.condition)} (amplified "
-                f"{gain:.3g}x)"
-            )  # fmt: skip
+            figures |= {"condition": worst.condition, "gain": gain}
+            return Verdict.ILL_CONDITIONED, Cause.CONDITION, Finding(ConfirmCode.ROUNDING_AMPLIFIED, fields=figures)
     if difference <= 2 * worst.rounding:
         return Verdict.NEITHER, Cause.NONE, same
     if not inputs:
-        return Verdict.CANNOT_TELL, Cause.UNKNOWN, (
-            f"{both} within bounds, yet the results differ by {_number(difference)} and the recorded inputs do not: "
-            "something that is not recorded went in"
-        )  # fmt: skip
-    return (
-        Verdict.NEITHER,
-        Cause.INPUTS,
-        (f"{both}; the difference of the results ({_number(difference)}) was there before: {came_in} came in"),
-    )
+        return Verdict.CANNOT_TELL, Cause.UNKNOWN, Finding(ConfirmCode.INPUT_UNRECORDED, fields=figures)
+    return Verdict.NEITHER, Cause.INPUTS, Finding(ConfirmCode.CAME_IN, fields=figures)
 
 
 _NOISE = 64.0
@@ -201,63 +196,59 @@ _SLACK = 4.0
 """The disturbed replays are few, and rounding that comes in is not as even as theirs."""
 
 
-def _decide_both(pair: Pair) -> tuple[Verdict, Cause, str]:
+def _decide_both(pair: Pair) -> tuple[Verdict, Cause, Finding]:
     target, golden = pair.target.worst, pair.golden.worst
     assert target is not None
     assert golden is not None
     difference = pair.outputs
     if difference is not None and difference <= 0.1 * max(target.error, golden.error):
-        return Verdict.CANNOT_TELL, Cause.UNKNOWN, (
-            f"both are off the float64 replay alike ({_number(target.error)}) and agree with each other "
-            f"({_number(difference)}): something that the dump does not hold decides the result, such as autocast, "
-            "TF32 or a state of the module"
-        )  # fmt: skip
-    reason = f"{_told('target', pair.target)}; {_told('golden', pair.golden)}"
-    return Verdict.BOTH, Cause.COMPUTATION, reason
+        figures = {"error": target.error, "difference": difference}
+        return Verdict.CANNOT_TELL, Cause.UNKNOWN, Finding(ConfirmCode.BOTH_OFF_ALIKE, fields=figures)
+    return Verdict.BOTH, Cause.COMPUTATION, together(_judged(name, side) for name, side in _named(pair))
 
 
-def _decide_alone(pair: Pair) -> tuple[Verdict, Cause, str]:
-    for name, side in _named(pair):
+def _decide_alone(pair: Pair) -> tuple[Verdict, Cause, Finding]:
+    judged = [(name, side) for name, side in _named(pair) if side.held is not None]
+    for name, side in judged:
         if side.held is Held.WRONG:
-            return Verdict(name), Cause.COMPUTATION, f"{_told(name, side)}; {_untold(pair)}"
-    known = next((_told(name, side) for name, side in _named(pair) if side.held is not None), None)
-    reason = _untold(pair)
-    return Verdict.CANNOT_TELL, Cause.UNKNOWN, reason if known is None else f"{reason}; {known}"
+            return Verdict(name), Cause.COMPUTATION, together([_judged(name, side), *_not_replayed(pair)])
+    known = [_judged(name, side) for name, side in judged[:1]]
+    return Verdict.CANNOT_TELL, Cause.UNKNOWN, together([*_not_replayed(pair), *known])
 
 
-def _untold(pair: Pair) -> str:
+def _not_replayed(pair: Pair) -> list[Finding]:
     problems = {name: side.problem for name, side in _named(pair) if side.problem is not None}
-    if len(problems) == 2 and len(set(problems.values())) == 1:
-        return f"neither side can be replayed: {problems['target']}"
-    return "; ".join(f"the {_called(name)} cannot be replayed: {problem}" for name, problem in problems.items())
+    if len(problems) == 2 and problems["target"] == problems["golden"]:
+        return [Finding(ConfirmCode.NEITHER_REPLAYED, fields={"problem": problems["target"]})]
+    return [Finding(_NOT_REPLAYED[name], fields={"problem": problem}) for name, problem in problems.items()]
 
 
-def _asked_otherwise(pair: Pair) -> str:
-    more = f", and {len(pair.arguments) - 1} more" if len(pair.arguments) > 1 else ""
-    return (
-        f"both computed right what they were asked, and were asked otherwise: {pair.arguments[0]}{more}; which of the "
-        "two is meant, the call alone does not say"
-    )
+def _asked_otherwise(pair: Pair) -> Finding:
+    first, *more = pair.arguments
+    if more:
+        return Finding(ConfirmCode.ASKED_OTHERWISE_OFTEN, fields={"argument": first, "more": len(more)})
+    return Finding(ConfirmCode.ASKED_OTHERWISE, fields={"argument": first})
 
 
 def _named(pair: Pair) -> list[tuple[str, Side]]:
     return [("target", pair.target), ("golden", pair.golden)]
 
 
-def _called(name: str) -> str:
-    return "golden run" if name == "golden" else name
+_NOT_REPLAYED = {"target": ConfirmCode.TARGET_NOT_REPLAYED, "golden": ConfirmCode.GOLDEN_NOT_REPLAYED}
+_WRONG = {"target": ConfirmCode.TARGET_WRONG, "golden": ConfirmCode.GOLDEN_WRONG}
+_RIGHT = {"target": ConfirmCode.TARGET_RIGHT, "golden": ConfirmCode.GOLDEN_RIGHT}
 
 
-def _told(name: str, side: Side) -> str:
+def _judged(name: str, side: Side) -> Finding:
     worst = side.worst
     assert worst is not None
-    verb = "is wrong" if worst.held is Held.WRONG else "is right"
-    explained = _number(max(worst.rounding, worst.condition))
-    return (
-        f"the {_called(name)} {verb}: output {worst.path} differs from the float64 replay of its own inputs by "
-        f"{_number(worst.error)}, and rounding explains {explained} ({worst.reason})"
-    )
+    code = (_WRONG if worst.held is Held.WRONG else _RIGHT)[name]
+    explained = max(worst.rounding, worst.condition)
+    fields = {"output": worst.path, "error": worst.error, "explained": explained, "why": worst.reason}
+    return Finding(code, fields=fields)
 
 
-def _number(value: float) -> str:
-    return f"{value:.2g}"
+def together(clauses: Iterable[Finding]) -> Finding:
+    """Return several findings as one, or the only one."""
+    several = list(clauses)
+    return several[0] if len(several) == 1 else Finding(ConfirmCode.SIDES, fields={"clauses": several})

@@ -45,7 +45,7 @@ def write_confirmation(found: Confirmation, directory: Path) -> Path:
     """
     make_directory(directory)
     path = directory / CONFIRM_FILE
-    content = {"version": VERSION, **plain_result(found)}
+    content = {"version": VERSION, **plain_result(found, ("reason", "notes", "problem", "note", "next_command"))}
     with whole_file(path) as file:
         file.write(encode_json(content, indent=2) + b"\n")
     return path

@@ -110,7 +110,12 @@ def _shown(shown: Shown) -> dict[str, Any]:
 
 
 def _confirmation(found: Confirmation) -> dict[str, Any]:
-    return {"verdict": found.verdict.value, "entry": found.entry, "reason": found.reason, "notes": list(found.notes)}
+    return {
+        "verdict": found.verdict.value,
+        "entry": found.entry,
+        **text_and_content("reason", found.reason),
+        **text_and_content("notes", found.notes),
+    }
 
 
 def _number(number: float | None) -> float | str | None:

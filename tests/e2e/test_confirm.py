@@ -17,6 +17,8 @@ from torch.nn import functional
 from msprobe_core.cli import main
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.confirm import Cause, Verdict, confirm, load_model
+from msprobe_core.confirm.confirm_codes import ConfirmCode
+from msprobe_core.findings import content_of
 
 SIDES = ["target", "golden"]
 
@@ -170,7 +172,10 @@ def test_fault_of_a_kernel(side, faulty, healthy):
     dtype, path, entry = faulty
     found = confirm(*sides(side, path, healthy[dtype]), entry)
     assert (found.verdict, found.cause) == (Verdict(side), Cause.COMPUTATION), found
-    assert f"the {'golden run' if side == 'golden' else 'target'} is wrong" in found.reason
+    wrong_and_right = ("confirm.target-wrong", "confirm.golden-right")
+    if side == "golden":
+        wrong_and_right = ("confirm.golden-wrong", "confirm.target-right")
+    assert tuple(each.code.value for each in found.reason.fields["clauses"]) == wrong_and_right
     wrong, right = (found.target, found.golden) if side == "target" else (found.golden, found.target)
     assert wrong.worst.error > max(wrong.worst.rounding, wrong.worst.condition)
     assert right.worst.error <= right.worst.rounding
@@ -202,7 +207,7 @@ def test_a_module_is_replayed_with_the_model(side, tmp_path):
     assert (found.verdict, found.cause) == (Verdict.NEITHER, Cause.INPUTS), found
     found = confirm(*dumps, "Module.norm.LayerNorm.forward.0")
     assert found.verdict is Verdict.CANNOT_TELL
-    assert "--model" in found.reason
+    assert found.reason.code is ConfirmCode.NOTHING_INSIDE
     assert json.loads(found.next_config)["level"] == "mix"
 
 
@@ -229,8 +234,9 @@ def test_other_arguments(side, healthy, tmp_path):
     dumps = sides(side, other, healthy[torch.float32])
     found = confirm(*dumps, "Functional.layer_norm.0.forward")
     assert (found.verdict, found.cause) == (Verdict.CANNOT_TELL, Cause.ARGUMENTS), found
-    assert "eps is " in found.reason
-    assert "--model" in found.next_command
+    assert found.reason.code is ConfirmCode.ASKED_OTHERWISE
+    assert found.reason.fields["argument"].fields["argument"] == "eps"
+    assert "--model" in found.next_command.fields["command"]
     found = confirm(*dumps, "Functional.layer_norm.0.forward", model=make_net())
     assert (found.verdict, found.entry) == (Verdict(side), "Module.norm.LayerNorm.forward.0"), found
 
@@ -319,7 +325,7 @@ def entries_of(dump):
 def test_healthy_calls_of_every_kind(tmp_path):
     dump = read_dump(record(tmp_path / "run", call(odd_program), level="L1"))
     found = {entry: confirm(dump, dump, entry) for entry in entries_of(dump)}
-    others = {entry: each.reason for entry, each in found.items() if each.verdict is not Verdict.NEITHER}
+    others = {entry: each.reason.text for entry, each in found.items() if each.verdict is not Verdict.NEITHER}
     assert others.keys() <= {"Torch.randn.0.forward"}, others
     assert len(found) > 40
     assert any(entry.endswith("backward") for entry in found)
@@ -338,7 +344,7 @@ def test_a_healthy_model(autocast, tmp_path):
     dump = read_dump(record(tmp_path / "run", run))
     entries = entries_of(dump)[::3]
     found = {entry: confirm(dump, dump, entry) for entry in entries}
-    others = {entry: each.reason for entry, each in found.items() if each.verdict is not Verdict.NEITHER}
+    others = {entry: each.reason.text for entry, each in found.items() if each.verdict is not Verdict.NEITHER}
     assert others.keys() <= {"Torch.randint.0.forward"}, others
     assert len(entries) > 40
 
@@ -355,9 +361,9 @@ def test_random_calls(tmp_path):
     state = torch.get_rng_state()
     found = confirm(dump, dump, "Functional.dropout.0.forward")
     assert found.verdict is Verdict.CANNOT_TELL
-    assert "draws random numbers" in found.reason
+    assert "draws random numbers" in found.reason.text
     assert confirm(dump, dump, "Functional.dropout.1.forward").verdict is Verdict.NEITHER
-    assert "draws random numbers" in confirm(dump, dump, "Torch.rand.0.forward").reason
+    assert "draws random numbers" in confirm(dump, dump, "Torch.rand.0.forward").reason.text
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -367,7 +373,7 @@ def test_what_is_missing_can_be_recorded(tmp_path):
     for entry in ("Functional.gelu.0.backward", "Functional.linear.1.forward", "Module.norm.LayerNorm.forward.0"):
         found = confirm(poor, poor, entry)
         assert found.verdict is Verdict.CANNOT_TELL
-        assert "statistics only" in found.reason
+        assert "confirm.missing.statistics-only" in json.dumps(content_of(found.reason))
         config = json.loads(found.next_config)
         assert config["step"] == [0]
         place = tmp_path / entry
@@ -412,7 +418,7 @@ def test_nothing_is_called_because_a_dump_says_so(entry, tmp_path):
     found = confirm(dump, dump, entry)
     assert found.verdict is Verdict.CANNOT_TELL
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0"]
-    assert "not among the numerical functions" in found.reason or "more than" in found.reason
+    assert "not among the numerical functions" in found.reason.text or "more than" in found.reason.text
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

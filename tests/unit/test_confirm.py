@@ -2,10 +2,16 @@
 
 import numpy as np
 import pytest
+from wording import worded_samples
 
+from msprobe_core.confirm import Cause, Confirmation, Side, Verdict
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.confirm.judge import Held, judge_side
 from msprobe_core.confirm.replays import Replays
+from msprobe_core.confirm.verdict import Pair, decide
+from msprobe_core.findings import Finding, noted
 from msprobe_core.model import ReplayTensor
+from msprobe_core.report.confirm import confirmation_lines
 
 
 def rounded(values, bits=8):
@@ -48,7 +54,7 @@ def test_one_wrong_element_is_not_lost_in_the_norm(exact):
     found = held(values, exact)
     assert found.held is Held.WRONG
     assert found.error < found.rounding
-    assert "one element" in found.reason
+    assert found.reason.code is ConfirmCode.OUTPUT_ELEMENT
 
 
 def test_what_the_inputs_rounding_explains_is_the_condition(exact):
@@ -75,3 +81,122 @@ def test_integers_are_the_same_but_for_ties():
     assert held(other, numbers, "int64").held is Held.WRONG
     assert held(other, numbers, "int64", own=other).held is Held.RIGHT
     assert held(other, numbers, "int64", disturbed=[other]).held is Held.CONDITION
+
+
+# --- both sides -------------------------------------------------------------------------------------------------
+
+
+def pair(target, golden, **differences):
+    figures = {"arguments": (), "outputs": 0.5, "inputs": 1e-3, "roundoff": 2.0**-8} | differences
+    return Pair(target=target, golden=golden, **figures)
+
+
+UNKNOWN = Side(problem=noted("it draws random numbers"))
+OTHER_EPS = Finding(ConfirmCode.ARGUMENT, fields={"argument": "eps", "target": "1e-05", "golden": "0.1"})
+
+
+def replayed(exact, scale=1.0):
+    return Side(outputs=[held(rounded(exact * scale), exact)])
+
+
+@pytest.mark.parametrize(
+    ("scales", "differences", "verdict", "codes"),
+    [
+        ((2.0, 1.0), {}, Verdict.TARGET, [ConfirmCode.TARGET_WRONG, ConfirmCode.GOLDEN_RIGHT]),
+        ((1.0, 2.0), {}, Verdict.GOLDEN, [ConfirmCode.GOLDEN_WRONG, ConfirmCode.TARGET_RIGHT]),
+        ((2.0, 3.0), {}, Verdict.BOTH, [ConfirmCode.TARGET_WRONG, ConfirmCode.GOLDEN_WRONG]),
+        ((2.0, 2.0), {"outputs": 0.0}, Verdict.CANNOT_TELL, [ConfirmCode.BOTH_OFF_ALIKE]),
+        ((2.0, None), {}, Verdict.TARGET, [ConfirmCode.TARGET_WRONG, ConfirmCode.GOLDEN_NOT_REPLAYED]),
+        ((None, 1.0), {}, Verdict.CANNOT_TELL, [ConfirmCode.TARGET_NOT_REPLAYED, ConfirmCode.GOLDEN_RIGHT]),
+        ((None, None), {}, Verdict.CANNOT_TELL, [ConfirmCode.NEITHER_REPLAYED]),
+        ((1.0, 1.0), {}, Verdict.NEITHER, [ConfirmCode.CAME_IN]),
+        ((1.0, 1.0), {"outputs": 0.0}, Verdict.NEITHER, [ConfirmCode.BOTH_SAME]),
+        ((1.0, 1.0), {"outputs": None}, Verdict.NEITHER, [ConfirmCode.BOTH_RIGHT]),
+        ((1.0, 1.0), {"inputs": 0.0}, Verdict.CANNOT_TELL, [ConfirmCode.INPUT_UNRECORDED]),
+        ((1.0, 1.0), {"arguments": [OTHER_EPS]}, Verdict.CANNOT_TELL, [ConfirmCode.ASKED_OTHERWISE]),
+        ((1.0, 1.0), {"arguments": [OTHER_EPS] * 3}, Verdict.CANNOT_TELL, [ConfirmCode.ASKED_OTHERWISE_OFTEN]),
+    ],
+)
+def test_who_is_wrong_follows_from_both_sides(exact, scales, differences, verdict, codes):
+    sides = [UNKNOWN if scale is None else replayed(exact, scale) for scale in scales]
+    found, _, reason = decide(pair(*sides, **differences))
+    assert found is verdict
+    assert [each.code for each in reason.fields.get("clauses", [reason])] == codes
+    assert reason.text
+
+
+# --- wording ----------------------------------------------------------------------------------------------------
+
+CALL = "Functional.linear.0.forward"
+ROUNDED = Finding(ConfirmCode.OUTPUT_ROUNDED)
+OFF = {"output": "0", "error": 0.0123, "explained": 0.000456, "why": ROUNDED}
+FIGURES = {"difference": 0.0123, "inputs": 0.00045, "error": 0.5, "condition": 0.2, "gain": 51.23}
+ONLY = Finding(ConfirmCode.ONLY_TARGET, fields={"entry": CALL})
+SAMPLES = {
+    ConfirmCode.SIDES: {
+        "clauses": [Finding(ConfirmCode.TARGET_WRONG, fields=OFF), Finding(ConfirmCode.GOLDEN_RIGHT, fields=OFF)]
+    },
+    ConfirmCode.TARGET_WRONG: OFF,
+    ConfirmCode.TARGET_RIGHT: OFF,
+    ConfirmCode.GOLDEN_WRONG: OFF,
+    ConfirmCode.GOLDEN_RIGHT: OFF,
+    ConfirmCode.TARGET_NOT_REPLAYED: {"problem": UNKNOWN.problem},
+    ConfirmCode.GOLDEN_NOT_REPLAYED: {"problem": UNKNOWN.problem},
+    ConfirmCode.NEITHER_REPLAYED: {"problem": UNKNOWN.problem},
+    ConfirmCode.ASKED_OTHERWISE: {"argument": OTHER_EPS},
+    ConfirmCode.ASKED_OTHERWISE_OFTEN: {"argument": OTHER_EPS, "more": 2},
+    ConfirmCode.BOTH_SAME: FIGURES,
+    ConfirmCode.BOTH_OFF_ALIKE: FIGURES,
+    ConfirmCode.ROUNDING_AMPLIFIED: FIGURES,
+    ConfirmCode.INPUT_UNRECORDED: FIGURES,
+    ConfirmCode.CAME_IN: FIGURES,
+    ConfirmCode.ARGUMENT: OTHER_EPS.fields,
+    ConfirmCode.ARGUMENT_OF_GOLDEN: OTHER_EPS.fields,
+    ConfirmCode.ARGUMENT_OF_TARGET: OTHER_EPS.fields,
+    ConfirmCode.OUTPUT_NON_FINITE: {"count": 1234},
+    ConfirmCode.OUTPUT_ELEMENT: {"times": 12.345},
+    ConfirmCode.OUTPUT_OFF: {"times": 12345.6},
+    ConfirmCode.OUTPUT_AMPLIFIED: {"amplification": 51.23},
+    ConfirmCode.OUTPUT_TIES: {"count": 3},
+    ConfirmCode.OUTPUT_OTHER_ELEMENTS: {"count": 3, "total": 1000, "by_rounding": 0},
+    ConfirmCode.NOT_REPLAYABLE: {"api": "Torch.load", "why": "it is not among the numerical functions"},
+    ConfirmCode.RIGHT_INSIDE: {"right": 2, "calls": 3},
+    ConfirmCode.OTHER_CALLS_INSIDE: {"call": ONLY},
+    ConfirmCode.LEFT_INSIDE: {"count": 12},
+    ConfirmCode.OF_CALL: {"entry": CALL, "why": ROUNDED},
+    ConfirmCode.ONLY_TARGET: {"entry": CALL},
+    ConfirmCode.ONLY_GOLDEN: {"entry": CALL},
+    ConfirmCode.WITH_MODEL: {"entry": CALL, "why": ROUNDED},
+    ConfirmCode.AROUND_WITH_MODEL: {"entry": CALL, "why": ROUNDED},
+    ConfirmCode.ALSO_ASKED_OTHERWISE: {"argument": OTHER_EPS},
+    ConfirmCode.NO_OWN_PRECISION: {"why": "the dtype is not known here"},
+    ConfirmCode.NO_SUCH_OUTPUT: {"output": "1"},
+    ConfirmCode.OTHER_SHAPE: {"output": "0", "replayed": "[2]", "recorded": "[3]"},
+    ConfirmCode.NO_RECORD: {"entry": CALL},
+    ConfirmCode.NO_FORWARD: {"entry": CALL},
+    ConfirmCode.FAILED_TO_RECORD: {"value": "0", "entry": CALL, "why": "RuntimeError: no memory"},
+    ConfirmCode.DISTRIBUTED: {"value": "0", "entry": CALL},
+    ConfirmCode.STATISTICS_ONLY: {"value": "0", "entry": CALL},
+    ConfirmCode.TOO_LARGE: {"most": 1 << 28},
+    ConfirmCode.MISPLACED: {"argument": "0.mask"},
+    ConfirmCode.FAR_PLACE: {"place": 70000},
+    ConfirmCode.NEXT_RUN: {"command": "msprobe confirm target golden"},
+    ConfirmCode.NEXT_RECORD_AND_RUN: {"command": "msprobe confirm target golden"},
+}
+
+
+def test_wording(wording_snapshot):
+    numbers = np.arange(8.0)
+    sides = [Side(outputs=[held(numbers * scale, numbers, own=numbers)]) for scale in (2.0, 1.0)]
+    verdict, cause, reason = decide(pair(*sides))
+    wrong = Confirmation(
+        verdict=verdict, cause=cause, entry=CALL, asked="Module.Net.forward.0", reason=reason, target=sides[0],
+        golden=sides[1], output_difference=1.0, input_difference=0.0, looked_at=[(CALL, verdict)], notes=[ONLY],
+    )  # fmt: skip
+    unknown = Confirmation(
+        verdict=Verdict.CANNOT_TELL, cause=Cause.UNKNOWN, entry=CALL, asked=CALL, reason=UNKNOWN.problem,
+        target=UNKNOWN, golden=UNKNOWN, next_config="{}",
+        next_command=Finding(ConfirmCode.NEXT_RECORD_AND_RUN, fields={"command": "msprobe confirm target golden"}),
+    )  # fmt: skip
+    said = ["\n".join(confirmation_lines(each)) for each in (wrong, unknown)]
+    wording_snapshot.check("confirm", *said, worded_samples(ConfirmCode, SAMPLES))
