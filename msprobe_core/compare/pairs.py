@@ -33,6 +33,8 @@ class UnitPair:
             ``target`` is what reports call them, for example their directory.
         golden_parts: Likewise.
         notes: What there is to say about the pairing, such as which ranks have no counterpart.
+        is_first_step: Whether it is of the first step that is compared, whose parameters are those that the runs began
+            with.
     """
 
     label: str
@@ -43,6 +45,7 @@ class UnitPair:
     target_parts: tuple[Path, ...] = ()
     golden_parts: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    is_first_step: bool = True
 
     @property
     def files(self) -> Sequence[Path]:
@@ -88,6 +91,12 @@ def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts
         CompareError: the two are not of the same kind, or have nothing in common.
         DumpError: a directory cannot be read, or holds no dump.
     """
+    found = _find_pairs(target, golden, chosen, layouts)
+    first = found.pairs[0].step if found.pairs else None
+    return replace(found, pairs=[replace(pair, is_first_step=pair.step == first) for pair in found.pairs])
+
+
+def _find_pairs(target: Path, golden: Path, chosen: Chosen | None, layouts: LayoutRules | None) -> Pairing:
     chosen = chosen or Chosen()
     for path in (target, golden):
         check_exists(path)

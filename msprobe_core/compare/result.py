@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.suggest import Suggestion
-from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.fault import Culprit, Fault
 from msprobe_core.judge.limits import LimitTable, conventional
 from msprobe_core.judge.verdict import Verdict
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from msprobe_core.judge.evidence import Evidence
 
 
 class Mode(str, Enum):
@@ -43,6 +45,8 @@ class UnitSummary:
         counts: Number of rows by verdict, and by the side that has them alone.
         fault: Where the calls that both sides have begin to disagree; ``None`` if they do not.
         lone_call: The first call that only one side has; ``None`` if there is none.
+        culprit: Which of the two the judge finds to be where the dumps diverge first, as `msprobe_core.locate` says;
+            ``None`` where nothing differs but the form of calls.
         first_difference: Row name of the first pair that differs at all, also within its limit.
         notes: What there is to say about the dumps themselves.
         replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
@@ -64,6 +68,7 @@ class UnitSummary:
     lone_call: Fault | None
     first_difference: str | None
     notes: Sequence[str]
+    culprit: Culprit | None = None
     replicas: Sequence[ReplicaFinding] = ()
     is_foreign: bool = False
     suggestions: Sequence[Suggestion] = ()
@@ -76,7 +81,9 @@ class UnitSummary:
 
     @property
     def first_fault(self) -> Fault | None:
-        """The earlier of ``fault`` and ``lone_call``; between frameworks, the first if there is one."""
+        """The culprit, or else the earlier of ``fault`` and ``lone_call``; between frameworks, the former."""
+        if self.culprit is not None:
+            return self.fault if self.culprit is Culprit.SHARED else self.lone_call
         if self.is_foreign and self.fault is not None:
             return self.fault
         found = [fault for fault in (self.fault, self.lone_call) if fault is not None]
@@ -107,6 +114,7 @@ class UnitResult(UnitSummary):
         golden_stacks: Likewise.
         parents: The enclosing call of each of the target's calls.
         golden_parents: Likewise.
+        weigh: Returns what culprits are found by, computed once.
     """
 
     rows: pl.DataFrame
@@ -115,6 +123,7 @@ class UnitResult(UnitSummary):
     golden_stacks: Mapping[str, Sequence[str]]
     parents: Mapping[str, str | None]
     golden_parents: Mapping[str, str | None]
+    weigh: Callable[[], Evidence]
 
     def summary(self) -> UnitSummary:
         """Return it without its rows."""
@@ -173,11 +182,13 @@ class ComparisonResult(Generic[AnyUnit_co]):
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
         """The first fault of the earliest step, and its unit; of several ranks, of that which parts first.
 
-        Between frameworks calls without partner count only where nothing that has one is at fault in any step.
+        Steps and ranks without a culprit, where the form of calls alone differs, count only if no other has one. Of
+        those, between frameworks, calls without partner count only where nothing that has one is at fault in any step.
         """
         found = {unit.label: (unit, fault) for unit in self.units if (fault := unit.first_fault) is not None}
         of_pairs = {label: each for label, each in found.items() if not each[0].is_foreign or each[1].only_on is None}
-        found = of_pairs or found
+        of_culprits = {label: each for label, each in found.items() if each[0].culprit is not None}
+        found = of_culprits or of_pairs or found
         by_causality = next((found[label] for label in self.parted_first if label in found), None)
         return by_causality or min(
             found.values(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -29,10 +30,13 @@ from msprobe_core.errors import CompareError
 from msprobe_core.judge import overrides, statistics_columns
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.cross_framework import with_excused_inner_calls, with_excuses, with_excuses_between_tools
-from msprobe_core.judge.fault import first_fault, first_lone_call, judge_nodes
+from msprobe_core.judge.evidence import evidence_of
+from msprobe_core.judge.fault import Faults, find_faults
 from msprobe_core.judge.joining import with_texts_of
 from msprobe_core.judge.limits import LimitTable, conventional, precision_of
+from msprobe_core.judge.nodes import judge_nodes
 from msprobe_core.judge.noise.model import NoiseModel
+from msprobe_core.judge.origins import Nesting
 from msprobe_core.judge.verdict import (
     UNRECORDED,
     Verdict,
@@ -83,13 +87,19 @@ class CompareOptions:
     aligns_tokens: bool = False
 
 
-def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress: Progress | None = None) -> UnitResult:
+def compare_unit(
+    pair: UnitPair,
+    options: CompareOptions | None = None,
+    progress: Progress | None = None,
+    before: pl.DataFrame | None = None,
+) -> UnitResult:
     """Compare two dumps.
 
     Args:
         pair: Where they are.
         options: How.
         progress: Told how many bytes of tensors have been compared, and of how many.
+        before: The parameters of the step before, which tell what an update should make of them; ``None`` if unknown.
 
     Raises:
         CompareError: the two have nothing in common, or are not of the same kind.
@@ -130,12 +140,26 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         parents=target.parents,
     )
     told += [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
-    nodes = judge_nodes(rows, target=target, limits=options.limits, is_foreign=is_foreign)
+    nodes = judge_nodes(rows)
     if mode is not Mode.STRUCTURE and rows.select(_is_empty_call().any()).item():
         rows = rows.filter(~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
-    fault, lone_call = (find(rows, nodes, target, golden, stacks) for find in (first_fault, first_lone_call))
-    if fault is not None:
+    nesting = Nesting(target.parents, golden.parents)
+    weigh = cache(
+        partial(
+            evidence_of,
+            rows,
+            options.limits,
+            nesting,
+            is_first_step=pair.is_first_step,
+            is_foreign=is_foreign,
+            before=before,
+        )
+    )
+    faults = Faults()
+    if nodes["verdict"].is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]).any():
+        faults = find_faults(weigh(), nodes, target, golden, stacks)
+    if (fault := faults.fault) is not None:
         fault = replace(fault, worst_tensor=worst_tensor(rows, fault.entry, target, golden, options.post_processing))
     replicas: list[ReplicaFinding] = []
     if _is_in_parts(pair):
@@ -154,7 +178,8 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         nodes=_count_nodes(nodes),
         counts=_count(rows),
         fault=fault,
-        lone_call=lone_call,
+        lone_call=faults.lone_call,
+        culprit=faults.culprit,
         first_difference=cast("str | None", rows.select(pl.col("name_target").filter(differs()).first()).item()),
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
         incomplete=incomplete,
@@ -163,6 +188,7 @@ def compare_unit(pair: UnitPair, options: CompareOptions | None = None, progress
         suggestions=suggest_names(rows, alignment.wrappers) if is_foreign or options.matching.renames else [],
         rows=rows,
         entries=nodes,
+        weigh=weigh,
         stacks=stacks,
         golden_stacks=golden.stacks,
         parents=target.parents,

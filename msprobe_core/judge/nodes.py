@@ -15,11 +15,11 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.discrete_ops import DECIDES, api_of
-from msprobe_core.judge.fault import given_parameters
-from msprobe_core.judge.limits import LimitTable
+from msprobe_core.judge.limits import LimitTable, roundoff_of
 from msprobe_core.judge.noise.carried import SUMMED
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.judge.op_bound import local_excess
+from msprobe_core.judge.parameters import given_parameters
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
@@ -42,6 +42,50 @@ _SAME, _NEARLY_SAME = 1e-6, 1e-2
 computed from tensors that are not quite."""
 
 
+def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per entry, in execution order: ``position``, ``entry``, ``entry_golden``, ``match``, ``verdict``.
+
+    The verdict is the worst of its rows', where a row without partner is less than an error and more than a warning.
+    ``is_alone``: one side alone has the call, and that is not excused.
+
+    Args:
+        judged: Judged rows.
+    """
+    first_match = pl.col("match").first()
+    verdict = pl.col("verdict")
+    worst = pl.lit(Verdict.PASS.value)
+    for level in (Verdict.WARNING, Verdict.UNMATCHED, Verdict.ERROR):
+        worst = pl.when((verdict == level.value).any()).then(pl.lit(level.value)).otherwise(worst)
+    return (
+        judged.group_by("entry", maintain_order=True)
+        .agg(
+            entry_golden=pl.col("entry_golden").first(),
+            match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
+            verdict=worst,
+            is_unmatched=(verdict == Verdict.UNMATCHED.value).any(),
+        )
+        .with_columns(is_alone=(pl.col("match") != Match.BOTH.value) & pl.col("is_unmatched"))
+        .drop("is_unmatched")
+        .with_row_index("position")
+    )
+
+
+def entry_beside(nodes: pl.DataFrame, position: int) -> str | None:
+    """Return the entry of the target beside which a call stands that only the golden dump has; ``None`` of nothing.
+
+    Args:
+        nodes: Those that the target has, with ``entry`` and ``position``.
+        position: Of the call.
+    """
+    before = nodes.filter(pl.col("position") < position)["entry"]
+    return before[-1] if len(before) else next(iter(nodes["entry"]), None)
+
+
+_FOREIGN_ROUNDOFFS = 8
+"""How many times as much rounding explains between two frameworks, which sum in other orders: up to 1e-5 was measured
+of results of equal inputs in float32."""
+
+
 def with_scores(
     rows: pl.DataFrame,
     limits: LimitTable,
@@ -62,11 +106,18 @@ def with_scores(
         is_first_step: Whether parameters are those that the runs began with.
         is_foreign: Whether the two are of different frameworks. The closed form then knows what each call rounds.
     """
-    if "score" not in rows.columns:
-        rows = rows.with_columns(score=pl.col("judged_error") / pl.col("limit"), score_limit=pl.lit(1.0))
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_pair = pl.col("match") == Match.BOTH.value
     is_input = pl.col("role") == Role.INPUT.value
+    explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
+    roundings = pl.lit(0.0)
+    if "score" not in rows.columns:
+        # Without a measure of noise, what equal inputs became says more than a limit.
+        roundings = pl.col("judged_error") / (explained * roundoff_of(pl.col("precision")))
+        is_number = ~pl.any_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
+        is_argument = is_error & is_pair & is_input & is_number
+        roundings = pl.when(is_argument).then(INFINITE).when(roundings.is_finite()).then(roundings).fill_null(0.0)
+        rows = rows.with_columns(score=pl.col("judged_error") / pl.col("limit"), score_limit=pl.lit(1.0))
     is_given = pl.int_range(pl.len()).is_in(
         given_parameters(rows, limits, parents, which=is_error | (pl.col("judged_error") > 0))
     )
@@ -93,6 +144,7 @@ def with_scores(
             score=pl.when(is_pair).then(own).otherwise(0.0),
             score_limit=pl.col("score_limit").fill_nan(None).fill_null(1.0),
             is_equal=~differs(),
+            roundings=roundings,
             is_parameter=is_parameter,
             is_argument=is_input & (~both_tensors | is_other_kind),
             argument_gap=pl.when(is_pair & is_input & are_scalars & is_float & (larger > 0)).then(gap),
@@ -147,9 +199,11 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     it made differs in integers and booleans alone, as a decision does; ``is_open``: what it made cannot be judged by
     what it was given, see `_is_open`, and is no excess;
     ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.judge.op_bound`, which
-    counts as excess of the output; ``parts_missing``: outputs that one side lacks; ``is_added_up``: gradients of
-    parameters that one side alone adds to what was there before; ``is_lost``: a backward that one side lacks of a
-    forward that both have.
+    counts as excess of the output; ``roundings_excess``, where nothing measures noise, the same in units of the
+    round-offs that `LimitTable` explains, infinite of a call that was given another argument that is no tensor, which
+    counts only if anything is beyond its limit; ``parts_missing``: outputs that one side lacks; ``is_added_up``:
+    gradients of parameters that one side alone adds to what was there before; ``is_lost``: a backward that one side
+    lacks of a forward that both have.
     """
     nodes = _nodes_of(rows)
     made = rows.filter(pl.col("entry").is_in(nodes.filter("is_open")["entry"].to_list()) & (pl.col("excess") > 1))
@@ -187,6 +241,8 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             arguments_differ=(pl.col("is_argument") & is_error).any(),
             argument_gap=pl.col("argument_gap").max().fill_null(0.0),
             local_excess=pl.col("local_excess").max(),
+            roundings_excess=pl.col("roundings").filter(is_output).max().fill_null(0.0),
+            argument_excess=pl.col("roundings").filter("is_argument").max().fill_null(0.0),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             is_unmatched=is_unmatched.any(),
             is_added_up=is_sum().any() & ~is_lone.all(),
@@ -224,6 +280,9 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             is_lost=pl.col("entry").is_in(lost),
             has_other_number=(pl.col("argument_gap") > same) & pl.col("outputs_differ"),
             local_excess=pl.when(is_untouched).then("local_excess").otherwise(0.0),
+            roundings_excess=pl.when("outputs_differ")
+            .then(pl.max_horizontal("argument_excess", pl.when(is_untouched).then("roundings_excess")))
+            .otherwise(0.0),
         )
         .with_columns(is_open=_is_open(nodes))
         .with_columns(

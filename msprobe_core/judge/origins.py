@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import polars as pl
 
@@ -31,6 +31,9 @@ Node: TypeAlias = dict[str, Any]
 
 MAX_SOURCES = 40
 """Of one rank of one step; those that come later are hardly the first."""
+
+MARGINAL_EXCESS = 1.2
+"""Below this, suspects come after all others."""
 
 _WEAK = 1.5
 """From how many times what rounding is expected to do an input is worth a look at where it comes from."""
@@ -60,12 +63,22 @@ class Source:
     made: bool = True
     seen_at: Node | None = None
 
+    def size(self, what: Literal["score", "excess"]) -> float:
+        """Return by how much what is suspected is beyond rounding: the largest score, or excess, of the call."""
+        node, seen_at = self.node, self.seen_at or self.node
+        if node["is_lost"] or node["is_added_up"] or (what == "excess" and node["has_other_number"]):
+            return INFINITE  # nothing rounds an argument
+        is_given_right = self.made and seen_at["input_excess"] <= 1
+        parts = ("output", "parameter") if is_given_right else ("output", "parameter", "input")
+        return max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
+
 
 class Nesting:
     """Which call encloses which, on both sides."""
 
     def __init__(self, target: Mapping[str, str | None], golden: Mapping[str, str | None]) -> None:
         """Take the parents of all calls, by name of the entry."""
+        self.target = target
         self._sides = (target, golden)
 
     def ancestors(self, entry: str, *, in_golden: bool = False) -> Iterator[str]:
@@ -99,9 +112,12 @@ def find_sources(
         nesting: Of both sides.
         is_foreign: Whether the two are of different frameworks, which compute the same by other calls.
     """
-    events = _events(_without_old_state(nodes, nesting))
-    if events and not _has_consequence(nodes, rows):
+    own = _without_old_state(nodes, nesting)
+    if not _events(own) or not _has_consequence(nodes, rows):
         return []
+    events = _events(
+        own.with_columns(pl.max_horizontal(name, "roundings_excess") for name in ("output_excess", "local_excess"))
+    )
     alone = _Alone(nodes, nesting, is_foreign=is_foreign)
     values = _Values(rows, nodes)
     by_entry = {node["entry"]: node for node in events}

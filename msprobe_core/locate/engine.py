@@ -23,10 +23,9 @@ from msprobe_core.errors import CompareError
 from msprobe_core.execute.units import run_units
 from msprobe_core.findings import Finding, noted
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.fault import entry_beside
-from msprobe_core.judge.nodes import nodes_of, with_scores
-from msprobe_core.judge.origins import Nesting, Source, find_sources, is_flagged
-from msprobe_core.judge.updates import parameters_of, with_judged_updates
+from msprobe_core.judge.nodes import entry_beside
+from msprobe_core.judge.origins import Nesting, Source, is_flagged
+from msprobe_core.judge.updates import parameters_of
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_advice
 from msprobe_core.locate.confirmation import with_confirmations
@@ -71,21 +70,6 @@ class LocateOptions:
 
 
 @dataclass(frozen=True)
-class JudgedUnit:
-    """One rank of one step, compared and judged.
-
-    Attributes:
-        unit: The comparison.
-        rows: Its rows with their scores, see `msprobe_core.judge.nodes.with_scores`.
-        nodes: One row per call, see `msprobe_core.judge.nodes.nodes_of`.
-    """
-
-    unit: UnitResult
-    rows: pl.DataFrame
-    nodes: pl.DataFrame
-
-
-@dataclass(frozen=True)
 class Extraction:
     """What somebody else needs of every unit, so that no pair is compared twice.
 
@@ -94,7 +78,7 @@ class Extraction:
         take: Called in this process with each pair and what was extracted, or why there is nothing.
     """
 
-    extract: Callable[[JudgedUnit], bytes]
+    extract: Callable[[UnitResult], bytes]
     take: Callable[[UnitPair, bytes | TaskLost], object]
 
 
@@ -114,7 +98,7 @@ class UnitTask:
     options: CompareOptions
     is_first: bool
     before: pl.DataFrame | None = None
-    extract: Callable[[JudgedUnit], bytes] | None = None
+    extract: Callable[[UnitResult], bytes] | None = None
 
     @property
     def label(self) -> str:
@@ -374,19 +358,13 @@ def examine(task: UnitTask) -> UnitFindings:
         DumpError: one of them cannot be read.
     """
     pair = task.pair
-    unit = compare_unit(pair, task.options)
-    rows = with_scores(
-        unit.rows, task.options.limits, unit.parents, is_first_step=task.is_first, is_foreign=unit.is_foreign
-    )
-    if task.before is not None:
-        rows = with_judged_updates(rows, task.before)
-    nodes = nodes_of(rows)
-    nesting = Nesting(unit.parents, unit.golden_parents)
-    sources = find_sources(rows, nodes, nesting, is_foreign=unit.is_foreign)
+    unit = compare_unit(pair, task.options, before=task.before)
+    evidence = unit.weigh()
+    rows, nodes, nesting = evidence.rows, evidence.nodes, evidence.nesting
     return UnitFindings(
         pair=pair,
         mode=unit.mode,
-        suspects=[_suspect(source, rows, nodes, nesting, unit, is_first=task.is_first) for source in sources],
+        suspects=[_suspect(source, rows, nodes, nesting, unit, is_first=task.is_first) for source in evidence.sources],
         num_nodes=nodes.height,
         num_flagged=nodes.filter(is_flagged()).height,
         facts=facts_of(rows, nodes),
@@ -398,7 +376,7 @@ def examine(task: UnitTask) -> UnitFindings:
         parameters=parameters_of(rows),
         notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
         incomplete=unit.incomplete,
-        extracted=None if task.extract is None else task.extract(JudgedUnit(unit, rows, nodes)),
+        extracted=None if task.extract is None else task.extract(unit),
     )
 
 
@@ -414,17 +392,6 @@ def _suspect(
     seen_at = source.seen_at or node
     shown = own if source.seen_at is None else rows.filter(pl.col("entry").is_in([node["entry"], seen_at["entry"]]))
     limits = own.filter(pl.col("excess") > 1)["score_limit"].to_list()
-    parts = (
-        ("output", "parameter") if source.made and seen_at["input_excess"] <= 1 else ("output", "parameter", "input")
-    )
-    score, excess = (
-        float("inf")
-        if node["is_lost"] or node["is_added_up"]
-        else max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
-        for what in ("score", "excess")
-    )
-    if node["has_other_number"]:
-        excess = float("inf")  # nothing rounds an argument
     stacks = unit.golden_stacks if is_golden else unit.stacks
     return Suspect(
         step=unit.step,
@@ -435,9 +402,9 @@ def _suspect(
         module=_module_of(entry, parents),
         phase=Phase(node["phase"]),
         kind=kind,
-        score=score,
+        score=source.size("score"),
         limit=max(limits, default=1.0),
-        excess=excess,
+        excess=source.size("excess"),
         input_score=float(node["input_score"]),
         reason=reason_of(source, kind, own),
         evidence=_evidence(shown),

@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from msprobe_core import names
-from msprobe_core.locate.result import MARGINAL_EXCESS, FaultKind, Suspect
+from msprobe_core.judge.origins import MARGINAL_EXCESS
+from msprobe_core.locate.result import FaultKind, Suspect
 
 CallPlace = tuple[int, str]
 """Rank, and name of the entry."""

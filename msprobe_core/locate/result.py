@@ -72,9 +72,6 @@ class Strength(str, Enum):
 STRONG_EXCESS, MODERATE_EXCESS = 10.0, 2.0
 """From how many times what is still allowed on evidence is called so."""
 
-MARGINAL_EXCESS = 1.2
-"""Below this, suspects stand behind all others."""
-
 
 @dataclass(frozen=True)
 class Check:

@@ -11,8 +11,8 @@ import msgspec
 
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
-from msprobe_core.judge.evidence import WorstTensor, WorstTokens
 from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain

@@ -14,9 +14,9 @@ from msprobe_core.compare.tensor_pass import PERCENTILES
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.evidence import WorstTensor
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.verdict import UNRECORDED, Verdict
+from msprobe_core.judge.worst_tensor import WorstTensor
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
 from msprobe_core.report.summary import table_notes
@@ -144,11 +144,14 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
         console.print(number.append(f"  {kind.value}", style="default"))
     for note in unit.notes:
         console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
-    faults = sorted((f for f in (unit.fault, unit.lone_call) if f is not None), key=lambda fault: fault.position)
+    first = unit.first_fault
+    faults = [fault for fault in (unit.fault, unit.lone_call) if fault is not None]
+    faults.sort(key=lambda fault: (fault is not first, fault.position))
     if unit.is_foreign:
         faults = [fault for fault in faults if fault.only_on is None]
     for number, fault in enumerate(faults):
-        for line in fault_lines("Then also" if number else "First fault", fault, is_second=number > 0):
+        other = "Then also" if fault.position > faults[0].position else "Before it also"
+        for line in fault_lines(other if number else "First fault", fault, is_second=number > 0):
             console.print(line, soft_wrap=True)
     if unit.is_foreign and unit.lone_call is not None:
         for line in fault_lines("Without partner", unit.lone_call, is_foreign=True):

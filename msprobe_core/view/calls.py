@@ -21,7 +21,6 @@ from msprobe_core.judge.columns import SKETCH_ERROR, Match
 from msprobe_core.judge.origins import is_flagged
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.judge.verdict import Verdict
-from msprobe_core.locate.engine import JudgedUnit
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.report.default_table import PERCENTILE_HEADERS
@@ -106,10 +105,11 @@ def calls_of_dump(dump: Dump) -> Calls:
     return Calls(calls, values, (), statistics, dump.parents, dump.stacks, is_pair=False)
 
 
-def calls_of_pair(judged: JudgedUnit) -> Calls:
+def calls_of_pair(unit: UnitResult) -> Calls:
     """Return the calls of two dumps that have been compared."""
-    unit, rows = judged.unit, judged.rows
-    calls = _named(judged.nodes.with_columns(is_flagged=is_flagged())).with_columns(
+    evidence = unit.weigh()
+    rows, nodes = evidence.rows, evidence.nodes.with_columns(is_flagged=is_flagged())
+    calls = _named(nodes).with_columns(
         excess=pl.when(pl.col("side") != "both").then(None)
         .when(pl.col("is_lost") | pl.col("parts_missing")).then(pl.lit(float("inf")))
         .otherwise(pl.max_horizontal("output_excess", "parameter_excess")),

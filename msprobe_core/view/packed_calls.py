@@ -12,8 +12,8 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.reading import read_dump
+from msprobe_core.compare.result import UnitResult
 from msprobe_core.execute.units import files_of
-from msprobe_core.locate.engine import JudgedUnit
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
 
@@ -52,10 +52,9 @@ def packed_dump(task: DumpTask) -> bytes:
     return packed(UnitCalls(calls_of_dump(dump), dump.notes, [] if ending.is_whole else [sentence(dump.path, ending)]))
 
 
-def packed_pair(judged: JudgedUnit) -> bytes:
+def packed_pair(unit: UnitResult) -> bytes:
     """Return the calls of two dumps; what ended early is known to the search for the first fault."""
-    unit = judged.unit
-    return packed(UnitCalls(calls_of_pair(judged), [*unit.notes, *(finding.text for finding in unit.replicas)]))
+    return packed(UnitCalls(calls_of_pair(unit), [*unit.notes, *(finding.text for finding in unit.replicas)]))
 
 
 def packed(unit: UnitCalls) -> bytes:

@@ -98,8 +98,9 @@ def test_a_call_that_the_target_lacks_has_its_place_among_the_others(parted, has
             rank.call("Torch.exp", right, output=right)
         if number == 1 and not is_target:
             rank.call("Torch.neg", right, output=right)
-        rank.call("Torch.add", right, output=right)
-        rank.collective("all_reduce", given=right, got=wrong)
+        own = wrong if number == 1 else right
+        rank.call("Torch.add", own, output=own)
+        rank.collective("all_reduce", given=own, got=wrong)
 
     assert parted(2, work) == [("rank_1", "Torch.neg.0.forward")]
 

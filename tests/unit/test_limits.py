@@ -17,8 +17,8 @@ from msprobe_core.errors import ConfigError
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.judge import statistics_columns
-from msprobe_core.judge.fault import judge_nodes
 from msprobe_core.judge.limits import conventional, load_limits, parse_limit
+from msprobe_core.judge.nodes import judge_nodes, nodes_of, with_scores
 from msprobe_core.judge.verdict import judge
 from msprobe_core.store.json_reader import read_json_dump
 
@@ -298,7 +298,8 @@ class TestSketches:
         assert message.startswith("error: the relative error estimated from sketches, 1.")
         assert "is over the limit 0.001 (in 97 of 100 cases it is 1." in message
         assert row["judged_error"] == row["sketch_low"] == pytest.approx(0.8528 * row["sketch_error"])
-        assert judge_nodes(rows).row(0, named=True)["is_suspect"]
+        node = nodes_of(with_scores(rows, conventional(), {})).row(0, named=True)
+        assert node["input_excess"] <= 1 < node["output_excess"]
 
     @pytest.mark.parametrize(
         ("noise", "expected"), [(0.0, "pass"), (1e-7, "pass"), (9e-4, "pass"), (3e-3, "error"), (1e-2, "error")]

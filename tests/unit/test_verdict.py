@@ -214,13 +214,22 @@ def test_a_fault_that_came_from_outside_is_said_to(compare):
     assert (fault.entry, fault.is_culprit) == ("Module.m.M.forward.0", False)
 
 
-def test_an_extra_call_before_the_fault_comes_first(compare):
+def test_an_extra_call_that_explains_nothing_does_not_hide_the_fault(compare):
     target = chain(2, 2.5, 2)
     target["data"] = {"Tensor.abs.0.forward": api(tensor(X), output=tensor(X)), **target["data"]}
     unit = compare(target, chain(2, 2, 2)).units[0]
-    assert (unit.first_fault.entry, unit.first_fault.only_on) == ("Tensor.abs.0.forward", "target")
+    assert (unit.lone_call.entry, unit.lone_call.only_on) == ("Tensor.abs.0.forward", "target")
+    assert unit.first_fault is unit.fault
+    assert unit.fault.entry == "Module.m1.M.forward.0"  # its input agrees, whatever the extra call has made
+
+
+def test_an_extra_call_before_a_wrong_input_is_the_first_fault(compare):
+    target, golden = ({"Module.m1.M.forward.0": api(tensor(scaled(f)), output=tensor(scaled(f)))} for f in (2.0, 1.0))
+    target = {"Tensor.abs.0.forward": api(tensor(X), output=tensor(X)), **target}
+    unit = compare({"data": target}, {"data": golden}).units[0]
     assert unit.first_fault is unit.lone_call
-    assert unit.fault.entry == "Module.m1.M.forward.0"  # what the calls of both sides say is not hidden by it
+    assert (unit.first_fault.entry, unit.first_fault.only_on) == ("Tensor.abs.0.forward", "target")
+    assert unit.fault.entry == "Module.m1.M.forward.0"
 
 
 def test_a_small_difference_between_equal_inputs_comes_first(compare):
