@@ -166,10 +166,18 @@ def wording(package: str, language: Language) -> Wording:
 
 def _filled(finding: Finding, place: Place, language: Language) -> str:
     words = wording(finding.code.package(), language).words
-    return _as_text(finding.fields[place.field], place.spec, language, words)
+    return as_text(finding.fields[place.field], place.spec, language, words)
 
 
-def _as_text(value: Field, spec: str, language: Language, words: Mapping[str, str]) -> str:
+def as_text(value: Field, spec: str, language: Language, words: Mapping[str, str]) -> str:
+    """Return the value of a field as a template's place has it.
+
+    Args:
+        value: The value.
+        spec: What the place says after the colon.
+        language: Of the template.
+        words: By member of a closed set, in this language.
+    """
     if value is None:
         return _UNKNOWN[language]
     if isinstance(value, Finding):
@@ -179,7 +187,7 @@ def _as_text(value: Field, spec: str, language: Language, words: Mapping[str, st
         return words.get(plain, plain) if spec == "word" else plain
     if not isinstance(value, (int, float)):
         between = (_SEMICOLON if spec == ";" else _COMMA)[language]
-        return between.join(_as_text(each, spec, language, words) for each in value)
+        return between.join(as_text(each, spec, language, words) for each in value)
     if "|" in spec:
         one, several = spec.split("|")
         return f"{value:,} {one if value == 1 else several}"

@@ -37,14 +37,12 @@ from msprobe_core.judge.limits import LimitTable, conventional, precision_of
 from msprobe_core.judge.nodes import judge_nodes
 from msprobe_core.judge.noise.model import NoiseModel
 from msprobe_core.judge.origins import Nesting
+from msprobe_core.judge.row_conditions import failures, has_failed, is_uncompared
 from msprobe_core.judge.verdict import (
     UNRECORDED,
     Verdict,
     check_recorded,
     differs,
-    failures,
-    has_failed,
-    is_uncompared,
     judge,
 )
 from msprobe_core.model import Phase

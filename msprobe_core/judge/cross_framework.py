@@ -31,14 +31,12 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.formatting import formatted
-from msprobe_core.judge.verdict import FROM_END, Verdict
+from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
-
-EXCUSE = "excuse"
-"""Column that says of a row why it is not judged; null where it is."""
 
 _OWNERS = (names.OPTIMIZER, names.CLIP_GRAD)
 
@@ -48,7 +46,7 @@ _SIDES = ("target", "golden")
 def with_excuses(
     rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows of two frameworks with `EXCUSE` and `FROM_END`, and what there is to say about them.
+    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and what there is to note.
 
     Args:
         rows: Aligned rows.
@@ -73,24 +71,37 @@ def with_excuses(
     is_further = is_api & (pl.col("role").cast(pl.String) == of_results.otherwise(pl.lit(Role.OUTPUT.value)))
     found = (
         pl.when(is_lone & has_partner & is_further)
-        .then(formatted("only the {} returns this", side))
+        .then(_excuse(RowCode.EXCUSED_RESULT, side))
         .when(is_lone & ~has_partner & _is_around(rows, wrappers))
-        .then(pl.lit("this is around the model of the other side, or beside it"))
+        .then(_excuse(RowCode.EXCUSED_AROUND))
         .when(is_lone & has_partner & is_argument)
-        .then(formatted("only the {} is given this argument", side))
+        .then(_excuse(RowCode.EXCUSED_ARGUMENT, side))
         .when(is_lone & has_partner & is_buffer)
-        .then(formatted("only the {} records this as a parameter; it is a buffer elsewhere", side))
+        .then(_excuse(RowCode.EXCUSED_BUFFER, side))
         .when(is_lone & (pl.col("role") == Role.PARAMETERS_GRAD.value) & _is_zero())
-        .then(formatted("only the {} has a gradient of this parameter, which is zero", side))
+        .then(_excuse(RowCode.EXCUSED_ZERO_GRADIENT, side))
         .when((one_has_none | (is_lone & has_partner)) & is_passed_on & ~place.str.contains(r"^input\.0(\.|$)"))
-        .then(formatted("only the {} has a gradient of this result", computed_by))
+        .then(_excuse(RowCode.EXCUSED_RESULT_GRADIENT, computed_by))
         .when((one_has_none | (is_lone & has_partner)) & is_gradient)
-        .then(formatted("only the {} computes this gradient", computed_by))
+        .then(_excuse(RowCode.EXCUSED_GRADIENT, computed_by))
     )
-    rows = rows.with_columns(
-        pl.coalesce(EXCUSE, found).alias(EXCUSE), pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END)
-    )
+    rows = _with_excuse(rows, found).with_columns(pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END))
     return rows, [*notes, *_note_gradients(rows)]
+
+
+def _excuse(code: RowCode, of: pl.Expr | None = None) -> pl.Expr:
+    """Return an excuse with the side or the call that it speaks of."""
+    return pl.struct(pl.lit(code.value).alias(EXCUSE), (pl.lit(None, pl.String) if of is None else of).alias(EXCUSE_OF))
+
+
+def _with_excuse(rows: pl.DataFrame, found: pl.Expr, *, replaces: bool = False) -> pl.DataFrame:
+    """Return rows with an excuse where one was found; an earlier one stays unless it is replaced."""
+    if EXCUSE not in rows.columns:
+        rows = rows.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in (EXCUSE, EXCUSE_OF))
+    is_found = found.struct.field(EXCUSE).is_not_null() & (replaces | pl.col(EXCUSE).is_null())
+    return rows.with_columns(
+        pl.when(is_found).then(found.struct.field(name)).otherwise(name).alias(name) for name in (EXCUSE, EXCUSE_OF)
+    )
 
 
 def _counted_from_end(rows: pl.DataFrame) -> list[int]:
@@ -191,9 +202,8 @@ def _with_unrecorded(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
     )
     lacking = absent.select(*_GROUP, "lacking")
     rows = rows.join(lacking, on=list(_GROUP), how="left", maintain_order="left")
-    excuse = pl.when(pl.col("lacking").is_not_null() & ~is_saved).then(
-        formatted("the {} has recorded nothing of this kind", "lacking")
-    )
+    is_absent = pl.col("lacking").is_not_null() & ~is_saved
+    rows = _with_excuse(rows, pl.when(is_absent).then(_excuse(RowCode.EXCUSED_UNRECORDED_KIND, pl.col("lacking"))))
     listed: dict[str, list[str]] = {}
     for is_module, phase, role, side, number in absent.filter(~is_saved).select(*_GROUP, "lacking", "number").rows():
         listed.setdefault(side, []).append(f"{_words(is_module, phase, role)} ({number:,})")
@@ -201,7 +211,7 @@ def _with_unrecorded(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
         f"what the {side} has recorded none of, and is not compared: {', '.join(kinds)}"
         for side, kinds in listed.items()
     ]
-    return rows.with_columns(excuse.alias(EXCUSE)).drop("is_module", "lacking"), notes
+    return rows.drop("is_module", "lacking"), notes
 
 
 def _words(is_module: bool, phase: str, role: str) -> str:
@@ -210,7 +220,7 @@ def _words(is_module: bool, phase: str, role: str) -> str:
 
 
 def _note_gradients(rows: pl.DataFrame) -> list[str]:
-    alone = rows.filter(pl.col(EXCUSE).str.ends_with("computes this gradient"))
+    alone = rows.filter(pl.col(EXCUSE) == RowCode.EXCUSED_GRADIENT.value)
     what = "gradients with respect to inputs that only one side computes"
     return [
         f"{what}: {alone.height:,}; the first is {name}"
@@ -235,7 +245,7 @@ def with_excused_inner_calls(
     if not calls.height:
         return lone, []
     modules = _pairs_of_modules(pairs, target, golden)
-    excused: dict[str, str] = {}
+    excused: dict[str, tuple[RowCode, str]] = {}
     for entry, match, own_golden in calls.rows():
         if match == Match.GOLDEN.value:
             reason = _reason(own_golden, golden, modules[1])
@@ -245,11 +255,18 @@ def with_excused_inner_calls(
             excused[entry] = reason
     if not excused:
         return lone, []
-    said = pl.col("entry").replace_strict(excused, default=None, return_dtype=pl.String)
+    code, inside = (
+        pl.col("entry").replace_strict(found, default=None, return_dtype=pl.String)
+        for found in (
+            {entry: code.value for entry, (code, _) in excused.items()},
+            {entry: parent for entry, (_, parent) in excused.items()},
+        )
+    )
+    found = pl.when(is_open).then(pl.struct(code.alias(EXCUSE), inside.alias(EXCUSE_OF)))
     first = next(iter(excused))
     note = "calls that one side alone makes inside modules whose results agree, or inside the optimizer, not judged"
     return (
-        lone.with_columns(pl.when(is_open).then(said).otherwise(EXCUSE).alias(EXCUSE)),
+        _with_excuse(lone, found),
         [f"{note}: {len(excused):,}; the first is {first}"],
     )
 
@@ -294,17 +311,17 @@ def _pairs_of_modules(pairs: pl.DataFrame, target: Dump, golden: Dump) -> tuple[
     return of_target, of_golden
 
 
-def _reason(entry: str, dump: Dump, pairs: _Pairs) -> str | None:
-    """Return why a call that has no partner is not judged; ``None`` if it is."""
+def _reason(entry: str, dump: Dump, pairs: _Pairs) -> tuple[RowCode, str] | None:
+    """Return why a call that has no partner is not judged, and what it is inside of; ``None`` if it is judged."""
     seen = {entry}
     parent = dump.parents.get(entry)
     while parent is not None and parent not in seen:
         if parent in _OWNERS:
-            return f"inside '{parent}', which each side has of its own"
+            return RowCode.EXCUSED_OWNER, parent
         if (pair := pairs.get(parent)) is not None:
             if not pair.agrees or (names.is_module(entry) and not pair.other_is_leaf):
                 return None
-            return f"inside {parent}, whose results agree"
+            return RowCode.EXCUSED_INSIDE, parent
         seen.add(parent)
         parent = dump.parents.get(parent)
     return None
@@ -317,8 +334,6 @@ def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[
         rows: Aligned rows.
         have_apis: Whether both tools recorded APIs.
     """
-    if EXCUSE not in rows.columns:
-        rows = rows.with_columns(pl.lit(None, dtype=pl.String).alias(EXCUSE))
     entry = pl.coalesce("entry_golden", "entry")
     is_lone = pl.col("match") != Match.BOTH.value
     has_partner = (~is_lone).any().over("entry")
@@ -330,15 +345,15 @@ def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[
     side = pl.col("match").str.slice(5)
     reason = (
         pl.when(is_unrecorded)
-        .then(formatted("only the {} has this call; the two tools record different ones", side))
+        .then(_excuse(RowCode.EXCUSED_CALL, side))
         .when(_is_never_recorded(is_uncalled))
-        .then(formatted("only the {} has gradients of modules that are not called themselves", side))
+        .then(_excuse(RowCode.EXCUSED_UNCALLED_MODULE, side))
         .when(is_lone & has_partner & is_backward & is_nothing)
-        .then(formatted("only the {} lists this gradient, which does not exist", side))
+        .then(_excuse(RowCode.EXCUSED_ABSENT_GRADIENT, side))
         .when(is_api & is_backward & (pl.col("role") == Role.OUTPUT.value))
-        .then(pl.lit("the two tools list the gradients that an API passes on in different orders"))
+        .then(_excuse(RowCode.EXCUSED_GRADIENT_ORDER))
     )
-    rows = rows.with_columns(pl.coalesce(reason, EXCUSE).alias(EXCUSE))
+    rows = _with_excuse(rows, reason, replaces=True)
     return rows, _note_tools(rows.filter(is_unrecorded)["entry"].n_unique(), have_apis=have_apis)
 
 

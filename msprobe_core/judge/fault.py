@@ -13,10 +13,13 @@ from enum import Enum
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
 from msprobe_core.judge.nodes import entry_beside
 from msprobe_core.judge.origins import Node
+from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.judge.worst_tensor import WorstTensor
 from msprobe_core.model import Role
@@ -41,7 +44,7 @@ class Fault:
             a different argument.
         input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
         output_error: The same of its outputs.
-        findings: Row name and message of each row that shows it.
+        findings: Row name and finding of each row that shows it.
         stack: Where the call came from, innermost frame first; empty if unknown.
         num_communications: How many calls of communication this rank has finished before it.
         place: Of a call that only the golden dump has, the target's entry that would be before it, or else the one
@@ -57,7 +60,7 @@ class Fault:
     parts: Sequence[str]
     input_error: float | None
     output_error: float | None
-    findings: Sequence[tuple[str, str]]
+    findings: Sequence[tuple[str, Finding]]
     stack: Sequence[str]
     num_communications: int = 0
     place: str | None = None
@@ -198,23 +201,22 @@ def _parts(own: pl.DataFrame, *, is_culprit: bool) -> list[str]:
     return [part for part in _PARTS if found[part]]
 
 
-def _findings(own: pl.DataFrame, seen: pl.DataFrame) -> list[tuple[str, str]]:
+def _findings(own: pl.DataFrame, seen: pl.DataFrame) -> list[tuple[str, Finding]]:
     name = pl.coalesce("name_target", "name_golden")
     for rows in (own, seen):
         failed = rows.filter(pl.col("verdict").is_in(_FAILED))
         findings = [
-            (row, message)
-            for row, messages in failed.select(name, "messages").rows()
-            for message in messages
-            if not message.startswith("note:")
+            (row, finding)
+            for row, cell in failed.select(name, FINDINGS).rows()
+            for finding in findings_of(cell)
+            if finding.level is not Level.NOTE
         ]
         if findings:
             return findings
+    within = own.filter((pl.col("judged_error") > 0) & pl.col("limit").is_not_null())
     return [
-        (row, f"the relative error {error:.3g} is within the limit {limit:g}, but all inputs are equal.")
-        for row, error, limit in own.filter((pl.col("judged_error") > 0) & pl.col("limit").is_not_null())
-        .select(name, "judged_error", "limit")
-        .rows()
+        (row, Finding(RowCode.WITHIN_LIMIT, Level.NOTE, {"error": error, "limit": limit}))
+        for row, error, limit in within.select(name, "judged_error", "limit").rows()
     ]
 
 

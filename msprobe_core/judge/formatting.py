@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
+
+from msprobe_core.findings import Code, Finding, Language, Place, as_text, template_of, worded, wording
 
 
 def formatted(template: str, *columns: pl.Expr | str) -> pl.Expr:
@@ -22,3 +26,31 @@ def formatted(template: str, *columns: pl.Expr | str) -> pl.Expr:
     for column, text in zip(columns, texts, strict=True):
         parts += [pl.col(column) if isinstance(column, str) else column, pl.lit(text)]
     return pl.concat_str(parts)
+
+
+def rendered(code: Code, fields: pl.DataFrame, height: int) -> pl.Series:
+    """Return a finding's text in English of each row, as `msprobe_core.findings.worded` has it of one.
+
+    Args:
+        code: What is found.
+        fields: A column for each field of its template: text, integers or floats.
+        height: How many rows there are; ``fields`` may have no columns.
+    """
+    words = wording(code.package(), Language.ENGLISH).words
+    parts = [
+        _as_text(fields[part.field], part.spec, words) if isinstance(part, Place) else pl.lit(part)
+        for part in template_of(code)
+    ]
+    if not any(isinstance(part, pl.Series) for part in parts):
+        return pl.Series([worded(Finding(code))] * height, dtype=pl.String)
+    return pl.select(pl.concat_str(parts)).to_series()
+
+
+def _as_text(values: pl.Series, spec: str, words: Mapping[str, str]) -> pl.Series:
+    if values.dtype == pl.String:
+        known = pl.lit(values).fill_null(as_text(None, spec, Language.ENGLISH, words))
+        return pl.select(known.replace(words) if spec == "word" else known).to_series()
+    # Numbers are formatted one by one, as nothing else has Python's formats; limits are few.
+    unique = values.unique()
+    texts = [as_text(value, spec, Language.ENGLISH, words) for value in unique.to_list()]
+    return pl.select(pl.lit(values).replace_strict(unique, texts, return_dtype=pl.String)).to_series()

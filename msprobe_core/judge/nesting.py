@@ -5,7 +5,6 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.formatting import formatted
 from msprobe_core.store.frame import RowKind
 
 
@@ -14,18 +13,3 @@ def is_moved() -> pl.Expr:
     is_call = pl.col("name_target") == pl.col("entry")
     both = (pl.col("match") == Match.BOTH.value) & (pl.col("kind_target") == RowKind.NONE.value)
     return (is_call & both & pl.col("text_target").ne_missing(pl.col("text_golden"))).fill_null(False)
-
-
-def moved_text() -> pl.Expr:
-    """Return the sentence about a call that `is_moved`."""
-    return formatted(
-        "error: it is called {}, and in the golden run {}.", _within("text_target"), _within("text_golden")
-    )
-
-
-def _within(column: str) -> pl.Expr:
-    return (
-        pl.when(pl.col(column).is_null())
-        .then(pl.lit("outside of every call"))
-        .otherwise(formatted("within {}", column))
-    )

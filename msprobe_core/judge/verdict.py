@@ -34,15 +34,18 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Level
 from msprobe_core.judge import activation_flips, overrides, statistics_columns
 from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW, Match
-from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.inherited import inherited_precision
 from msprobe_core.judge.joining import joined, numbered
 from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
-from msprobe_core.judge.nesting import is_moved, moved_text
+from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
+from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END, both, has_failed, other_grad, same_shape
+from msprobe_core.judge.row_findings import SCHEMA, RowRule, described
+from msprobe_core.judge.row_rules import rules_of
 from msprobe_core.judge.uninitialised import uninitialised_rows
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
@@ -67,21 +70,14 @@ class Verdict(str, Enum):
     UNMATCHED = "unmatched"
 
 
-FROM_END = "is_counted_from_end"
-"""Column that says of two numbers that they are one size or dimension, which one side counts from the end."""
-
 UNRECORDED = "unrecorded"
 """How counts call the rows of values that a side could not record."""
-
-DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
-_DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
-
-_FOREIGN_DTYPE = r"^((torch|mindspore|ms|mstype)\.)?(b?float|u?int|complex|bool)_?\d*$"
 
 _HELPERS = (
     "row",
     "precision_target",
-    "excuse",
+    EXCUSE,
+    EXCUSE_OF,
     FROM_END,
     "precision_golden",
     "precision_limit",
@@ -107,7 +103,9 @@ def judge(
     excuser: Excuser | None = None,
     parents: Mapping[str, str | None] | None = None,
 ) -> pl.DataFrame:
-    """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and ``messages`` (lists).
+    """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and what was found of rows.
+
+    That is ``messages`` and ``findings``, see `msprobe_core.judge.row_findings`.
 
     ``limit`` is the largest relative error that passes; null where a limit given by name holds that says nothing of it.
     ``override`` says which one that is, in words, and is null elsewhere.
@@ -132,13 +130,12 @@ def judge(
     prepared = _with_scores(prepared, scorer).with_row_index("row")
     # Texts are made for the rows that may need one; in a healthy pair those are few.
     is_plain = _is_plain(by_checksum=by_checksum, is_foreign=is_foreign)
-    findings = _findings(table, by_checksum=by_checksum, is_foreign=is_foreign)
+    rules = rules_of(table, by_checksum=by_checksum, is_foreign=is_foreign, has_nesting=has_nesting)
     if has_nesting:
         is_plain &= ~is_moved()
-        findings.append((Verdict.ERROR, is_moved(), moved_text()))
     others = prepared.filter(~is_plain.fill_null(False))
     return (
-        _with_verdicts(prepared, _described_in_turn(prepared, others, findings, excuser))
+        _with_verdicts(prepared, _described_in_turn(prepared, others, rules, excuser))
         .with_columns(limit=pl.when(_is_scored()).then(None).otherwise("limit"))
         .drop(*_HELPERS, *[name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns])
         .drop([] if scorer is not None else [*noise_model.SCORES])
@@ -146,23 +143,22 @@ def judge(
 
 
 def _described_in_turn(
-    prepared: pl.DataFrame, others: pl.DataFrame, findings: list[_Finding], excuser: Excuser | None
+    prepared: pl.DataFrame, others: pl.DataFrame, rules: list[RowRule], excuser: Excuser | None
 ) -> pl.DataFrame:
     """Describe the rows of pairs, and then those of one side alone, which the verdicts of pairs may excuse."""
     if excuser is None:
-        return _described(others, findings)
+        return described(others, rules)
     is_pair = pl.col("match") == Match.BOTH.value
-    of_pairs = _described(others.filter(is_pair), findings)
+    of_pairs = described(others.filter(is_pair), rules)
     lone = excuser(others.filter(~is_pair), _with_verdicts(prepared.filter(is_pair), of_pairs))
-    columns = ("row", "messages", "verdict")
-    return pl.concat([found.select(columns) for found in (of_pairs, _described(lone, findings))])
+    return pl.concat([of_pairs, described(lone, rules)])
 
 
-def _with_verdicts(rows: pl.DataFrame, described: pl.DataFrame) -> pl.DataFrame:
-    return joined(rows, described, on="row").with_columns(
-        pl.col("verdict").fill_null(Verdict.PASS.value),
-        pl.coalesce("messages", pl.lit([], dtype=pl.List(pl.String))),
-    )
+def _with_verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with what was found of them, and the level of the worst of it as their verdict."""
+    verdict = pl.col("level").replace({Level.NOTE.value: Verdict.PASS.value}).fill_null(Verdict.PASS.value)
+    empty = [pl.coalesce(name, pl.lit([], dtype=kind)).alias(name) for name, kind in SCHEMA.items()]
+    return joined(rows, found, on="row").with_columns(*empty, verdict=verdict).drop("level")
 
 
 def _with_scores(rows: pl.DataFrame, scorer: Scorer | None) -> pl.DataFrame:
@@ -180,7 +176,8 @@ def _is_scored() -> pl.Expr:
 
 _ABSENT = {
     "problem": pl.String,
-    "excuse": pl.String,
+    EXCUSE: pl.String,
+    EXCUSE_OF: pl.String,
     FROM_END: pl.Boolean,
     SKETCH_ERROR: pl.Float64,
     SKETCH_LOW: pl.Float64,
@@ -235,7 +232,7 @@ def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
     numbers = numbered(compared["entry"])
     sizes = compared.select(
         "role",
-        is_tensor=_both(RowKind.TENSOR),
+        is_tensor=both(RowKind.TENSOR),
         source=numbers,
         source_norm="norm_golden",
         source_size=_size("golden"),
@@ -260,7 +257,7 @@ def _sources(compared: pl.DataFrame, numbers: pl.Series) -> dict[int, int | None
 
 def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
-    comparable = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR) & _same_shape() & ~pl.col("is_special")
+    comparable = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR) & same_shape() & ~pl.col("is_special")
     noise = noise_rows(compared, table)
     is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch()
     differs = (
@@ -275,7 +272,7 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
             is_vanishing=is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise),
             rounds_to_zero=_rounds_to_zero(table),
         )
-        .with_columns(is_exempt=pl.any_horizontal(*grounds, pl.col("excuse").is_not_null()).fill_null(False))
+        .with_columns(is_exempt=pl.any_horizontal(*grounds, pl.col(EXCUSE).is_not_null()).fill_null(False))
         .with_columns(
             judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("own_error", SKETCH_LOW))
         )
@@ -290,7 +287,7 @@ def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
     if is_foreign:
         same_dtype = same_dtype | (kinds[0].eq_missing(kinds[1]) & same_precision)
-    same_grad = ~_other_grad(is_foreign=is_foreign).fill_null(False)
+    same_grad = ~other_grad(is_foreign=is_foreign).fill_null(False)
     is_within = (
         pl.when(pl.col("score").is_null())
         .then(pl.max_horizontal("error", SKETCH_LOW) <= pl.col("precision_limit"))
@@ -298,22 +295,13 @@ def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
     )
     is_number = ~pl.col("max_target").is_nan() & (pl.col("num_nan_target").fill_null(0) == 0)
     is_sound = ~has_failed() & pl.col("problem").is_null() & pl.col("exact_target").is_null()
-    tensors = _both(RowKind.TENSOR) & same_dtype & _same_shape() & same_grad & is_within & is_number & is_sound
+    tensors = both(RowKind.TENSOR) & same_dtype & same_shape() & same_grad & is_within & is_number & is_sound
     if by_checksum:
         tensors &= pl.col("checksum_target") == pl.col("checksum_golden")
-    scalars = _both(RowKind.SCALAR) & (pl.col("text_target") == pl.col("text_golden")) & ~has_failed()
-    is_nothing = _both(RowKind.NONE) & ~has_failed()
+    scalars = both(RowKind.SCALAR) & (pl.col("text_target") == pl.col("text_golden")) & ~has_failed()
+    is_nothing = both(RowKind.NONE) & ~has_failed()
     is_pair = (pl.col("match") == Match.BOTH.value) & pl.col("override").is_null()
     return is_pair & ~pl.col("is_special") & (tensors.fill_null(False) | scalars.fill_null(False) | is_nothing)
-
-
-def _other_grad(*, is_foreign: bool) -> pl.Expr:
-    """Whether ``requires_grad`` differs, which says nothing between two frameworks."""
-    return pl.lit(value=False) if is_foreign else pl.col("requires_grad_target") != pl.col("requires_grad_golden")
-
-
-def _same_shape() -> pl.Expr:
-    return pl.col("shape_target") == pl.col("shape_golden")
 
 
 def _size(side: str) -> pl.Expr:
@@ -323,322 +311,6 @@ def _size(side: str) -> pl.Expr:
 def _rounds_to_zero(table: LimitTable) -> pl.Expr:
     share = table.vanishing_share_of(pl.col("precision"))
     return (_size("golden") == 0) & (_size("target") > 0) & (_size("target") <= share * pl.col("source_size"))
-
-
-_Finding = tuple[Verdict, pl.Expr, pl.Expr]
-"""Level, condition, text."""
-
-
-def _findings(table: LimitTable, *, by_checksum: bool, is_foreign: bool) -> list[_Finding]:
-    """Return what may be said of a row: errors before warnings before notes."""
-    is_pair = pl.col("match") == Match.BOTH.value
-    both_tensors = is_pair & _both(RowKind.TENSOR)
-    both_scalars = is_pair & _both(RowKind.SCALAR)
-    numbers = both_tensors & ~pl.col("is_uninitialised").fill_null(False)
-    by_convention = ~pl.col("is_overridden")
-    same_shape = _same_shape()
-    same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
-    same_kind = pl.col("kind_of_target").eq_missing(pl.col("kind_of_golden"))
-    by_score = by_convention & pl.col("score").is_not_null()
-    # What flips between healthy repetitions, such as the choice of an expert, may flip in the target too.
-    by_rule = by_convention & (pl.col("num_flips") == 0)
-    over = by_rule & pl.col("score").is_null() & (pl.col("judged_error") > pl.col("limit"))
-    statistics_over = pl.col("own_error") > pl.col("limit")
-    other_bytes = numbers & (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
-    other_integers = numbers & (pl.col("exact_target") != pl.col("exact_golden"))
-    agree = _scalars_agree(table, is_foreign=is_foreign)
-    other_arguments = both_scalars & ~agree
-    is_default = _is_default() if is_foreign else pl.lit(value=False)
-    other_kinds = is_pair & (pl.col("kind_target") != pl.col("kind_golden")) & ~has_failed()
-    is_excused = numbers & pl.col("is_exempt") & statistics_over
-    keeps_not = pl.any_horizontal(*[pl.col(f"fails_{term}").fill_null(False) for term in overrides.TERMS])
-    return [
-        (
-            Verdict.ERROR,
-            other_kinds & ~is_default,
-            formatted("error: the target has {}, the golden {}.", _what("target"), _what("golden")),
-        ),
-        (
-            Verdict.ERROR,
-            both_tensors & ~same_shape & (pl.col("num_flips") == 0),
-            formatted("error: the shapes differ, {} and {}.", "shape_target", "shape_golden"),
-        ),
-        (
-            Verdict.ERROR,
-            numbers & statistics_columns.has_nan_mismatch(),
-            formatted("error: NaN differs: the target has {}, the golden {}.", _num_nan("target"), _num_nan("golden")),
-        ),
-        (
-            Verdict.ERROR,
-            numbers & statistics_columns.has_inf_mismatch(),
-            formatted("error: Inf differs: maximum and minimum are {} and {}, golden {} and {}.",
-                      *[_known(f"{name}_{side}") for side in ("target", "golden") for name in ("max", "min")]),
-        ),
-        (
-            Verdict.ERROR,
-            numbers & pl.col("problem").is_not_null() & same_shape,
-            formatted("error: the tensors could not be compared: {}.", "problem"),
-        ),
-        (
-            Verdict.ERROR,
-            by_rule & other_bytes & pl.col("score").is_null()
-            & ~(pl.col("judged_error") <= pl.col("limit")).fill_null(False),
-            pl.lit("error: the checksum differs."),
-        ),
-        (
-            Verdict.ERROR,
-            by_rule & other_bytes & pl.col("score").is_null() & (pl.col("judged_error") <= pl.col("limit")),
-            formatted("error: the checksum differs; the relative error of the statistics, {}, is within the limit {}.",
-                      _rounded("judged_error"), "limit"),
-        ),
-        (
-            Verdict.ERROR,
-            by_rule & other_integers,
-            formatted("error: the integers differ: maximum and minimum are {}, golden {}.",
-                      "exact_target", "exact_golden"),
-        ),
-        (
-            Verdict.ERROR,
-            numbers & over & statistics_over & (pl.col("limit") > 0),
-            formatted("error: the relative error {} is over the limit {}.", _rounded("own_error"), _rounded("limit")),
-        ),
-        (
-            Verdict.ERROR,
-            numbers & over & ~statistics_over.fill_null(False) & (pl.col("limit") > 0),
-            formatted("error: the relative error estimated from sketches, {}, is over the limit {} (in 97 of 100 cases "
-                      "it is {} or more).", _rounded(SKETCH_ERROR), "limit", _rounded(SKETCH_LOW)),
-        ),
-        (
-            Verdict.ERROR,
-            numbers & over & (pl.col("limit") == 0),
-            pl.lit("error: the values differ, and values of this dtype must be equal."),
-        ),
-        (Verdict.ERROR, numbers & by_score & (pl.col("score") > pl.col("score_limit")), _score_text()),
-        *[
-            (
-                Verdict.ERROR,
-                (numbers | both_scalars) & pl.col(f"fails_{term}"),
-                formatted(f"error: {text}, set by {{}}.", _rounded(f"known_{term}"), f"own_{term}", "override"),
-            )
-            for term, text in _OVERRIDDEN.items()
-        ],
-        (
-            Verdict.ERROR,
-            by_rule & other_arguments,
-            formatted("error: the arguments differ, {} and {}.", "text_target", "text_golden"),
-        ),
-        (
-            Verdict.WARNING,
-            is_pair & has_failed(),
-            formatted("warning: not compared, because it was not recorded: {}.", failures()),
-        ),
-        (
-            Verdict.WARNING,
-            both_tensors & ~same_kind,
-            formatted("warning: the dtypes are of different kinds, {} and {}.", "dtype_target", "dtype_golden"),
-        ),
-        (
-            Verdict.WARNING,
-            both_tensors & _other_grad(is_foreign=is_foreign),
-            pl.lit("warning: requires_grad differs."),
-        ),
-        (
-            Verdict.WARNING,
-            numbers & same_shape & is_uncompared() & (_lacks_statistics("target") != _lacks_statistics("golden")),
-            formatted("warning: the values were not compared: the {} has no statistics.",
-                      pl.when(_lacks_statistics("target")).then(pl.lit("target")).otherwise(pl.lit("golden"))),
-        ),
-        (
-            Verdict.PASS,
-            numbers & same_shape & is_uncompared() & _lacks_statistics("target") & _lacks_statistics("golden"),
-            pl.lit("note: the values were not compared: neither side has statistics."),
-        ),
-        (
-            Verdict.PASS,
-            both_tensors & ~same_dtype & same_kind,
-            formatted("note: the dtypes are {} and {}; the coarser sets the limit.", "dtype_target", "dtype_golden"),
-        ),
-        (
-            Verdict.PASS,
-            numbers & ~pl.col("is_special") & (pl.col("num_nan_target") > 0).fill_null(pl.col("max_target").is_nan()),
-            pl.lit("note: both sides hold NaN."),
-        ),
-        (
-            Verdict.PASS,
-            is_excused & pl.col("is_vanishing"),
-            pl.lit("note: this gradient is rounding noise on both sides; it vanishes beside what it is computed from."),
-        ),
-        (
-            Verdict.PASS,
-            is_excused & pl.col("rounds_to_zero"),
-            pl.lit("note: the golden tensor is zero and the target a few roundings of what it is computed from."),
-        ),
-        (
-            Verdict.PASS,
-            numbers & by_convention & pl.col("is_behind_kink") & (pl.col("judged_error") <= pl.col("limit"))
-            & (pl.max_horizontal("error", SKETCH_LOW) > pl.col("precision_limit")),
-            formatted("note: behind a rectifier, where rounding lets other elements of the gradient through; as a "
-                      "whole it is {} off, the limit {}.", _rounded("judged_error"), _rounded("limit")),
-        ),
-        (
-            Verdict.PASS,
-            pl.col("is_overridden") & ~keeps_not
-            & (other_bytes | other_integers | other_arguments | (pl.col("own_error") > pl.col("conventional_limit"))
-               ).fill_null(False),
-            formatted("note: within the limit set by {}, and not within the conventional one.", "override"),
-        ),
-        (
-            Verdict.PASS,
-            by_convention & (pl.col("num_flips") > 0)
-            & ((both_tensors & ~same_shape) | (numbers & _differs_exactly(by_checksum=by_checksum)) | other_arguments),
-            formatted("note: differs, as it does between healthy runs: in {} of {} repetitions.",
-                      "num_flips", "num_repeats"),
-        ),
-        (
-            Verdict.PASS,
-            both_scalars & agree & (pl.col("text_target") != pl.col("text_golden")),
-            formatted("note: the arguments are {} and {}.", "text_target", "text_golden"),
-        ),
-        (
-            Verdict.PASS,
-            other_kinds & is_default,
-            formatted("note: the target has {}, the golden {}.", _what("target"), _what("golden")),
-        ),
-    ]  # fmt: skip
-
-
-def _score_text() -> pl.Expr:
-    where = (
-        pl.when(pl.col("noise_source") == noise_model.NoiseSource.MEASURED.value)
-        .then(formatted("measured on {} repetitions", "num_repeats"))
-        .otherwise(pl.lit("by the closed form, not measured"))
-    )
-    return formatted(
-        "error: {}x what rounding explains ({}; limit {}): {} is {} off, relative, where rounding explains {}; the "
-        "evidence is {}.",
-        pl.col("score").round_sig_figs(2), where, pl.col("score_limit").round_sig_figs(2), "score_word",
-        _rounded("score_error"), _rounded("noise_floor"), "evidence",
-    )  # fmt: skip
-
-
-def _differs_exactly(*, by_checksum: bool) -> pl.Expr:
-    """Whether a row breaks a rule that knows no size."""
-    other_bytes = (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
-    other_integers = (pl.col("judged_error") > 0) & pl.col("precision").is_null()
-    return pl.any_horizontal(
-        rule.fill_null(value=False)
-        for rule in (other_bytes, other_integers, pl.col("exact_target") != pl.col("exact_golden"))
-    )
-
-
-_OVERRIDDEN = {
-    "rel": "the relative error {} is over the limit {}",
-    "abs": "the largest absolute difference, {} or more, is over the limit {}",
-    "cos": "the cosine similarity {} is below the limit {}",
-    "ulp": "the largest difference of {} units in the last place is over the limit {}",
-}
-"""What is said of a row that does not keep to a limit that it has by name."""
-
-
-_RANKS = {level.value: rank for rank, level in enumerate(Verdict)}
-"""The worst of what is said of a row is its verdict; members stand from the best to the worst."""
-
-
-def _described(rows: pl.DataFrame, findings: list[_Finding]) -> pl.DataFrame:
-    """Return ``row``, ``verdict`` and ``messages`` of the rows of which there is something to say."""
-    is_pair = pl.col("match") == Match.BOTH.value
-    is_excused = pl.col("excuse").is_not_null()
-    is_ignored = pl.col("is_ignored") | is_excused
-    lone = formatted("unmatched: this row is in the {} dump only.", pl.col("match").str.slice(5))
-    said: list[_Finding] = [
-        *[(level, condition & is_pair & ~is_ignored, text) for level, condition, text in findings],
-        (Verdict.UNMATCHED, ~is_pair & ~is_ignored, lone),
-        (Verdict.PASS, pl.col("is_ignored"), formatted("note: ignored, as {} says.", "override")),
-        (Verdict.PASS, is_excused, formatted("note: {}.", "excuse")),
-    ]
-    holds = rows.select(condition.fill_null(False).alias(str(i)) for i, (_, condition, _) in enumerate(said))
-    parts = [
-        rows.filter(holds[str(i)]).select("row", rank=pl.lit(_RANKS[level.value]), messages=text)
-        for i, (level, _, text) in enumerate(said)
-        if holds[str(i)].any()
-    ]
-    if not parts:
-        schema = {"row": rows.schema["row"], "verdict": pl.String, "messages": pl.List(pl.String)}
-        return pl.DataFrame(schema=schema)
-    by_rank = {rank: level for level, rank in _RANKS.items()}
-    return (
-        pl.concat(parts)
-        .group_by("row", maintain_order=True)
-        .agg("messages", verdict=pl.col("rank").max())
-        .with_columns(pl.col("verdict").replace_strict(by_rank, return_dtype=pl.String))
-    )
-
-
-def _both(kind: RowKind) -> pl.Expr:
-    return (pl.col("kind_target") == kind.value) & (pl.col("kind_golden") == kind.value)
-
-
-def _what(side: str) -> pl.Expr:
-    kind = pl.col(f"kind_{side}")
-    return (
-        pl.when(kind == RowKind.NONE.value).then(pl.lit("nothing"))
-        .when(kind == RowKind.TENSOR.value).then(pl.lit("a tensor"))
-        .otherwise(formatted("the value {}", f"text_{side}"))
-    )  # fmt: skip
-
-
-def _num_nan(side: str) -> pl.Expr:
-    counted = pl.col(f"num_nan_{side}")
-    has_some = pl.any_horizontal(
-        *[pl.col(f"{name}_{side}").is_nan().fill_null(False) for name in statistics_columns.STATISTICS]
-    )
-    # A count of 0 beside a statistic that is NaN: the tool that recorded it may have computed that in low precision.
-    return (
-        pl.when(counted > 0).then(counted.cast(pl.String))
-        .when(has_some).then(pl.lit("some"))
-        .otherwise(pl.coalesce(counted.cast(pl.String), pl.lit("none")))
-    )  # fmt: skip
-
-
-def _known(column: str) -> pl.Expr:
-    """Return numbers as text; a null would make the whole sentence null."""
-    return pl.col(column).cast(pl.String).fill_null("unknown")
-
-
-def _rounded(name: str) -> pl.Expr:
-    return pl.col(name).round_sig_figs(3)
-
-
-def _is_default() -> pl.Expr:
-    """Whether one side has a value where the other has nothing, or a number where the other has a tensor of it."""
-    kinds = [pl.col(f"kind_{side}").cast(pl.String) for side in ("target", "golden")]
-    has_tensor = pl.any_horizontal(*[kind == RowKind.TENSOR.value for kind in kinds])
-    is_number = pl.all_horizontal(*[kind != RowKind.NONE.value for kind in kinds])
-    numels = [pl.col(f"numel_{side}").fill_null(1) for side in ("target", "golden")]
-    is_same_number = (pl.max_horizontal(numels) == 1) & statistics_columns.is_equal("max") & is_number
-    return (pl.col("role") == Role.INPUT.value) & (~has_tensor | is_same_number).fill_null(False)
-
-
-def _scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
-    target, golden = pl.col("text_target"), pl.col("text_golden")
-    same_text = target == golden
-    are_numbers = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
-    both_floats = are_numbers & ((pl.col("type_target") == "float") | (pl.col("type_golden") == "float"))
-    difference = (pl.col("max_target") - pl.col("max_golden")).abs()
-    is_within = difference <= table.scalar * pl.col("max_golden").abs()
-    close = both_floats & (statistics_columns.is_equal("max") | is_within)
-    lowest = pl.col("max_target").is_in(LOWEST_FINITE) & pl.col("max_golden").is_in(LOWEST_FINITE)
-    # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
-    devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
-    dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
-    grounds = [same_text, close, lowest, devices, dtypes]
-    if is_foreign:
-        types = [pl.col(f"type_{side}") for side in ("target", "golden")]
-        are_values = pl.all_horizontal(*[kind.is_in(["int", "float", "bool"]) for kind in types])
-        named = [text.str.to_lowercase().str.contains(_FOREIGN_DTYPE) for text in (target, golden)]
-        # One may write -1 where the other writes the size or the dimension that this is.
-        grounds += [are_values & statistics_columns.is_equal("max"), pl.col(FROM_END), named[0] & named[1]]
-    return pl.any_horizontal(ground.fill_null(False) for ground in grounds)
 
 
 def differs() -> pl.Expr:
@@ -651,11 +323,6 @@ def differs() -> pl.Expr:
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_judged = (pl.col("match") == Match.BOTH.value) & ~pl.col("is_exempt")
     return is_judged & (in_statistics | in_bytes | in_tensors | is_error)
-
-
-def has_failed() -> pl.Expr:
-    """Whether a side could not record the value, and says why."""
-    return pl.col("failure_target").is_not_null() | pl.col("failure_golden").is_not_null()
 
 
 def check_recorded(dump: Dump) -> None:
@@ -675,35 +342,3 @@ def check_recorded(dump: Dump) -> None:
         f"{dump.path}: none of its {failed.height:,} tensors could be recorded, so there is nothing to compare; the "
         f"first is {name} ({reason}); record the run again"
     )
-
-
-def failures() -> pl.Expr:
-    """Return what the sides say that could not record the value."""
-    sides = [
-        pl.when(pl.col(f"failure_{side}").is_not_null()).then(formatted(f"{side} {{}}", f"failure_{side}"))
-        for side in ("target", "golden")
-    ]
-    return pl.concat_str(sides, separator="; ", ignore_nulls=True)
-
-
-def is_uncompared() -> pl.Expr:
-    """Whether both sides have a tensor of the same shape with elements, and nothing of its values could be compared.
-
-    Not where a side says why.
-    """
-    both_tensors = (pl.col("match") == Match.BOTH.value) & _both(RowKind.TENSOR)
-    has_no_error = pl.col("error").is_null() & pl.col("judged_error").is_null()
-    has_no_ground = has_no_error & ~pl.col("is_exempt") & pl.col("problem").is_null()
-    has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
-    is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch() | _has_equal_specials()
-    return both_tensors & ~has_failed() & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)
-
-
-def _has_equal_specials() -> pl.Expr:
-    return pl.any_horizontal(
-        *[statistics_columns.is_equal(name).fill_null(False) for name in statistics_columns.STATISTICS]
-    )
-
-
-def _lacks_statistics(side: str) -> pl.Expr:
-    return pl.all_horizontal(*[pl.col(f"{name}_{side}").is_null() for name in statistics_columns.STATISTICS])

@@ -19,8 +19,8 @@ from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPP
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.row_conditions import DEVICE_TEXT
 from msprobe_core.judge.statistics_columns import STATISTICS
-from msprobe_core.judge.verdict import DEVICE_TEXT
 from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
 from msprobe_core.report.table import (
     BY_VERDICT,

@@ -18,6 +18,7 @@ from msprobe_core.compare.tensor_pass import PERCENTILES, TensorMetrics
 from msprobe_core.judge.columns import SKETCH_ERROR
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.noise.model import SCORES
+from msprobe_core.judge.row_findings import codes
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
 from msprobe_core.store.frame import RowKind
@@ -114,6 +115,7 @@ def _verdicts() -> Iterator[tuple[str | None, Column]]:
     precision = pl.col("precision").replace_strict(names, return_dtype=pl.String)
     yield _JUDGED, Column("precision", pl.when(is_judged).then(precision))
     yield None, Column("reason", pl.col("messages").list.join(" "), width=Width.SENTENCE)
+    yield None, Column("codes", codes().list.join(" "), width=Width.NAME)
 
 
 def _pairwise(header: str, name: str, width: Width = Width.NUMBER) -> Iterator[tuple[str, Column]]:

@@ -11,7 +11,9 @@ import msgspec
 
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
+from msprobe_core.findings import content_of
 from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.results import refuse_foreign_json
@@ -110,7 +112,9 @@ def _fault_summary(fault: Fault) -> dict[str, Any]:
         "parts": list(fault.parts),
         "input_error": _json_number(fault.input_error),
         "output_error": _json_number(fault.output_error),
-        "findings": [{"row": row, "message": message} for row, message in fault.findings],
+        "findings": [
+            {"row": row, "message": said(finding).text, **content_of(finding)} for row, finding in fault.findings
+        ],
         "worst_tensor": None if fault.worst_tensor is None else _worst_tensor_summary(fault.worst_tensor),
         "stack": list(fault.stack),
     }

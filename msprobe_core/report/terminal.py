@@ -15,6 +15,7 @@ from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import UNRECORDED, Verdict
 from msprobe_core.judge.worst_tensor import WorstTensor
 from msprobe_core.names import is_saved
@@ -181,8 +182,8 @@ def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign
         yield Text(f"  This call is in the {fault.only_on} only; the other side may compute it by other calls.")
         return
     yield Text(f"  {_reason(fault, is_second=is_second)}")
-    for row, message in fault.findings[:_MAX_FINDINGS]:
-        yield Text(f"  {row}  {printable(message)}")
+    for row, finding in fault.findings[:_MAX_FINDINGS]:
+        yield Text(f"  {row}  {printable(said(finding).text)}")
     if len(fault.findings) > _MAX_FINDINGS:
         yield Text(f"  … and {len(fault.findings) - _MAX_FINDINGS} more")
     if fault.worst_tensor is not None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.judge.noise import NoiseModel, load_noise
+from msprobe_core.judge.row_codes import RowCode
 
 SIZES = {"vocab_size": 128, "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4}
 PLACE = {"llama": "model.layers.1.mlp.down_proj", "gpt2": "transformer.h.1.mlp.c_proj"}
@@ -136,7 +137,8 @@ def test_a_scale_that_is_lost_in_the_distance_is_found_where_it_is(golden, tmp_p
     assert unit.fault is not None
     assert f".{PLACE[name]}." in unit.fault.entry
     assert unit.fault.is_culprit
-    assert "x what rounding explains (measured on 3 repetitions; limit " in unit.fault.findings[0][1]
+    finding = unit.fault.findings[0][1]
+    assert (finding.code, finding.fields["num_repeats"]) == (RowCode.SCORE, 3)
 
 
 def test_a_scale_of_a_gradient_is_found_where_it_is(golden, tmp_path):
@@ -181,4 +183,4 @@ def test_a_wrong_activation_is_found_by_the_closed_form(golden, tmp_path):
     unit = compared(model, golden, tmp_path / "target", NoiseModel())
     assert unit.fault is not None
     assert f".{block}." in unit.fault.entry
-    assert "by the closed form, not measured" in unit.fault.findings[0][1]
+    assert unit.fault.findings[0][1].code is RowCode.SCORE_CLOSED_FORM

@@ -7,6 +7,8 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.judge.activation_flips import FACTOR
+from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.judge.row_findings import FINDINGS, findings_of
 
 RANDOM = np.random.default_rng(0)
 ACTIVATION = RANDOM.normal(size=(64, 64))
@@ -58,7 +60,7 @@ def test_an_extreme_that_one_element_has_does_not_count(compare):
     output["Max"] *= 1.2
     found = row(compare(target, dump()))
     assert found["verdict"] == "pass"
-    assert found["messages"][0].startswith("note: behind a rectifier, where rounding lets other elements")
+    assert findings_of(found[FINDINGS])[0].code is RowCode.RECTIFIER
     assert found["limit"] == pytest.approx(FACTOR * 0.01**0.5, rel=0.5)
     assert found["judged_error"] < 0.05 < found["error"]
 

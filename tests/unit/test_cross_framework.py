@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from row_findings import has, of_all
 
 from msprobe_core import names
 from msprobe_core.cli.main import main
@@ -18,7 +19,10 @@ from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.result import Mode
 from msprobe_core.compare.run import compare_run
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.noise import NoiseModel
+from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.plugins import registry
@@ -143,14 +147,12 @@ def test_a_call_of_the_model_is_none_of_the_optimizers(pair):
 
 def test_what_may_differ_without_a_fault():
     unit = compared(DATA / "mindspore", DATA / "pytorch")
-    messages = {reason.removeprefix("note: ").rstrip(".") for listed in unit.rows["messages"] for reason in listed}
-    assert {
-        "only the target records this as a parameter; it is a buffer elsewhere",
-        "only the golden is given this argument",
-        "only the target returns this",
-        "this is around the model of the other side, or beside it",
-    } <= messages
-    assert any(message.startswith("inside Cell.model.blocks.0.conv.Conv2d.forward.0, whose") for message in messages)
+    found = of_all(unit.rows)
+    assert has(found, RowCode.EXCUSED_BUFFER, side="target")
+    assert has(found, RowCode.EXCUSED_ARGUMENT, side="golden")
+    assert has(found, RowCode.EXCUSED_RESULT, side="target")
+    assert has(found, RowCode.EXCUSED_AROUND)
+    assert has(found, RowCode.EXCUSED_INSIDE, entry="Cell.model.blocks.0.conv.Conv2d.forward.0")
 
 
 @pytest.mark.parametrize(("size", "agrees"), [(0.0, True), (1e-9, False)], ids=["of zeros", "of something"])
@@ -179,7 +181,7 @@ def test_a_gradient_of_an_input_may_be_computed_by_one_alone(pair):
     unit = compared(*pair)
     found = row(unit, "Module.blocks.0.conv.Conv2d.backward.0.output.0")
     assert found["verdict"] == "pass"
-    assert found["messages"] == ["note: only the golden computes this gradient."]
+    assert findings_of(found[FINDINGS]) == [Finding(RowCode.EXCUSED_GRADIENT, Level.NOTE, {"side": "golden"})]
     assert any(note.startswith("gradients with respect to inputs that only one side computes: 1") for
                note in unit.notes)  # fmt: skip
 
@@ -225,8 +227,8 @@ def test_modules_that_a_layer_is_put_together_from_are_another_way(pair, is_targ
     unit = compared(*pair)
     assert unit.agrees
     inside = pl.coalesce("name_target", "name_golden").str.ends_with("inner.Inner.forward.0.output.0")
-    (found,) = unit.rows.filter(inside)["messages"].to_list()
-    assert found == [f"note: inside {parent}.forward.0, whose results agree."]
+    (found,) = unit.rows.filter(inside)[FINDINGS].to_list()
+    assert findings_of(found) == [Finding(RowCode.EXCUSED_INSIDE, Level.NOTE, {"entry": f"{parent}.forward.0"})]
     other, there = (pair[1], "Module.head.Linear") if is_target else (pair[0], "Cell.model.head.Dense")
     put_inside(other, there, f"{there.rpartition('.')[0]}.another.Another")
     assert not compared(*pair).agrees
@@ -241,7 +243,8 @@ def test_a_named_tuple_is_its_elements(pair):
     assert unit.agrees
     assert row(unit, "Functional.relu.0.forward.output.0.0")["name_target"] == "Primitive.relu.ReLU.0.forward.output.0"
     assert row(unit, "Functional.relu.0.backward.input.0.0")["match"] == "both"
-    assert row(unit, "Functional.relu.0.forward.output.0.1")["messages"] == ["note: only the golden returns this."]
+    (found,) = findings_of(row(unit, "Functional.relu.0.forward.output.0.1")[FINDINGS])
+    assert found == Finding(RowCode.EXCUSED_RESULT, Level.NOTE, {"side": "golden"})
 
 
 @pytest.mark.parametrize("sides", [("mindspore", "pytorch"), ("pytorch", "mindspore")], ids="-".join)

@@ -11,6 +11,8 @@ from msprobe_core import compare_dumps
 from msprobe_core.capture import Session
 from msprobe_core.capture.values import reason_of
 from msprobe_core.config import load_config
+from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Argument, Entry, Phase
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_json_dump
@@ -119,7 +121,9 @@ def test_what_was_not_recorded_is_never_equal(compare, target, golden, said):
     unit = compare(target, golden)
     row = unit.rows.row(-1, named=True)
     assert row["verdict"] == "warning"
-    assert row["messages"] == [f"warning: not compared, because it was not recorded: {said}."]
+    (found,) = findings_of(row[FINDINGS])
+    assert found.code in (RowCode.NOT_RECORDED, RowCode.NOT_RECORDED_BOTH)
+    assert found.text.endswith(f": {said}.")
     assert unit.notes == [
         f"values that could not be recorded, and were not compared: 1; the first is {ENTRY}.output.0 ({said})"
     ]
@@ -128,7 +132,7 @@ def test_what_was_not_recorded_is_never_equal(compare, target, golden, said):
 def test_a_tensor_that_was_recorded_in_part_is_judged_by_that(compare):
     row = compare(tensor(2.0, error="disk"), tensor(1.0)).rows.row(-1, named=True)
     assert row["verdict"] == "error"
-    assert len(row["messages"]) == 2
+    assert [each.code for each in findings_of(row[FINDINGS])] == [RowCode.ERROR, RowCode.NOT_RECORDED]
 
 
 def test_a_whole_entry_can_have_failed(tmp_path):

@@ -9,16 +9,19 @@ import numpy as np
 import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
+from row_findings import codes_of, has, of_row
 
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.compare.align import align
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.errors import ConfigError
+from msprobe_core.findings import Finding, Level
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.judge import statistics_columns
 from msprobe_core.judge.limits import conventional, load_limits, parse_limit
 from msprobe_core.judge.nodes import judge_nodes, nodes_of, with_scores
+from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.verdict import judge
 from msprobe_core.store.json_reader import read_json_dump
 
@@ -51,8 +54,7 @@ def judged(tmp_path):
 
 
 def verdict(rows, name=ROW):
-    found = rows.filter(pl.coalesce("name_target", "name_golden") == name).row(0, named=True)
-    return found["verdict"], found["messages"]
+    return of_row(rows, name)
 
 
 def test_the_shipped_limits_are_the_documented_ones():
@@ -84,41 +86,39 @@ def _seconds(call):
 
 
 @pytest.mark.parametrize(
-    ("limit", "factor", "expected", "message"),
+    ("limit", "factor", "expected", "finding"),
     [
-        ("rel<=1e-2", 1.005, "pass", "note: within the limit set by --limit 'linear' 'rel<=1e-2', and not within the"),
+        ("rel<=1e-2", 1.005, "pass", (RowCode.WITHIN_GIVEN_LIMIT, {"given_by": "--limit 'linear' 'rel<=1e-2'"})),
         ("rel<=1e-2", 1.0005, "pass", None),
         (
             "rel<=1e-2",
             1.02,
             "error",
-            "error: the relative error 0.02 is over the limit 0.01, set by --limit 'linear' 'r",
+            (RowCode.LIMIT_REL, {"limit": 0.01, "given_by": "--limit 'linear' 'rel<=1e-2'"}),
         ),
-        ("rel<=1e-5", 1.0005, "error", "the relative error 0.0005 is over the limit 0.00001, set by --limit"),
-        ("rel<=inf", 9.0, "pass", "not within the conventional one"),
-        ("abs<=0.1", 1.02, "pass", "not within the conventional one"),
-        ("abs<=0.1", 1.05, "error", "the largest absolute difference, 0.2 or more, is over the limit 0.1, set by"),
-        ("abs <= 1 and rel<=1e-2", 1.02, "error", "the relative error 0.02 is over the limit 0.01"),
-        ("abs<=1e-3 and rel<=1", 1.02, "error", "the largest absolute difference"),
-        ("cos>=0.9", 1.02, "error", "the relative error 0.02 is over the limit 0.001."),  # not known: by convention
-        ("cos>=0.9 and rel<=0.1", 1.02, "pass", "not within the conventional one"),
-        ("ignore", 3.0, "pass", "note: ignored, as --limit 'linear' 'ignore' says."),
+        ("rel<=1e-5", 1.0005, "error", (RowCode.LIMIT_REL, {"limit": 1e-5})),
+        ("rel<=inf", 9.0, "pass", (RowCode.WITHIN_GIVEN_LIMIT, {})),
+        ("abs<=0.1", 1.02, "pass", (RowCode.WITHIN_GIVEN_LIMIT, {})),
+        ("abs<=0.1", 1.05, "error", (RowCode.LIMIT_ABS, {"limit": 0.1})),
+        ("abs <= 1 and rel<=1e-2", 1.02, "error", (RowCode.LIMIT_REL, {"limit": 0.01})),
+        ("abs<=1e-3 and rel<=1", 1.02, "error", (RowCode.LIMIT_ABS, {"limit": 1e-3})),
+        ("cos>=0.9", 1.02, "error", (RowCode.ERROR, {"limit": 0.001})),  # not known: by convention
+        ("cos>=0.9 and rel<=0.1", 1.02, "pass", (RowCode.WITHIN_GIVEN_LIMIT, {})),
+        ("ignore", 3.0, "pass", (RowCode.IGNORED, {"given_by": "--limit 'linear' 'ignore'"})),
     ],
 )
-def test_a_limit_by_name_decides(judged, limit, factor, expected, message):
-    found, messages = verdict(judged(tensor(scaled(factor)), tensor(X), ("linear", limit)))
-    assert found == expected
-    assert (message is None and not messages) or any(message in text for text in messages)
+def test_a_limit_by_name_decides(judged, limit, factor, expected, finding):
+    own, found = verdict(judged(tensor(scaled(factor)), tensor(X), ("linear", limit)))
+    assert own == expected
+    assert (finding is None and not found) or has(found, finding[0], **finding[1])
 
 
 def test_the_last_match_wins_and_others_are_left_alone(judged):
     sides = (tensor(scaled(1.02)), tensor(X))
     assert verdict(judged(*sides, (".*", "rel<=0.1"), (r"output\.0$", "rel<=1e-3")))[0] == "error"
     assert verdict(judged(*sides, (r"output\.0$", "rel<=1e-3"), (".*", "rel<=0.1")))[0] == "pass"
-    assert verdict(judged(*sides, (r"input\.0$", "rel<=0.1"))) == (
-        "error",
-        ["error: the relative error 0.02 is over the limit 0.001."],
-    )
+    own, found = verdict(judged(*sides, (r"input\.0$", "rel<=0.1")))
+    assert (own, codes_of(found)) == ("error", [RowCode.ERROR])
 
 
 def test_a_limit_by_name_takes_the_place_of_checksums_and_equality(judged):
@@ -294,9 +294,9 @@ class TestSketches:
         row = rows.filter(pl.col("name_target") == ROW).row(0, named=True)
         assert row["error"] < 1e-9
         assert row["verdict"] == "error"
-        (message,) = row["messages"]
-        assert message.startswith("error: the relative error estimated from sketches, 1.")
-        assert "is over the limit 0.001 (in 97 of 100 cases it is 1." in message
+        (finding,) = of_row(rows, ROW)[1]
+        assert finding.code is RowCode.SKETCH_ERROR
+        assert finding.fields == {"error": row["sketch_error"], "limit": 0.001, "low": row["sketch_low"]}
         assert row["judged_error"] == row["sketch_low"] == pytest.approx(0.8528 * row["sketch_error"])
         node = nodes_of(with_scores(rows, conventional(), {})).row(0, named=True)
         assert node["input_excess"] <= 1 < node["output_excess"]
@@ -309,9 +309,8 @@ class TestSketches:
         assert verdict(self.judged(judged, other, self.values))[0] == expected
 
     def test_the_statistics_speak_where_they_tell(self, judged):
-        found, messages = verdict(self.judged(judged, 2 * self.values, self.values))
-        assert (found, len(messages)) == ("error", 1)
-        assert "sketches" not in messages[0]
+        own, found = verdict(self.judged(judged, 2 * self.values, self.values))
+        assert (own, codes_of(found)) == ("error", [RowCode.ERROR])
 
     def test_limits_by_name_and_without_a_norm(self, judged):
         sides = (self.values[::-1], self.values)
@@ -321,8 +320,9 @@ class TestSketches:
         assert verdict(self.judged(judged, self.values, self.values, **nothing)) == ("pass", [])
 
     def test_equal_sketches_of_other_shapes_say_nothing(self, judged):
-        found, messages = verdict(self.judged(judged, self.values.reshape(25, 40), self.values))
-        assert (found, messages) == ("error", ["error: the shapes differ, [25, 40] and [40, 25]."])
+        own, found = verdict(self.judged(judged, self.values.reshape(25, 40), self.values))
+        sides = {"target": "[25, 40]", "golden": "[40, 25]"}
+        assert (own, found) == ("error", [Finding(RowCode.SHAPE, Level.ERROR, sides)])
 
     def test_what_was_compared_needs_no_estimate(self, judged):
         sides = [{ENTRY: api(output=sketched(side)), "output": None} for side in (self.values[::-1], self.values)]

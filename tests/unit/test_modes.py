@@ -4,11 +4,13 @@ import json
 
 import pytest
 from dumps import api, tensor, write_dump
+from row_findings import has, of_all
 
 from msprobe_core.cli import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.result import Mode
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, Stats, TensorMeta, TensorValue
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import JsonWriterFactory
@@ -181,10 +183,10 @@ def test_structures_with_descriptions_compare_shapes_dtypes_and_arguments(tmp_pa
     [unit] = compare_dumps(structure(tmp_path / "a", PARENTS, described([2, 3], 1)), golden).units
     assert (unit.mode, unit.agrees, unit.rows.height) == (Mode.STRUCTURE, True, 3)
     [unit] = compare_dumps(structure(tmp_path / "b", PARENTS, described([2, 4], 2, "torch.int64")), golden).units
-    messages = [message for row in unit.rows["messages"] for message in row]
-    assert "error: the shapes differ, [2, 4] and [2, 3]." in messages
-    assert "error: the arguments differ, 2 and 1." in messages
-    assert any("dtypes are of different kinds" in message for message in messages)
+    found = of_all(unit.rows)
+    assert has(found, RowCode.SHAPE, target="[2, 4]", golden="[2, 3]")
+    assert has(found, RowCode.ARGUMENT, target="2", golden="1")
+    assert has(found, RowCode.DTYPE_KIND)
 
 
 def test_dumps_without_values_say_so(tmp_path, capsys):

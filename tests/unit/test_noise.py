@@ -6,14 +6,18 @@ import math
 import numpy as np
 import polars as pl
 import pytest
+from row_findings import of_row
 
 from msprobe_core.calibrate import calibrate, find_repeats
 from msprobe_core.cli.main import main
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.noise import PROFILE_FILE, NoiseModel, load_noise, student
 from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from tests.support.dumps import api, tensor, write_dump
 
 U = 2.0**-8
@@ -97,9 +101,10 @@ def test_a_scale_within_the_conventional_limit_is_an_error(tmp_path, calibrated)
     assert row["score_measure"] == "norm"
     assert row["score"] * row["noise_floor"] == pytest.approx(0.02, rel=0.2)
     assert row["limit"] is None
-    (message,) = row["messages"]
-    assert "x what rounding explains (measured on 3 repetitions; limit " in message
-    assert "the norm is " in message
+    (found,) = findings_of(row[FINDINGS])
+    assert (found.code, found.fields["num_repeats"]) == (RowCode.SCORE, 3)
+    assert found.fields["measure"] == "the norm"
+    assert found.fields["score"] == row["score"]
     others = unit.rows.filter((pl.col("verdict") == "error") & ~pl.col("name_target").str.contains(r"linear\.[34]\."))
     assert others.height == 0
 
@@ -117,10 +122,10 @@ def test_evidence_grows_with_the_score(tmp_path, calibrated):
     for factor in (1.017, 1.5):
         target = run(tmp_path / f"target{factor}", fault=lambda i, x, f=factor: x * f if i == 3 else x)
         rows = judged(target, calibrated).rows
-        (message,) = rows.filter(pl.col("name_target") == "Functional.linear.3.forward.output.0")["messages"][0]
-        words.append(message.rpartition("the evidence is ")[2])
-    assert words[1] == "very strong."
-    assert words[0] in {"weak.", "strong."}
+        (found,) = of_row(rows, "Functional.linear.3.forward.output.0")[1]
+        words.append(found.fields["evidence"])
+    assert words[1] == "very strong"
+    assert words[0] in {"weak", "strong"}
 
 
 def test_what_repetitions_do_not_have_is_judged_by_the_closed_form(tmp_path, calibrated):
@@ -136,14 +141,14 @@ def test_the_closed_form_tells_faults_from_rounding_too(tmp_path, golden):
     target = run(tmp_path / "target", seed=5, fault=lambda i, x: x * 1.3 if i == 30 else x)
     unit = judged(target, golden, "closed")
     assert fault_of(unit).entry == "Functional.linear.30.forward"
-    assert "by the closed form, not measured" in fault_of(unit).findings[0][1]
+    assert fault_of(unit).findings[0][1].code is RowCode.SCORE_CLOSED_FORM
 
 
 def test_exact_rules_stay(tmp_path, calibrated):
     target = run(tmp_path / "target", fault=lambda i, x: np.where(x == x.max(), np.nan, x) if i == 7 else x)
     unit = judged(target, calibrated)
     assert fault_of(unit).entry == "Functional.linear.7.forward"
-    assert "NaN differs" in fault_of(unit).findings[0][1]
+    assert fault_of(unit).findings[0][1].code is RowCode.NAN
 
 
 def test_integers_that_flip_between_repetitions_are_no_error(tmp_path):
@@ -154,7 +159,8 @@ def test_integers_that_flip_between_repetitions_are_no_error(tmp_path):
     calibrate(golden, repeats)
     row = judged(target, golden).rows.filter(pl.col("name_target") == name).row(0, named=True)
     assert row["verdict"] == "pass"
-    assert row["messages"] == ["note: differs, as it does between healthy runs: in 2 of 3 repetitions."]
+    flips = {"num_flips": 2, "num_repeats": 3}
+    assert findings_of(row[FINDINGS]) == [Finding(RowCode.FLIPS, Level.NOTE, flips)]
     calibrate(golden, [run(tmp_path / f"same{k}", seed=k) for k in (1, 2, 3)])
     assert fault_of(judged(target, golden)).entry == "Torch.topk.0.forward"
 

@@ -1,13 +1,15 @@
 """Alignment, differences and verdicts, case by case."""
 
-import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from row_findings import codes_of, has, of_row
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding, Level
+from msprobe_core.judge.row_codes import RowCode
 
 NAN, INF = float("nan"), float("inf")
 ENTRY = "Functional.linear.0.forward"
@@ -33,60 +35,98 @@ def compare(tmp_path):
 
 
 def verdict(result, row=f"{ENTRY}.output.0"):
-    found = result.units[0].rows.filter(pl.coalesce("name_target", "name_golden") == row).row(0, named=True)
-    return found["verdict"], found["messages"]
+    return of_row(result.units[0].rows, row)
 
 
 @pytest.mark.parametrize(
-    ("target", "golden", "expected", "message"),
+    ("target", "golden", "expected", "finding"),
     [
         (tensor(X), tensor(X), "pass", None),
         (tensor(scaled(1.0005)), tensor(X), "pass", None),
-        (tensor(scaled(1.01)), tensor(X), "error", "the relative error 0.01 is over the limit 0.001"),
-        (tensor(scaled(3.0)), tensor(X), "error", "the relative error 2.0 is over the limit 0.001"),
-        (tensor(scaled(-1.0)), tensor(X), "error", "over the limit"),
-        (tensor(X, Max=400.0), tensor(X), "error", "over the limit"),
-        (tensor(X, Mean=-1.5), tensor(X), "error", "over the limit"),
-        (tensor([0.0, 1e-3]), tensor([0.0, 0.0]), "error", "the relative error inf is over the limit"),
-        (tensor([0.0, 1e-7]), tensor([0.0, 0.0]), "pass", "a few roundings of what it is computed from"),
-        (tensor(X, Max=None, Min=None, Mean=None, Norm=None), tensor(X), "warning", "the target has no statistics"),
-        (tensor(X, Max=[1], Min=None, Mean=None, Norm=None), tensor(X), "warning", "the target has no statistics"),
-        (tensor(X, dtype="torch.uint64", Max=2**64 - 1), tensor(X, dtype="torch.uint64", Max=2**64 - 2), "error",
-         "the integers differ: maximum and minimum are 18446744073709551615 and -2"),
-        (tensor([NAN, 1.0]), tensor([1.0, 1.0]), "error", "NaN differs: the target has some, the golden none"),
-        (tensor([1.0, 1.0]), tensor([NAN, 1.0]), "error", "NaN differs: the target has none, the golden some"),
-        (tensor(X, Mean="NaN"), tensor(X), "error", "NaN differs: the target has some, the golden none"),
-        (tensor(X, Mean="nan", num_nan=0), tensor(X, num_nan=0), "error", "the target has some, the golden 0"),
-        (tensor(X), tensor(X, Norm="NaN"), "error", "NaN differs: the target has none, the golden some"),
-        (tensor(X, Max="inf"), tensor(X), "error", "Inf differs: maximum and minimum are inf and -2"),
-        (tensor(X, Max=None, Min="-Infinity"), tensor(X), "error", "maximum and minimum are unknown and -inf, golden"),
-        (tensor(X), tensor(X, Max="-inf", Min=None), "error", "golden -inf and unknown"),
-        (tensor([NAN, 1.0]), tensor([NAN, 1.0]), "pass", "note: both sides hold NaN"),
-        (tensor([NAN] * 2, num_nan=2), tensor([NAN] * 2, num_nan=1), "error", "NaN differs: the target has 2"),
-        (tensor([INF, 1.0]), tensor([-INF, 1.0]), "error", "Inf differs"),
-        (tensor([INF, 1.0]), tensor([2.0, 1.0]), "error", "Inf differs"),
+        (tensor(scaled(1.01)), tensor(X), "error", (RowCode.ERROR, {"limit": 0.001})),
+        (tensor(scaled(3.0)), tensor(X), "error", (RowCode.ERROR, {"error": 2.0, "limit": 0.001})),
+        (tensor(scaled(-1.0)), tensor(X), "error", (RowCode.ERROR, {})),
+        (tensor(X, Max=400.0), tensor(X), "error", (RowCode.ERROR, {})),
+        (tensor(X, Mean=-1.5), tensor(X), "error", (RowCode.ERROR, {})),
+        (tensor([0.0, 1e-3]), tensor([0.0, 0.0]), "error", (RowCode.ERROR, {"error": INF})),
+        (tensor([0.0, 1e-7]), tensor([0.0, 0.0]), "pass", (RowCode.ZERO, {})),
+        (
+            tensor(X, Max=None, Min=None, Mean=None, Norm=None),
+            tensor(X),
+            "warning",
+            (RowCode.STATISTICS_ON_ONE_SIDE, {"side": "target"}),
+        ),
+        (
+            tensor(X, Max=[1], Min=None, Mean=None, Norm=None),
+            tensor(X),
+            "warning",
+            (RowCode.STATISTICS_ON_ONE_SIDE, {"side": "target"}),
+        ),
+        (
+            tensor(X, dtype="torch.uint64", Max=2**64 - 1),
+            tensor(X, dtype="torch.uint64", Max=2**64 - 2),
+            "error",
+            (RowCode.INTEGERS, {"golden": "18446744073709551614 and -2.0"}),
+        ),
+        (tensor([NAN, 1.0]), tensor([1.0, 1.0]), "error", (RowCode.NAN, {"target": "some", "golden": "none"})),
+        (tensor([1.0, 1.0]), tensor([NAN, 1.0]), "error", (RowCode.NAN, {"target": "none", "golden": "some"})),
+        (tensor(X, Mean="NaN"), tensor(X), "error", (RowCode.NAN, {"target": "some", "golden": "none"})),
+        (
+            tensor(X, Mean="nan", num_nan=0),
+            tensor(X, num_nan=0),
+            "error",
+            (RowCode.NAN, {"target": "some", "golden": "0"}),
+        ),
+        (tensor(X), tensor(X, Norm="NaN"), "error", (RowCode.NAN, {"target": "none", "golden": "some"})),
+        (tensor(X, Max="inf"), tensor(X), "error", (RowCode.INF, {"target_max": INF, "target_min": -2.0})),
+        (
+            tensor(X, Max=None, Min="-Infinity"),
+            tensor(X),
+            "error",
+            (RowCode.INF, {"target_max": None, "target_min": -INF}),
+        ),
+        (tensor(X), tensor(X, Max="-inf", Min=None), "error", (RowCode.INF, {"golden_max": -INF, "golden_min": None})),
+        (tensor([NAN, 1.0]), tensor([NAN, 1.0]), "pass", (RowCode.NAN_ON_BOTH, {})),
+        (tensor([NAN] * 2, num_nan=2), tensor([NAN] * 2, num_nan=1), "error", (RowCode.NAN, {"target": "2"})),
+        (tensor([INF, 1.0]), tensor([-INF, 1.0]), "error", (RowCode.INF, {})),
+        (tensor([INF, 1.0]), tensor([2.0, 1.0]), "error", (RowCode.INF, {})),
         (tensor([INF, 1.0]), tensor([INF, 1.0]), "pass", None),
         (tensor(X, Norm="Infinity"), tensor(X), "pass", None),  # the sum overflowed in the tool, not the tensor
-        (tensor(X, dtype="torch.bfloat16"), tensor(X), "pass", "note: the dtypes are torch.bfloat16 and torch.float32"),
-        (tensor(scaled(1.02), dtype="torch.bfloat16"), tensor(X), "pass", "the coarser sets the limit"),
-        (tensor(scaled(1.2), dtype="torch.bfloat16"), tensor(X), "error", "over the limit 0.05"),
-        (tensor(X, dtype="Float32"), tensor(X), "pass", "note: the dtypes are Float32 and torch.float32"),
-        (tensor([1, 2], dtype="torch.int64"), tensor([1, 2], dtype="torch.int32"), "pass", "note: the dtypes"),
-        (tensor([1, 3], dtype="torch.int64"), tensor([1, 2], dtype="torch.int64"), "error", "must be equal"),
-        (tensor([1, 2], dtype="torch.int64"), tensor([1, 2]), "warning", "of different kinds"),
-        (tensor(X, shape=[4]), tensor(X, shape=[2, 2]), "error", "the shapes differ, [4] and [2, 2]"),
-        (tensor(X, requires_grad=False), tensor(X), "warning", "requires_grad differs"),
-        (None, tensor(X), "error", "the target has nothing, the golden a tensor"),
-        (tensor(X), {"type": "int", "value": 3}, "error", "the target has a tensor, the golden the value 3"),
+        (
+            tensor(X, dtype="torch.bfloat16"),
+            tensor(X),
+            "pass",
+            (RowCode.DTYPE, {"target": "torch.bfloat16", "golden": "torch.float32"}),
+        ),
+        (tensor(scaled(1.02), dtype="torch.bfloat16"), tensor(X), "pass", (RowCode.DTYPE, {})),
+        (tensor(scaled(1.2), dtype="torch.bfloat16"), tensor(X), "error", (RowCode.ERROR, {"limit": 0.05})),
+        (tensor(X, dtype="Float32"), tensor(X), "pass", (RowCode.DTYPE, {"target": "Float32"})),
+        (tensor([1, 2], dtype="torch.int64"), tensor([1, 2], dtype="torch.int32"), "pass", (RowCode.DTYPE, {})),
+        (tensor([1, 3], dtype="torch.int64"), tensor([1, 2], dtype="torch.int64"), "error", (RowCode.NOT_EQUAL, {})),
+        (tensor([1, 2], dtype="torch.int64"), tensor([1, 2]), "warning", (RowCode.DTYPE_KIND, {})),
+        (
+            tensor(X, shape=[4]),
+            tensor(X, shape=[2, 2]),
+            "error",
+            (RowCode.SHAPE, {"target": "[4]", "golden": "[2, 2]"}),
+        ),
+        (tensor(X, requires_grad=False), tensor(X), "warning", (RowCode.REQUIRES_GRAD, {})),
+        (None, tensor(X), "error", (RowCode.KIND, {"target": "nothing", "golden": "a tensor"})),
+        (
+            tensor(X),
+            {"type": "int", "value": 3},
+            "error",
+            (RowCode.KIND_VALUE_IN_GOLDEN, {"target": "a tensor", "value": "3"}),
+        ),
         (None, None, "pass", None),
     ],
-)  # fmt: skip
-def test_values(compare, target, golden, expected, message):
+)
+def test_values(compare, target, golden, expected, finding):
     # Numbers and integers share the file with a plain float32 tensor, so that the limit is float32's.
     result = compare(api(tensor(X), output=target), api(tensor(X), output=golden))
-    found, messages = verdict(result)
-    assert found == expected
-    assert (message is None and not messages) or any(message in text for text in messages)
+    own, found = verdict(result)
+    assert own == expected
+    assert (finding is None and not found) or has(found, finding[0], **finding[1])
     assert result.agrees == (expected != "error")
 
 
@@ -111,10 +151,16 @@ def test_arguments(compare, kind, target, golden, expected):
 def test_an_unmatched_row_never_passes(compare):
     extra = api(tensor(X), tensor(X), output=tensor(X))
     result = compare(extra, api(tensor(X), output=tensor(X)))
-    assert verdict(result, f"{ENTRY}.input.1") == ("unmatched", ["unmatched: this row is in the target dump only."])
+    assert verdict(result, f"{ENTRY}.input.1") == (
+        "unmatched",
+        [Finding(RowCode.LONE, Level.UNMATCHED, {"side": "target"})],
+    )
     assert not result.agrees
     result = compare(api(tensor(X), output=tensor(X)), extra)
-    assert verdict(result, f"{ENTRY}.input.1") == ("unmatched", ["unmatched: this row is in the golden dump only."])
+    assert verdict(result, f"{ENTRY}.input.1") == (
+        "unmatched",
+        [Finding(RowCode.LONE, Level.UNMATCHED, {"side": "golden"})],
+    )
     assert result.units[0].counts["only golden"] == 1
 
 
@@ -137,9 +183,7 @@ def test_values_without_statistics_are_counted_and_said(compare):
     nothing = tensor(X, Max=None, Min=None, Mean=None, Norm=None, dtype="torch.float8_e4m3fn")
     result = compare(api(tensor(X), nothing, output=tensor(X)), api(tensor(X), nothing, output=tensor(X)))
     assert result.agrees
-    assert verdict(result, f"{ENTRY}.input.1")[1] == [
-        "note: the values were not compared: neither side has statistics."
-    ]
+    assert verdict(result, f"{ENTRY}.input.1")[1] == [Finding(RowCode.NO_STATISTICS)]
     assert result.units[0].notes == [
         "tensors that could not be compared, because one side or both have no statistics of them: 1"
     ]
@@ -236,7 +280,8 @@ def test_a_small_difference_between_equal_inputs_comes_first(compare):
     """Below the limit, but far beyond rounding; what is over the limit comes later and only amplifies it."""
     fault = compare(chain(2, 2 + 1e-3, 2), chain(2, 2, 2 * (1 + 1e-2))).units[0].fault
     assert (fault.entry, fault.is_culprit, fault.parts) == ("Module.m1.M.forward.0", True, ["outputs"])
-    assert "is within the limit 0.001, but all inputs are equal" in fault.findings[0][1]
+    assert fault.findings[0][1].code is RowCode.WITHIN_LIMIT
+    assert fault.findings[0][1].fields["limit"] == 0.001
 
 
 def test_a_value_made_by_what_is_not_recorded_is_put_down_to_the_module_around_it(tmp_path):
@@ -288,8 +333,8 @@ def test_gradients_that_are_zero_but_for_rounding_are_not_compared(compare):
         }}  # fmt: skip
 
     row = "Module.k.Linear.parameters_grad.0.bias"
-    found, messages = verdict(compare(dump(3e-8), dump(1e-9)), row)
-    assert (found, messages[0][:38]) == ("pass", "note: this gradient is rounding noise ")
+    own, found = verdict(compare(dump(3e-8), dump(1e-9)), row)
+    assert (own, codes_of(found)[0]) == ("pass", RowCode.VANISHING)
     assert verdict(compare(dump(3e-1), dump(1e-9)), row)[0] == "error"
     assert verdict(compare(dump(3e-2), dump(1e-2)), row)[0] == "error"
     assert verdict(compare(dump(9e-4), dump(3.6e-6)), row)[0] == "error"
@@ -351,10 +396,8 @@ def test_checksums_decide_in_checksum_mode(compare):
     target, golden = (api(tensor(X, md5="00000001"), output=tensor(X, md5=m)) for m in ("0000000a", "0000000b"))
     result = compare(target, golden)
     assert result.units[0].mode.value == "md5"
-    assert verdict(result) == (
-        "error",
-        ["error: the checksum differs; the relative error of the statistics, 0.0, is within the limit 0.001."],
-    )
+    within = Finding(RowCode.CHECKSUM_ALONE, Level.ERROR, {"error": 0.0, "limit": 0.001})
+    assert verdict(result) == ("error", [within])
     assert verdict(result, f"{ENTRY}.input.0")[0] == "pass"
     assert result.units[0].fault.is_culprit
 
@@ -415,7 +458,7 @@ def test_exclusive_ors_are_compared_without_statistics(compare):
     one, other = "0x82f0e339054710f3", "0x82f0e339054710f4"
     result = compare(api(leaf(one), output=leaf(one)), api(leaf(one), output=leaf(other)))
     assert result.units[0].mode.value == "md5"
-    assert verdict(result) == ("error", ["error: the checksum differs."])
+    assert verdict(result) == ("error", [Finding(RowCode.CHECKSUM, Level.ERROR)])
     assert verdict(result, f"{ENTRY}.input.0") == ("pass", [])
     fault = result.units[0].fault
     assert (fault.entry, fault.is_culprit, fault.parts) == (ENTRY, True, ["outputs"])

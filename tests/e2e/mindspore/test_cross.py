@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from row_findings import of_row
+
+from msprobe_core.judge.row_codes import RowCode
 
 ms = pytest.importorskip("mindspore")
 torch = pytest.importorskip("torch")
@@ -166,9 +169,8 @@ def test_the_conv_nets_agree(recorded, level):
     unit = compared(recorded("mindspore", "conv", level), recorded("torch", "conv", level))
     assert unit.agrees
     assert "'model'; paths are without it" in unit.notes[0]
-    rows = dict(unit.rows.select("name_target", "messages").drop_nulls("name_target").rows())
-    (message,) = rows["Cell.model.blocks.0.norm.BatchNorm2d.forward.0.parameters.moving_mean"]
-    assert message == "note: only the target records this as a parameter; it is a buffer elsewhere."
+    (found,) = of_row(unit.rows, "Cell.model.blocks.0.norm.BatchNorm2d.forward.0.parameters.moving_mean")[1]
+    assert (found.code, found.fields) == (RowCode.EXCUSED_BUFFER, {"side": "target"})
     pairs = dict(unit.rows.select("name_target", "name_golden").rows())
     assert pairs["Cell.model.blocks.0.norm.BatchNorm2d.parameters_grad.0.gamma"] == (
         "Module.blocks.0.norm.BatchNorm2d.parameters_grad.0.weight"

@@ -21,6 +21,7 @@ from msprobe_core.compare.reading import is_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional
+from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import differs
 from msprobe_core.plugin import CompareError, DumpError
 
@@ -299,7 +300,7 @@ def _by_calls(
 def _unit(check: Callable[..., CheckResult], unit: UnitResult) -> CheckResult:
     fault = unit.first_fault
     if fault is not None and unit.differs:
-        reason = "; ".join(f"{row}: {message}" for row, message in fault.findings[:2])
+        reason = "; ".join(f"{row}: {said(finding).text}" for row, finding in fault.findings[:2])
         reason = reason or f"the first call that differs, of {unit.label}"
         return check(fault.entry, Agreement.DIFFERENT, unit.num_rows, reason=reason)
     name = f"modules of {unit.label}" if unit.label else "modules"
