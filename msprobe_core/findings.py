@@ -11,6 +11,8 @@ A template is plain text with fields in braces:
     several values with commas between them; ``None`` is *unknown*.
 ``{clauses:;}``
     Several values with semicolons between them.
+``{sentences: }``
+    Several values one after the other.
 ``{score:.2g}``
     A number in another format of Python's: ``,`` or a precision followed by ``g``, ``f`` or ``e``.
 ``{score:times}``
@@ -25,12 +27,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib import resources
-from typing import NamedTuple, TypeAlias, Union
+from typing import Any, NamedTuple, TypeAlias, Union, cast
 
 import msgspec
 
@@ -128,7 +130,11 @@ class Wording(msgspec.Struct, frozen=True):
 _PLACE = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _UNKNOWN = {Language.ENGLISH: "unknown", Language.CHINESE: "未知"}
 _COMMA = {Language.ENGLISH: ", ", Language.CHINESE: "、"}
-_SEMICOLON = {Language.ENGLISH: "; ", Language.CHINESE: ";"}
+_BETWEEN = {
+    ";": {Language.ENGLISH: "; ", Language.CHINESE: ";"},
+    " ": {Language.ENGLISH: " ", Language.CHINESE: ""},
+}
+"""What stands between several values, by what a template asks for; else a comma."""
 
 
 def worded(finding: Finding, language: Language = Language.ENGLISH) -> str:
@@ -186,7 +192,7 @@ def as_text(value: Field, spec: str, language: Language, words: Mapping[str, str
         plain = value.value if isinstance(value, Enum) else value
         return words.get(plain, plain) if spec == "word" else plain
     if not isinstance(value, (int, float)):
-        between = (_SEMICOLON if spec == ";" else _COMMA)[language]
+        between = _BETWEEN.get(spec, _COMMA)[language]
         return between.join(as_text(each, spec, language, words) for each in value)
     if "|" in spec:
         one, several = spec.split("|")
@@ -228,3 +234,32 @@ def _as_json(value: Field) -> object:
     if value is None or isinstance(value, (str, int, float)):
         return value
     return [_as_json(each) for each in value]
+
+
+def finding_of(content: Mapping[str, Any]) -> Finding:
+    """Return the finding of which `content_of` has made this.
+
+    Raises:
+        KeyError: none of the enumerations that were imported has its code.
+    """
+    fields = {name: _from_json(value) for name, value in content["fields"].items()}
+    return Finding(_code(content["code"]), Level(content["level"]), fields)
+
+
+def _from_json(value: Any) -> Field:
+    if isinstance(value, Mapping):
+        return finding_of(cast("Mapping[str, Any]", value))
+    return [_from_json(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
+
+
+def _code(value: str) -> Code:
+    for kind in _kinds(Code):
+        if value in kind._value2member_map_:
+            return kind(value)
+    raise KeyError(value)
+
+
+def _kinds(base: type[Code]) -> Iterator[type[Code]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

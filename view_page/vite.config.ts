@@ -7,6 +7,9 @@ import { defineConfig, type Plugin, type Rollup } from "vite";
 const here = dirname(fileURLToPath(import.meta.url));
 const page = join(here, "..", "msprobe_core", "view", "page");
 
+/** The words of findings, which Python has too. */
+const WORDINGS = ["en", "zh"].map((language) => `../msprobe_core/wording/${language}.json`);
+
 /** What the bundle is made of; tests/unit/test_view_bundle.py computes the same hash. */
 function sources(): string[] {
   const found: string[] = [];
@@ -19,7 +22,7 @@ function sources(): string[] {
     }
   };
   walk(here);
-  return found.sort();
+  return [...found, ...WORDINGS].sort();
 }
 
 function sourceHash(): string {

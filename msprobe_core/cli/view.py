@@ -19,7 +19,7 @@ from msprobe_core.errors import printable
 if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
     from msprobe_core.view.build import ViewOptions
-    from msprobe_core.view.data import ViewData
+    from msprobe_core.view.data import Said, ViewData
     from msprobe_core.view.graph_cache import Spool
     from msprobe_core.view.inputs import Subject
 
@@ -97,8 +97,11 @@ def view(**given: Any) -> int:
 
 def status_of_page(data: ViewData, *, allows_incomplete: bool) -> int:
     """Report what the page lacks because of incomplete dumps, and return the exit status."""
-    say_incomplete(data.verdict.incomplete)
-    return exit_status(is_wrong=False, incomplete=data.verdict.incomplete, allows_incomplete=allows_incomplete)
+    from msprobe_core.view.data import text_of
+
+    incomplete = list(map(text_of, data.verdict.incomplete))
+    say_incomplete(incomplete)
+    return exit_status(is_wrong=False, incomplete=incomplete, allows_incomplete=allows_incomplete)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,21 +174,24 @@ def page_path(path: Path) -> Path:
 
 def write(data: ViewData, spool: Spool, path: Path) -> None:
     """Write the page, and print its path."""
+    from msprobe_core.findings import Finding
+    from msprobe_core.view.data import said_of, text_of
     from msprobe_core.view.page_file import units_that_fit, write_page
+    from msprobe_core.view.view_codes import ViewCode
 
     units = units_that_fit(data, spool)
     left_out = len(spool.sizes) - len(units)
     if left_out:
-        note = f"graphs that the file has no room for: {left_out:,} of {len(spool.sizes):,}; --serve shows all of them"
-        data = replace_notes(data, note)
+        fields = {"count": left_out, "total": len(spool.sizes)}
+        data = replace_notes(data, said_of(Finding(ViewCode.NO_ROOM, fields=fields)))
     size = write_page(data, spool, path, units)
-    click.echo(printable(data.verdict.sentence))
+    click.echo(printable(text_of(data.verdict.sentence)))
     for note in data.notes[-1:] if left_out else ():
-        click.echo(f"note: {printable(note)}", err=True)
+        click.echo(f"note: {printable(text_of(note))}", err=True)
     click.echo(f"Page, {size / 1e6:.1f} MB: {path}")
 
 
-def replace_notes(data: ViewData, note: str) -> ViewData:
+def replace_notes(data: ViewData, note: Said) -> ViewData:
     """Return the data with one more note."""
     import msgspec
 
@@ -194,9 +200,10 @@ def replace_notes(data: ViewData, note: str) -> ViewData:
 
 def serve(data: ViewData, spool: Spool, port: int) -> None:
     """Serve the page until Ctrl-C."""
+    from msprobe_core.view.data import text_of
     from msprobe_core.view.serve import PageServer
 
     with PageServer(data, spool, port) as server:
-        click.echo(printable(data.verdict.sentence))
+        click.echo(printable(text_of(data.verdict.sentence)))
         click.echo(f"Page, for you on this machine until Ctrl-C: {server.url}")
         server.serve_forever()

@@ -14,7 +14,7 @@ from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
 from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
-from msprobe_core.view.data import ViewData, encode
+from msprobe_core.view.data import ViewData, encode, text_of
 
 GRAPHS, NODE_DATA = "graphs.json", "node_data.json"
 
@@ -115,7 +115,7 @@ def _attributes(own: UnitGraph, node: int) -> list[dict[str, str]]:
     told = {
         "phase": graph.phase[node],
         "only on": graph.side[node] if graph.side[node] != "both" else "",
-        "reason": graph.reason[node],
+        "reason": text_of(graph.reason[node]),
         "called from": stack[0] if stack else "",
     }
     return [{"key": key, "value": value} for key, value in told.items() if value]
@@ -149,7 +149,7 @@ def _groups(own: UnitGraph, side: SideOf) -> dict[str, dict[str, str]]:
             above = _namespace(own, side, node)
             path = f"{above}/{_part(own, side, node)}" if above else _part(own, side, node)
             own_severity = own.graph.own[node]
-            told = {"kind": kind, "class": own.graph.type[node], "reason": own.graph.reason[node]}
+            told = {"kind": kind, "class": own.graph.type[node], "reason": text_of(own.graph.reason[node])}
             told |= {} if own_severity is None else {"severity": str(own_severity)}
             found[path] = {key: value for key, value in told.items() if value}
     return found

@@ -17,7 +17,7 @@ from msprobe_core.exports.graphs import UnitGraph, unit_graphs
 from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
-from msprobe_core.view.data import ViewData, encode
+from msprobe_core.view.data import ViewData, encode, text_of
 
 TRACE = "trace.json"
 _GAP = 10
@@ -146,7 +146,7 @@ def _slices(timeline: _Timeline, offset: int) -> Iterator[dict[str, Any]]:
             "phase": graph.phase[node],
             "severity": graph.severity[node],
             "score": graph.score[node],
-            "reason": graph.reason[node],
+            "reason": text_of(graph.reason[node]),
             "only on": graph.side[node] if graph.side[node] == "golden" else "",
         }
         yield {

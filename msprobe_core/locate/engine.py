@@ -25,6 +25,7 @@ from msprobe_core.findings import Finding, noted
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.nodes import entry_beside
 from msprobe_core.judge.origins import Nesting, Source, is_flagged
+from msprobe_core.judge.row_findings import FINDINGS, findings_of, said
 from msprobe_core.judge.updates import parameters_of
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_advice
@@ -426,10 +427,10 @@ def _evidence(own: pl.DataFrame) -> list[Shown]:
     telling = own.filter((pl.col("excess") > 1) | (pl.col("argument_gap") > 0) | (is_lone & ~pl.col("is_equal")))
     outputs = own.filter((pl.col("role") == Role.OUTPUT.value) & (pl.col("score") > 0))
     shown = (telling if telling.height else outputs).sort("excess", descending=True, maintain_order=True)
-    columns = shown.select(name, pl.col("messages").fill_null([]), "score", "score_limit")
+    columns = shown.select(name, FINDINGS, "score", "score_limit")
     return [
-        Shown(row, list(map(noted, messages)), score if score > 0 else None, limit if score > 0 else None)
-        for row, messages, score, limit in columns.head(_MAX_SHOWN).rows()
+        Shown(row, list(map(said, findings_of(cell))), score if score > 0 else None, limit if score > 0 else None)
+        for row, cell, score, limit in columns.head(_MAX_SHOWN).rows()
     ]
 
 

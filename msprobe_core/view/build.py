@@ -7,7 +7,7 @@ and its share of the overview. So memory is bounded by the largest unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,7 @@ from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
 from msprobe_core.execute.units import run_units
+from msprobe_core.findings import Finding, noted
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.locate import FaultKind, LocateOptions, locate
 from msprobe_core.locate.engine import Extraction, extract_all
@@ -47,6 +48,7 @@ from msprobe_core.view.data import (
     Unit,
     Verdict,
     ViewData,
+    said_of,
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.graph_cache import Spool
@@ -62,6 +64,7 @@ from msprobe_core.view.suspects import (
     verdict_of,
 )
 from msprobe_core.view.trends import findings_of, holds_monitored_alone, monitored_data
+from msprobe_core.view.view_codes import ViewCode
 
 ViewProgress: TypeAlias = Callable[[int, int, str], None]
 """Told how many units are done, of how many, and which one was the last."""
@@ -145,10 +148,10 @@ class _Builder:
         self._overview = Overview()
         self._units: list[Unit] = []
         self._places: dict[tuple[int | None, int | None], int] = {}
-        self._notes: list[str] = []
+        self._notes: list[Finding] = []
         self._said: set[str] = set()
         self._failed: dict[int, str] = {}
-        self._incomplete: list[str] = []
+        self._incomplete: list[Finding] = []
         self._maps: list[TensorMap] = []
         self._counts = Counts()
         self._culprits: list[Culprit] = []
@@ -159,12 +162,12 @@ class _Builder:
 
     def of_run(self, target: Path) -> ViewData:
         tasks, notes = _tasks_of_run(target, self._options.locate.chosen)
-        self._notes += notes
+        self._notes += map(noted, notes)
         self._read_all([DumpTask(task.label or str(task.target), task.target) for task in tasks])
         self._add_all(tasks)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
-        incomplete = self._incomplete if found is None else [line.text for line in found.incomplete]
+        incomplete = self._incomplete if found is None else found.incomplete
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
@@ -188,7 +191,7 @@ class _Builder:
         try:
             return search(target)
         except MsprobeError as error:
-            self._notes.append(f"who made NaN or Inf first could not be told: {error}")
+            self._notes.append(Finding(ViewCode.NO_OVERFLOW_SEARCH, fields={"why": str(error)}))
             return None
 
     # --- two runs -----------------------------------------------------------------------------------------------------
@@ -208,9 +211,9 @@ class _Builder:
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
         self._overview.culprits = frozenset(each.node for each in self._culprits if each.node is not None)
-        self._said.update(location.notes)
+        self._said.update(note.text for note in location.noted())
         self._add_all(tasks)
-        self._notes = [*pairing.missing, *location.notes, *self._notes]
+        self._notes = [*map(noted, pairing.missing), *location.noted(), *self._notes]
         commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
         return self._data(Kind.COMPARISON, target, golden, verdict_of(location, self._counts), commands)
 
@@ -224,10 +227,11 @@ class _Builder:
 
     def _add_all(self, tasks: Sequence[_Task]) -> None:
         failed = {
-            number: f"{tasks[number].label} could not be read: {reason}" for number, reason in self._failed.items()
+            number: Finding(ViewCode.UNREADABLE, fields={"unit": tasks[number].label, "why": reason})
+            for number, reason in self._failed.items()
         }
         if len(failed) == len(tasks):
-            raise CompareError(f"nothing of it can be shown; {failed[0]}")
+            raise CompareError(f"nothing of it can be shown; {failed[0].text}")
         for step in dict.fromkeys(task.step for task in tasks):
             own = [task for task in tasks if task.step == step]
             peers = self._communication(own, len(self._units))
@@ -243,8 +247,8 @@ class _Builder:
         if content is None:
             return None
         unit = unpacked(content)
-        self._note(task, unit.notes)
-        self._incomplete += unit.incomplete
+        self._note(task, map(noted, unit.notes))
+        self._incomplete += map(noted, unit.incomplete)
         return unit.calls
 
     def _communication(self, tasks: Sequence[_Task], offset: int) -> Communication | None:
@@ -255,7 +259,7 @@ class _Builder:
             return None
         found = Communication(units, lambda rank: read_dump(paths[rank]))
         step = tasks[0].step
-        self._notes += [note if step is None else f"step{step}: {note}" for note in found.notes]
+        self._notes += [note if step is None else _of(f"step{step}", note) for note in found.notes]
         return found
 
     def _add(self, task: _Task, calls: Calls | None, peers: Communication | None) -> None:
@@ -300,12 +304,11 @@ class _Builder:
         except ConfigError:
             return {}
 
-    def _note(self, task: _Task, notes: Sequence[str]) -> None:
+    def _note(self, task: _Task, notes: Iterable[Finding]) -> None:
         """Keep what there is to say once, with the unit that it was said of first."""
-        prefix = f"{task.label}: " if task.label else ""
-        new = [note for note in dict.fromkeys(notes) if note not in self._said]
+        new = {note.text: note for note in notes if note.text not in self._said}
         self._said.update(new)
-        self._notes += [f"{prefix}{note}" for note in new]
+        self._notes += [_of(task.label, note) if task.label else note for note in new.values()]
 
     # --- maps ---------------------------------------------------------------------------------------------------------
 
@@ -320,7 +323,7 @@ class _Builder:
             try:
                 self._maps += _maps(number, node, slot, (target, target_file), (golden, golden_file))
             except DumpError as error:  # noqa: PERF203  # a tensor costs more than a try
-                self._notes.append(f"{node}.{slot} has no map: {error}")
+                self._notes.append(Finding(ViewCode.NO_MAP, fields={"entry": node, "slot": slot, "why": str(error)}))
 
     # --- the document -------------------------------------------------------------------------------------------------
 
@@ -329,9 +332,10 @@ class _Builder:
     ) -> ViewData:
         title = target.name if golden is None else f"{target.name} and {golden.name}"
         trends = [*self._overview.trends(), *self._monitored(target, golden)]
-        notes = list(dict.fromkeys(self._notes))
+        notes = list({note.text: said_of(note) for note in self._notes}.values())
         if len(notes) > _MAX_NOTES:
-            notes = [*notes[:_MAX_NOTES], f"… and {len(notes) - _MAX_NOTES:,} more"]
+            more = Finding(ViewCode.MORE_NOTES, fields={"count": len(notes) - _MAX_NOTES})
+            notes = [*notes[:_MAX_NOTES], said_of(more)]
         first = self._units[0].paths
         return ViewData(
             made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
@@ -356,11 +360,11 @@ class _Builder:
         try:
             found = findings_of(target, golden, self._options.locate.chosen)
         except MsprobeError as error:
-            self._notes.append(f"the monitor's files could not be read: {error}")
+            self._notes.append(Finding(ViewCode.NO_MONITOR, fields={"why": str(error)}))
             return []
         if found is None:
             return []
-        self._notes += [f"by the monitor's files: {found.verdict.sentence}", *found.notes]
+        self._notes += [Finding(ViewCode.MONITOR, fields={"sentence": found.sentence}), *found.notes]
         return found.trends
 
     def _side(self, path: Path, first: Path) -> Side:
@@ -422,6 +426,10 @@ def _placed(culprit: Culprit, graph: Graph) -> Culprit:
     if culprit.kind == FaultKind.MISSING_CALL.value and own in known:
         return msgspec.structs.replace(culprit, node=own)
     return culprit if culprit.node in known else msgspec.structs.replace(culprit, node=None)
+
+
+def _of(unit: str, note: Finding) -> Finding:
+    return Finding(ViewCode.UNIT_NOTE, note.level, {"unit": unit, "note": note})
 
 
 def _has_files(calls: Calls) -> bool:

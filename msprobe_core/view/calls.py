@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -17,14 +18,17 @@ from msprobe_core.compare.fp8 import FP8_NAMES, with_fp8_columns
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
+from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import SKETCH_ERROR, Match
 from msprobe_core.judge.origins import is_flagged
+from msprobe_core.judge.row_findings import FINDINGS, SCHEMA, findings_of, said
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.report.default_table import PERCENTILE_HEADERS
 from msprobe_core.store.frame import RowKind
+from msprobe_core.view.view_codes import ViewCode
 
 SIDES = ("target", "golden")
 _SHOWN = (*STATISTICS, "num_nan", "num_inf", "requires_grad", "value", "checksum")
@@ -53,9 +57,10 @@ class Calls:
 
     Attributes:
         calls: ``name`` (unique), ``entry`` (as the dump of the side that has it calls it), ``phase``, ``side``,
-            ``partner``, ``excess`` (null: nothing to hold against), ``score``, ``reason``, ``is_flagged``.
-        values: ``call`` (row in ``calls``), ``slot``, ``role``, ``kind``, ``verdict``, ``reason``, ``identity`` (equal
-            for equal tensors, null where a value is not worth following); ``dtype``, ``shape``, ``file`` and the
+            ``partner``, ``excess`` (null: nothing to hold against), ``score``, ``is_flagged``.
+        reasons: What is wrong with calls, by name.
+        values: ``call`` (row in ``calls``), ``slot``, ``role``, ``kind``, ``verdict``, ``findings``, ``identity``
+            (equal for equal tensors, null where a value is not worth following); ``dtype``, ``shape``, ``file`` and the
             statistics, each with ``_target`` and ``_golden``; ``numel``; the metrics.
         metrics: Names of the columns that are metrics.
         statistics: Names of the statistics that some value has.
@@ -65,6 +70,7 @@ class Calls:
     """
 
     calls: pl.DataFrame
+    reasons: Mapping[str, Finding]
     values: pl.DataFrame
     metrics: Sequence[str]
     statistics: Sequence[str]
@@ -78,7 +84,7 @@ def calls_of_dump(dump: Dump) -> Calls:
     kept = ("entry", "role", "phase", "key")
     if not dump.frame.height and dump.parents:  # task structure: calls without values
         dump, _ = structure_dumps(dump, dump)
-    rows = dump.frame.with_columns(verdict=pl.lit("none"), reason=pl.lit(""))
+    rows = dump.frame.with_columns(pl.lit([], SCHEMA[FINDINGS]).alias(FINDINGS), verdict=pl.lit("none"))
     rows = rows.rename({name: f"{name}_target" for name in dump.frame.columns if name not in kept})
     is_bad = _is_bad("target")
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
@@ -98,11 +104,15 @@ def calls_of_dump(dump: Dump) -> Calls:
             partner=pl.lit(None, pl.String),
             excess=pl.when("makes").then(pl.lit(float("inf"))),
             score=pl.lit(None, pl.Float64),
-            reason=pl.when("makes").then(pl.concat_str("what", pl.lit(" holds NaN or Inf"))).otherwise(pl.lit("")),
+            slot=pl.when("makes").then("what"),
         )
     )  # fmt: skip
     values, statistics = _values(with_fp8_columns(rows, ("target",)), calls, ("target",))
-    return Calls(calls, values, (), statistics, dump.parents, dump.stacks, is_pair=False)
+    reasons = {
+        name: Finding(ViewCode.HOLDS_NOT_FINITE, Level.ERROR, {"slot": slot})
+        for name, slot in calls.select("name", "slot").drop_nulls("slot").rows()
+    }
+    return Calls(calls.drop("slot"), reasons, values, (), statistics, dump.parents, dump.stacks, is_pair=False)
 
 
 def calls_of_pair(unit: UnitResult) -> Calls:
@@ -116,22 +126,25 @@ def calls_of_pair(unit: UnitResult) -> Calls:
         score=pl.when(pl.col("side") == "both").then(pl.max_horizontal("output_score", "parameter_score")),
     )  # fmt: skip
     calls = calls.join(_reasons(rows), on="entry", how="left", maintain_order="left")
-    lone = pl.concat_str(pl.lit("only the "), "side", pl.lit(" run has this call"))
-    told = (
-        pl.when(pl.col("side") != "both").then(lone)
-        .when((pl.col("excess") > 1) | pl.col("is_flagged")).then(pl.col("reason").fill_null(""))
-        .otherwise(pl.lit(""))
-    )  # fmt: skip
-    calls = calls.with_columns(reason=told)
+    is_wrong = (pl.col("side") != "both") | (pl.col("excess") > 1) | pl.col("is_flagged")
+    wrong = calls.filter(is_wrong.fill_null(value=False)).select("name", "side", "slot", FINDINGS).rows()
+    reasons = {name: found for name, *told in wrong if (found := _reason(*told)) is not None}
     metrics = _with_metrics(rows)
     values, statistics = _values(metrics, calls, SIDES)
     names = [name for name in metrics.columns if name.startswith(_METRIC) and metrics[name].null_count() < rows.height]
     renamed = {name: name.removeprefix(_METRIC) for name in names}
     parents, stacks = _of_both_sides(unit, calls)
     own = calls.with_columns(entry=pl.when(pl.col("side") == "golden").then("entry_golden").otherwise("entry"))
-    columns = ("entry", "phase", "is_flagged", "name", "side", "partner", "excess", "score", "reason")
+    columns = ("entry", "phase", "is_flagged", "name", "side", "partner", "excess", "score")
     return Calls(
-        own.select(columns), values.rename(renamed), list(renamed.values()), statistics, parents, stacks, is_pair=True
+        own.select(columns),
+        reasons,
+        values.rename(renamed),
+        list(renamed.values()),
+        statistics,
+        parents,
+        stacks,
+        is_pair=True,
     )
 
 
@@ -152,16 +165,27 @@ def _named(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reasons(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return ``entry`` and ``reason``: what is wrong with what a call made, else with what it was given."""
+    """Return ``entry``, ``slot`` and `FINDINGS`: what is wrong with what a call made, else with what it was given."""
     is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]) | (pl.col("excess") > 1)
-    message = pl.col("messages").list.join(" ").str.strip_prefix("error: ")
-    own = rows.filter(is_wrong & (pl.col("messages").list.len() > 0)).select(
+    own = rows.filter(is_wrong & (pl.col(FINDINGS).list.len() > 0)).select(
         "entry",
         made=(pl.col("role") != Role.INPUT.value) | pl.col("is_parameter") | pl.col("is_argument"),
-        reason=pl.concat_str(_slot("target"), pl.lit(": "), message, ignore_nulls=True),
+        slot=_slot("target"),
+        findings=FINDINGS,
     )
     own = own.sort(~pl.col("made"), maintain_order=True)
-    return own.group_by("entry", maintain_order=True).agg(pl.col("reason").first().str.head(400))
+    return own.group_by("entry", maintain_order=True).agg(pl.col("slot", FINDINGS).first())
+
+
+def _reason(side: str, slot: str | None, cell: Sequence[Mapping[str, Any]] | None) -> Finding | None:
+    if side != "both":
+        return Finding(ViewCode.ONLY_HERE, Level.UNMATCHED, {"side": side})
+    found = findings_of(cell)
+    if not found:
+        return None
+    # That it is wrong goes without saying, but not of what stands beside it.
+    shown = [each if i == 0 and each.level is Level.ERROR else said(each) for i, each in enumerate(found)]
+    return Finding(ViewCode.VALUE, found[0].level, {"slot": slot, "findings": shown}) if slot else shown[0]
 
 
 def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
@@ -183,12 +207,10 @@ def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
     if SKETCH_ERROR in rows.columns:
         found["estimated_rel_error"] = pl.col(SKETCH_ERROR)
     found |= {f"{name}_rel": pl.when(are_tensors).then(f"{name}_rel") for name in STATISTICS}
-    reason = pl.col("messages").list.join(" ")
     is_pair = pl.col("match") == Match.BOTH.value
     shown = [Verdict.PASS.value, Verdict.WARNING.value, Verdict.ERROR.value]
     return rows.with_columns(
         *[metric.cast(pl.Float64).alias(_METRIC + name) for name, metric in found.items()],
-        reason=reason.fill_null(""),
         verdict=pl.when(is_pair & pl.col("verdict").is_in(shown)).then("verdict").otherwise(pl.lit("none")),
     )
 
@@ -209,7 +231,7 @@ def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tu
     metrics = [pl.col(name) for name in rows.columns if name.startswith(_METRIC)]
     numel = pl.coalesce(*[pl.col(f"numel_{side}") for side in sides])
     own = {"slot": slot, "kind": kind, "identity": _identity(sides), "numel": numel}
-    values = rows.select("call", "role", "verdict", "reason", *metrics, **own, **described, **shown)
+    values = rows.select("call", "role", "verdict", FINDINGS, *metrics, **own, **described, **shown)
     floats = [name for name, kind in values.schema.items() if kind == pl.Float64]
     values = values.with_columns(pl.col(floats).round_sig_figs(_NUM_DIGITS)) if floats else values
     has_any = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding, noted
 from msprobe_core.order.calls import RECEIVES, SENDS, RankCalls, calls_of, kind_of
 from msprobe_core.order.causality import Order
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.view.data import Peers
+from msprobe_core.view.view_codes import ViewCode
 
 MAX_PEERS = 64
 """Named at one call."""
@@ -32,18 +34,18 @@ class Communication:
             units: Index of the unit by rank.
             read: Returns the dump of a rank; each is read once and not kept.
         """
-        self.notes: list[str] = []
+        self.notes: list[Finding] = []
         self._messages: dict[int, _Messages] = {rank: {} for rank in units}
         calls: dict[int, RankCalls] = {}
         for rank in sorted(units):
             try:
                 calls[rank] = calls_of(read(rank), rank)
             except (CompareError, DumpError) as error:  # noqa: PERF203  # told once, a rank costs more than a try
-                self.notes.append(f"rank {rank} is left out of the communication: {error}")
+                self.notes.append(Finding(ViewCode.NO_COMMUNICATION, fields={"rank": rank, "why": str(error)}))
         if sum(bool(own.communication) for own in calls.values()) < 2:
             return
         order = Order(list(calls), calls.values())
-        self.notes += order.notes
+        self.notes += map(noted, order.notes)
         for rank, own in calls.items():
             for call in own.communication:
                 if len(units) <= _MANY_RANKS or kind_of(call.entry) in _ONE_TO_ONE:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
+from typing import Any, TypeAlias
 
 import msgspec
 
+from msprobe_core.findings import Code, Field, Finding, Level, Place, content_of, finding_of, noted, template_of
 from msprobe_core.untrusted.paths import encode_json
 
 FORMAT = "msprobe-view"
-VERSION = 1
+VERSION = 2
 
 Number = float | int | str | None
 """A number; the text of one that is not finite; ``None`` where there is none."""
@@ -23,6 +26,51 @@ Number = float | int | str | None
 Severity = float | str | None
 """0 is right, 0.5 the limit, 1 as wrong as can be, see `severity_of`; ``None`` where there is nothing to hold against.
 (Never a text: the type is shared with columns of numbers.)"""
+
+
+class Said(msgspec.Struct, frozen=True):
+    """A finding: the page has the templates of its code in every language."""
+
+    code: str
+    level: str = Level.NOTE.value
+    fields: dict[str, Any] = {}
+
+    @property
+    def text(self) -> str:
+        """The finding in English."""
+        return finding_of({"code": self.code, "level": self.level, "fields": self.fields}).text
+
+
+Text: TypeAlias = Said | str
+"""A finding, or a text that is the same in every language."""
+
+
+def said_of(finding: Finding) -> Said:
+    """Return a finding as pages have it; those of other packages, whose templates no page has, as their text."""
+    of_core = finding.code.package() == Code.package()
+    return msgspec.convert(content_of(_typed(finding) if of_core else noted(finding.text)), Said)
+
+
+def _typed(finding: Finding) -> Finding:
+    """Return a finding with text for whole floats without a format, which pages cannot tell from integers."""
+    plain = {part.field for part in template_of(finding.code) if isinstance(part, Place) and not part.spec}
+    fields = {name: _page_field(value, is_plain=name in plain) for name, value in finding.fields.items()}
+    return replace(finding, fields=fields)
+
+
+def _page_field(value: Field, *, is_plain: bool) -> Field:
+    if isinstance(value, Finding):
+        return _typed(value)
+    if isinstance(value, float):
+        return f"{value:.3g}" if is_plain and value.is_integer() else value
+    if value is None or isinstance(value, (str, int)):
+        return value
+    return [_page_field(each, is_plain=is_plain) for each in value]
+
+
+def text_of(text: Text) -> str:
+    """Return what a page says in English."""
+    return text.text if isinstance(text, Said) else text
 
 
 class Kind(str, Enum):
@@ -80,7 +128,7 @@ class Check(msgspec.Struct, frozen=True):
 
     name: str
     state: str
-    detail: str
+    detail: Text
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -92,25 +140,25 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer in one sentence, what it rests on, and against what measure of rounding it was found.
+    """The answer, what it rests on, and against what measure of rounding it was found.
 
     ``incomplete`` says in words which dumps ended early, are damaged or missing, so that the answer is not of all.
     """
 
     state: State
-    sentence: str
-    detail: Sequence[str] = ()
+    sentence: Text
+    detail: Sequence[Text] = ()
     checks: Sequence[Check] = ()
     counts: Counts = msgspec.field(default_factory=Counts)
-    noise: str = ""
-    incomplete: Sequence[str] = ()
+    noise: Text = ""
+    incomplete: Sequence[Text] = ()
 
 
 class Evidence(msgspec.Struct, frozen=True):
     """One value that speaks for a culprit."""
 
     row: str
-    message: str
+    message: Sequence[Text] = ()
     score: Number = None
     limit: Number = None
 
@@ -127,7 +175,7 @@ class Culprit(msgspec.Struct, frozen=True):
         strength: ``strong``, ``moderate`` or ``weak``.
         score: In units of what rounding explains.
         limit: What the score must exceed.
-        reason: Why it is suspected, in a sentence.
+        reason: Why it is suspected.
         evidence: Its values, those that differ most first.
         parents: Names of the calls that enclose it, innermost first.
         stack: Frames, innermost first.
@@ -138,15 +186,15 @@ class Culprit(msgspec.Struct, frozen=True):
     node: str | None
     step: int | None
     ranks: Sequence[int]
-    kind: str
+    kind: Text
     strength: str
     score: Number
     limit: Number
-    reason: str
+    reason: Text
     evidence: Sequence[Evidence] = ()
     parents: Sequence[str] = ()
     stack: Sequence[str] = ()
-    command: str = ""
+    command: Text = ""
 
 
 class Peers(msgspec.Struct, frozen=True):
@@ -178,7 +226,7 @@ class Values(msgspec.Struct, frozen=True):
         metrics: Columns by name: errors of target against golden, ``error`` being the one that was judged, ``limit``
             and ``score``, the error in units of what rounding explains.
         verdict: ``pass``, ``warning``, ``error`` or ``none``, where there is nothing to hold against.
-        reason: In words; empty if there is nothing to say.
+        reason: What was found of each value, with what levels.
         file: Of the tensors of target and golden.
     """
 
@@ -189,7 +237,7 @@ class Values(msgspec.Struct, frozen=True):
     golden: dict[str, Sequence[Number]] | None
     metrics: dict[str, Sequence[Number]]
     verdict: Sequence[str]
-    reason: Sequence[str]
+    reason: Sequence[Sequence[Text]]
     file: Sequence[tuple[str | None, str | None]]
 
 
@@ -209,7 +257,7 @@ class Graph(msgspec.Struct, frozen=True):
         side: ``both``, ``target`` or ``golden``: who has it.
         partner: What the golden run calls it.
         score: Largest error of what it made, in units of what rounding explains.
-        reason: Why it is beyond its limit, in a sentence; empty if it is not.
+        reason: Why it is beyond its limit; empty if it is not.
         stack: Index in ``stacks``; -1 if unknown.
         rows: Indices in ``values``.
         communication: Of calls of communication; ``None`` for others.
@@ -230,7 +278,7 @@ class Graph(msgspec.Struct, frozen=True):
     side: Sequence[str]
     partner: Sequence[str | None]
     score: Sequence[Number]
-    reason: Sequence[str]
+    reason: Sequence[Text]
     stack: Sequence[int]
     rows: Sequence[Sequence[int]]
     communication: Sequence[Peers | None]
@@ -387,7 +435,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     trends: Sequence[Trend] = ()
     tensors: Sequence[TensorMap] = ()
     commands: dict[str, str] = {}
-    notes: Sequence[str] = ()
+    notes: Sequence[Text] = ()
 
 
 _DECADES_BELOW, _DECADES_ABOVE = 4.0, 3.0

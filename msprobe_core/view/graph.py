@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Phase
 from msprobe_core.store.stack_text import frames_of_user
 from msprobe_core.view.calls import SIDES, Calls
-from msprobe_core.view.data import Graph, NodeKind, Number, Peers, Severity, Values, number, severity_of
+from msprobe_core.view.data import Graph, NodeKind, Number, Peers, Severity, Values, number, said_of, severity_of
 from msprobe_core.view.flow import edges_of
 from msprobe_core.view.tree import Tree, tree_of
 
@@ -79,7 +80,7 @@ def graph_of(own: Calls, peers: Mapping[str, Peers] | None = None) -> UnitGraph:
         side=[str(side) for side in of_call("side", "both" if own.is_pair else "target")],
         partner=[None if partner is None else str(partner) for partner in of_call("partner", None)],
         score=scores,
-        reason=[str(reason) for reason in of_call("reason", "")],
+        reason=[said_of(found) if (found := own.reasons.get(name)) else "" for name in tree.names],
         stack=[-1 if call == -1 else stack_of[call] for call in tree.calls],
         rows=_rows(tree, own.values),
         communication=[None if peers is None else peers.get(name) for name in tree.names],
@@ -194,7 +195,7 @@ def _values(own: Calls) -> Values:
         golden=statistics("golden") if own.is_pair else None,
         metrics={name: numbers_of(values[name]) for name in own.metrics},
         verdict=values["verdict"].to_list(),
-        reason=values["reason"].to_list(),
+        reason=[[said_of(found) for found in findings_of(cell)] for cell in values[FINDINGS].to_list()],
         file=pairs("file"),
     )
 

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
 
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Field, Finding, Level, finding_of, noted
 from msprobe_core.locate.result import LocateResult
-from msprobe_core.overflow.result import OverflowOrigin, OverflowResult
+from msprobe_core.overflow.result import Evidence as Value
+from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.report.locate_file import location_content
 from msprobe_core.store.stack_text import frames_of_user
 from msprobe_core.untrusted.files import read_plain
-from msprobe_core.view.data import Check, Counts, Culprit, Evidence, Number, State, Verdict
+from msprobe_core.view.data import Check, Counts, Culprit, Evidence, Number, Said, State, Verdict, said_of
+from msprobe_core.view.view_codes import ViewCode
 
 _VERSION = 1
+
+
+class _Evidence(msgspec.Struct, frozen=True):
+    row: str
+    message: str = ""
+    message_finding: tuple[Said, ...] = ()
+    score: Number = None
+    limit: Number = None
+
+
+class _Check(msgspec.Struct, frozen=True):
+    name: str
+    state: str
+    detail: str
+    detail_finding: Said | None = None
+
+
+class _Confirmation(msgspec.Struct, frozen=True):
+    reason: str = ""
+    reason_finding: Said | None = None
 
 
 class _Suspect(msgspec.Struct, frozen=True):
@@ -23,19 +47,21 @@ class _Suspect(msgspec.Struct, frozen=True):
     kind: str
     strength: str
     reason: str
+    reason_finding: Said | None = None
     step: int | None = None
     micro_step: int | None = None
     ranks: tuple[int, ...] = ()
     score: Number = None
     limit: Number = None
     seen_at: str | None = None
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[_Evidence, ...] = ()
     parents: tuple[str, ...] = ()
     stack: tuple[str, ...] = ()
     command: str = ""
+    command_finding: Said | None = None
     num_alike: int = 0
     about: str | None = None
-    confirmation: dict[str, object] | None = None
+    confirmation: _Confirmation | None = None
 
 
 class _Calls(msgspec.Struct, frozen=True):
@@ -51,12 +77,20 @@ class Location(msgspec.Struct, frozen=True):
     target: str
     golden: str
     noise: str = ""
+    noise_finding: Said | None = None
     examined: str = ""
+    examined_finding: Said | None = None
     calls: _Calls = _Calls()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[_Check, ...] = ()
     suspects: tuple[_Suspect, ...] = ()
     notes: tuple[str, ...] = ()
+    notes_finding: tuple[Said, ...] = ()
     incomplete: tuple[str, ...] = ()
+    incomplete_finding: tuple[Said, ...] = ()
+
+    def noted(self) -> list[Finding]:
+        """Return what there is to say about the data."""
+        return _each(self.notes, self.notes_finding)
 
 
 def location_of(result: LocateResult) -> Location:
@@ -81,6 +115,19 @@ def read_location(path: Path) -> Location:
     return found
 
 
+def _known(text: str, said: Said | None) -> Finding:
+    """Return what a file says; the text if this release does not have its code, or it has other fields."""
+    try:
+        found = noted(text) if said is None else finding_of(msgspec.to_builtins(said))
+        return found if found.text else noted(text)
+    except (KeyError, TypeError, ValueError):
+        return noted(text)
+
+
+def _each(texts: Sequence[str], said: Sequence[Said]) -> list[Finding]:
+    return [_known(text, own) for text, own in zip_longest(texts, said[: len(texts)])]
+
+
 _MAX_INCOMPLETE = 6
 
 Places = Mapping[tuple[int | None, int | None], int]
@@ -95,61 +142,72 @@ def verdict_of(found: Location, counts: Counts) -> Verdict:
         counts: Of what is in the page.
     """
     state = State(found.verdict)
-    detail = [f"Looked at {found.examined}: {found.calls.judged:,} calls, against {found.noise}."]
-    if found.suspects:
-        first = found.suspects[0]
-        detail.insert(0, first.reason)
-        if first.about:
-            detail.insert(1, f"It is about {first.about}.")
-        if first.seen_at:
-            detail.insert(1, f"It shows beyond rounding at {first.seen_at}.")
-        if first.confirmation:
-            detail.insert(1, f"Made again: {first.confirmation.get('reason')}")
+    noise = _known(found.noise, found.noise_finding)
+    looked_at = {
+        "examined": _known(found.examined, found.examined_finding),
+        "count": found.calls.judged,
+        "noise": noise,
+    }
+    incomplete = _each(found.incomplete, found.incomplete_finding)
+    detail = [*(_details_of_suspect(found.suspects[0]) if found.suspects else ())]
+    detail.append(Finding(ViewCode.LOOKED_AT, fields=looked_at))
     return Verdict(
         state=state,
-        sentence=_sentence(state, found),
-        detail=[*detail, *_details_of(found.incomplete)],
-        checks=found.checks,
+        sentence=said_of(_sentence(state, found)),
+        detail=[*map(said_of, detail), *_details_of(incomplete)],
+        checks=[
+            Check(check.name, check.state, said_of(_known(check.detail, check.detail_finding)))
+            for check in found.checks
+        ],
         counts=counts,
-        noise=found.noise,
-        incomplete=found.incomplete,
+        noise=said_of(noise) if noise.text else "",
+        incomplete=list(map(said_of, incomplete)),
     )
 
 
-def _details_of(incomplete: Sequence[str]) -> list[str]:
+def _details_of_suspect(suspect: _Suspect) -> Iterator[Finding]:
+    yield _known(suspect.reason, suspect.reason_finding)
+    if (again := suspect.confirmation) is not None:
+        yield Finding(ViewCode.MADE_AGAIN, fields={"reason": _known(again.reason, again.reason_finding)})
+    if suspect.seen_at:
+        yield Finding(ViewCode.SEEN_AT, fields={"entry": suspect.seen_at})
+    if suspect.about:
+        yield Finding(ViewCode.ABOUT, fields={"about": suspect.about})
+
+
+def _details_of(incomplete: Sequence[Finding]) -> list[Said]:
     shown = list(incomplete[:_MAX_INCOMPLETE])
     if len(incomplete) > _MAX_INCOMPLETE:
-        shown.append(f"{len(incomplete) - _MAX_INCOMPLETE:,} more")
-    return [f"Not all could be looked at: {line}." for line in shown]
+        shown.append(Finding(ViewCode.MORE_INCOMPLETE, fields={"count": len(incomplete) - _MAX_INCOMPLETE}))
+    return [said_of(Finding(ViewCode.INCOMPLETE, Level.WARNING, {"line": line})) for line in shown]
 
 
-def _sentence(state: State, found: Location) -> str:
+def _sentence(state: State, found: Location) -> Finding:
     if state is State.AGREE:
-        return "The runs agree: rounding explains every difference."
+        return Finding(ViewCode.AGREE)
     if state is State.INSUFFICIENT or not found.suspects:
-        return "Nothing is wrong in what could be compared, but not everything could be compared."
+        return Finding(ViewCode.INSUFFICIENT, Level.WARNING)
     first = found.suspects[0]
-    inside = f" in {first.parents[0]}" if first.parents else ""
-    return (
-        f"The runs part first{where(first.step, first.micro_step, first.ranks)} at {first.entry}{inside}: {first.kind}."
-    )
+    fields = {"where": where(first.step, first.micro_step, first.ranks), "entry": first.entry, "kind": first.kind}
+    if not first.parents:
+        return Finding(ViewCode.FAULT, Level.ERROR, fields)
+    return Finding(ViewCode.FAULT_INSIDE, Level.ERROR, {**fields, "parent": first.parents[0]})
 
 
-def where(step: int | None, micro_step: int | None, ranks: Sequence[int]) -> str:
-    """Return a place in words, with a space before it; empty if nothing is known of it.
+def where(step: int | None, micro_step: int | None, ranks: Sequence[int]) -> Field:
+    """Return a place as a field of a sentence, which begins with a space; empty if nothing is known of it.
 
     Args:
         step: Number of the step.
         micro_step: Which micro-batch; the first goes without saying.
         ranks: All that show it.
     """
-    parts = [] if step is None else [f"step {step}"]
-    parts += [f"micro step {micro_step}"] if micro_step else []
+    places = [] if step is None else [Finding(ViewCode.STEP, fields={"step": step})]
+    places += [Finding(ViewCode.MICRO_STEP, fields={"micro_step": micro_step})] if micro_step else []
     if ranks:
-        word = "rank" if len(ranks) == 1 else "ranks"
-        shown = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
-        parts.append(f"{word} {shown}")
-    return f" in {', '.join(parts)}" if parts else ""
+        code = ViewCode.RANK if len(ranks) == 1 else ViewCode.RANKS
+        places.append(Finding(code, fields={"ranks": [*ranks[:4], *(["…"] if len(ranks) > 4 else [])]}))
+    return Finding(ViewCode.WHERE, fields={"places": places}) if places else ""
 
 
 def culprits_of(found: Location, places: Places) -> list[Culprit]:
@@ -169,15 +227,23 @@ def culprits_of(found: Location, places: Places) -> list[Culprit]:
             strength=_strength(suspect.strength),
             score=suspect.score,
             limit=suspect.limit,
-            reason=suspect.reason,
-            evidence=suspect.evidence,
+            reason=said_of(_known(suspect.reason, suspect.reason_finding)),
+            evidence=list(map(_evidence, suspect.evidence)),
             parents=suspect.parents,
             stack=_frames(suspect.stack),
-            command=suspect.command,
+            command=said_of(_known(suspect.command, suspect.command_finding)) if suspect.command else "",
         )
         for suspect in found.suspects
         if (place := _unit_of(places, suspect.step, suspect.ranks)) is not None
     ]
+
+
+def _evidence(own: _Evidence) -> Evidence:
+    """Return a value as evidence; findings that are not known give way to their texts as a whole."""
+    found = [_known("", each) for each in own.message_finding]
+    if not all(each.text for each in found) or not found:
+        found = [noted(own.message)] if own.message else []
+    return Evidence(own.row, list(map(said_of, found)), own.score, own.limit)
 
 
 def _frames(stack: Sequence[str]) -> list[str]:
@@ -209,12 +275,12 @@ def overflow_culprits(result: OverflowResult, places: Places) -> list[Culprit]:
             node=origin.entry,
             step=first.step,
             ranks=() if origin.rank is None else sorted({origin.rank, *origin.same_on}),
-            kind=f"NaN or Inf: {origin.kind.value}",
+            kind=said_of(Finding(ViewCode.NOT_FINITE_KIND, Level.ERROR, {"kind": origin.kind})),
             strength="strong",
             score="inf",
             limit=None,
-            reason=origin.reason.text,
-            evidence=[Evidence(each.name, _told(origin, i)) for i, each in enumerate(origin.evidence)],
+            reason=said_of(origin.reason),
+            evidence=[Evidence(each.name, [said_of(_value(each))]) for each in origin.evidence],
             parents=origin.parents,
             stack=_frames(origin.stack),
             command=origin.command,
@@ -224,38 +290,37 @@ def overflow_culprits(result: OverflowResult, places: Places) -> list[Culprit]:
     ]
 
 
-def _told(origin: OverflowOrigin, number: int) -> str:
-    each = origin.evidence[number]
-    state = {True: "finite", False: "not finite", None: "unknown"}[each.is_finite]
-    return f"{each.role} {each.dtype} {each.shape}: {state}"
+def _value(value: Value) -> Finding:
+    state = {True: "finite", False: "not finite", None: "unknown"}[value.is_finite]
+    fields = {"role": value.role, "dtype": value.dtype, "shape": value.shape, "state": state}
+    return Finding(ViewCode.NOT_FINITE_VALUE, fields=fields)
 
 
 def overflow_verdict(
-    result: OverflowResult | None, counts: Counts, incomplete: Sequence[str] = (), *, has_values: bool
+    result: OverflowResult | None, counts: Counts, incomplete: Sequence[Finding] = (), *, has_values: bool
 ) -> Verdict:
     """Return what is to say of a single run.
 
     Args:
         result: Of the search for NaN and Inf; ``None`` if there was none to search for.
         counts: Of what is in the page.
-        incomplete: Which dumps ended early, are damaged or missing, in words.
+        incomplete: Which dumps ended early, are damaged or missing.
         has_values: Whether the dumps say anything of values.
     """
     first = None if result is None else result.first
     if first is None:
-        sentence = f"A single run, with nothing to hold it against: {counts.nodes:,} calls"
-        state = "none of which makes NaN or Inf of finite values" if result is None else "no harmful NaN or Inf"
-        state = state if has_values else "whose values were not recorded"
-        details = _details_of(incomplete)
-        return Verdict(State.NONE, f"{sentence}, {state}.", details, counts=counts, incomplete=incomplete)
+        harmless = ViewCode.SINGLE_RUN_FINITE if result is None else ViewCode.SINGLE_RUN_HARMLESS
+        state = Finding(harmless if has_values else ViewCode.SINGLE_RUN_WITHOUT_VALUES)
+        sentence = Finding(ViewCode.SINGLE_RUN, fields={"count": counts.nodes, "state": state})
+        shown = list(map(said_of, incomplete))
+        return Verdict(State.NONE, said_of(sentence), _details_of(incomplete), counts=counts, incomplete=shown)
     origin = first.first[0]
-    places = [] if first.step is None else [f"step {first.step}"]
-    places += [] if origin.rank is None else [f"rank {origin.rank}"]
-    where = f" in {', '.join(places)}" if places else ""
+    ranks = [] if origin.rank is None else [origin.rank]
+    fields = {"where": where(first.step, None, ranks), "entry": origin.entry, "kind": origin.kind}
     return Verdict(
         State.FAULT,
-        f"Values stop being finite{where} at {origin.entry}: {origin.kind.value}.",
-        detail=[origin.reason.text, origin.harm.text, origin.advice.text, *_details_of(incomplete)],
+        said_of(Finding(ViewCode.NOT_FINITE, Level.ERROR, fields)),
+        detail=[*map(said_of, (origin.reason, origin.harm, origin.advice)), *_details_of(incomplete)],
         counts=counts,
-        incomplete=incomplete,
+        incomplete=list(map(said_of, incomplete)),
     )

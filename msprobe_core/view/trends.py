@@ -13,6 +13,7 @@ from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.compare.reading import is_dump
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Field, Finding, Level, noted
 from msprobe_core.monitoring import (
     PARTING,
     Departure,
@@ -28,8 +29,22 @@ from msprobe_core.monitoring import (
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import holds_units
 from msprobe_core.untrusted.paths import shown
-from msprobe_core.view.data import Counts, Kind, Made, Number, Side, Sides, State, Trend, Verdict, ViewData, number
+from msprobe_core.view.data import (
+    Counts,
+    Kind,
+    Made,
+    Number,
+    Side,
+    Sides,
+    State,
+    Trend,
+    Verdict,
+    ViewData,
+    number,
+    said_of,
+)
 from msprobe_core.view.suspects import where
+from msprobe_core.view.view_codes import ViewCode
 
 MAX_NUMBERS = 1_000_000
 """Numbers of all trends of a page: some 10 MB of JSON. Beyond, norms alone are shown, then the first values alone."""
@@ -45,7 +60,8 @@ _PHASES = {
     Quantity.PARAM_UPDATED.value: "optimizer",
 }
 _NUM_DIGITS = 7
-_LIMIT = f"{100 * PARTING:g} %"
+_LIMIT = 100 * PARTING
+"""In percent."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +69,16 @@ class MonitorFindings:
     """What the files of one monitor, or of two, say.
 
     Attributes:
-        verdict: In a sentence, with details.
+        sentence: What they come to.
+        verdict: The same with details.
         trends: Those of what the sentence is about stand first.
         notes: What was left out.
     """
 
+    sentence: Finding
     verdict: Verdict
     trends: list[Trend]
-    notes: list[str]
+    notes: list[Finding]
 
 
 def holds_monitored_alone(path: Path) -> bool:
@@ -98,7 +116,7 @@ def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewDat
         sides=Sides(sides[0], sides[1]),
         verdict=found.verdict,
         trends=found.trends,
-        notes=found.notes,
+        notes=list(map(said_of, found.notes)),
     )
 
 
@@ -116,92 +134,99 @@ def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFin
     if own is None or (golden is not None and other is None):
         return None
     notes = [
-        note if other is None else f"{side}: {note}"
+        noted(note) if other is None else Finding(ViewCode.UNIT_NOTE, fields={"unit": side, "note": note})
         for side, run in (("target", own), ("golden", other))
         if run is not None
         for note in run.notes
     ]
     departure = first_non_finite(own) if other is None else first_departure(own, other)
-    verdict = _verdict_of_one(own, departure) if other is None else _verdict_of_two(own, other, departure)
+    sentence, verdict = _verdict_of_one(own, departure) if other is None else _verdict_of_two(own, other, departure)
     first = [] if departure is None else [departure.place, *departure.others]
-    return MonitorFindings(verdict, _trends(own, other, first, notes), notes)
+    return MonitorFindings(sentence, verdict, _trends(own, other, first, notes), notes)
 
 
 # --- the sentence -------------------------------------------------------------------------------------------------
 
 
-def _verdict_of_one(run: Monitored, departure: Departure | None) -> Verdict:
+def _verdict_of_one(run: Monitored, departure: Departure | None) -> tuple[Finding, Verdict]:
+    extent = {"extent": _extent(run)}
     if departure is None:
-        sentence = f"A single monitored training, with nothing to hold it against: {_extent(run)}, all finite."
-        return Verdict(State.NONE, sentence, counts=Counts(run.frame.height))
-    return Verdict(
+        sentence = Finding(ViewCode.TREND_FINITE, fields=extent)
+        return sentence, Verdict(State.NONE, said_of(sentence), counts=Counts(run.frame.height))
+    sentence = Finding(ViewCode.TREND_NOT_FINITE, Level.ERROR, _place_of(departure))
+    return sentence, Verdict(
         State.FAULT,
-        f"Values stop being finite{_where(departure)} at {_what(departure.place)}.",
-        detail=[_others(departure), f"Looked at {_extent(run)}."],
+        said_of(sentence),
+        detail=[said_of(_others(departure)), said_of(Finding(ViewCode.TREND_LOOKED_AT, fields=extent))],
         counts=Counts(run.frame.height, departure.num_places),
     )
 
 
-def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure | None) -> Verdict:
+def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure | None) -> tuple[Finding, Verdict]:
     total = num_shared(target, golden)
     if not total:
         raise CompareError(
             f"the two monitors have no value of a rank and step in common: the target has {_extent(target)}, "
             f"the golden run {_extent(golden)}"
         )
-    looked = f"Looked at {total:,} values that both have; {_LIMIT} of a norm or an extreme is let pass."
+    looked = said_of(Finding(ViewCode.TREND_LOOKED_AT_BOTH, fields={"count": total, "limit": _LIMIT}))
     if departure is None:
-        sentence = f"The monitored values agree within {_LIMIT}."
-        return Verdict(State.AGREE, sentence, detail=[looked], counts=Counts(total))
+        sentence = Finding(ViewCode.TREND_AGREE, fields={"limit": _LIMIT})
+        return sentence, Verdict(State.AGREE, said_of(sentence), detail=[looked], counts=Counts(total))
     detail = [_difference(departure), _others(departure)]
     any_first = first_departure(target, golden, 0.0)
     if any_first is not None and any_first.step < departure.step:
-        detail.append(f"The first difference at all is{_where(any_first)} at {_what(any_first.place)}.")
-    return Verdict(
+        detail.append(Finding(ViewCode.TREND_FIRST_DIFFERENCE, fields=_place_of(any_first)))
+    sentence = _sentence(departure)
+    return sentence, Verdict(
         State.FAULT,
-        f"The runs part first{_where(departure)} at {_what(departure.place)}: {_how_far(departure)}.",
-        detail=[*detail, looked],
+        said_of(sentence),
+        detail=[*map(said_of, detail), looked],
         counts=Counts(total, departure.num_places),
     )
 
 
-def _where(departure: Departure) -> str:
-    return where(departure.step, departure.place.micro_step, departure.ranks)
+def _place_of(departure: Departure) -> dict[str, Field]:
+    place = departure.place
+    return {
+        "where": where(departure.step, place.micro_step, departure.ranks),
+        "what": f"{place.shown} ({place.quantity})",
+    }
 
 
-def _what(place: Place) -> str:
-    return f"{place.shown} ({place.quantity})"
-
-
-def _how_far(departure: Departure) -> str:
+def _sentence(departure: Departure) -> Finding:
+    fields = {**_place_of(departure), "statistic": departure.statistic}
     if departure.relative == float("inf"):
-        return f"its {departure.statistic} is {departure.target:.6g}"
-    return f"its {departure.statistic} is {100 * departure.relative:.3g} % off"
+        return Finding(ViewCode.TREND_FAULT_TO_INFINITY, Level.ERROR, {**fields, "target": departure.target})
+    return Finding(ViewCode.TREND_FAULT, Level.ERROR, {**fields, "percent": 100 * departure.relative})
 
 
-def _difference(departure: Departure) -> str:
-    return f"Its {departure.statistic} is {departure.target:.6g}, and {departure.golden:.6g} in the golden run."
+def _difference(departure: Departure) -> Finding:
+    fields = {"statistic": departure.statistic, "target": departure.target, "golden": departure.golden}
+    return Finding(ViewCode.TREND_DIFFERENCE, fields=fields)
 
 
-def _others(departure: Departure) -> str:
+def _others(departure: Departure) -> Finding:
     if departure.num_places == 1:
-        return "It is the only value of that step."
-    return f"In that step it is the first of {departure.num_places:,} values."
+        return Finding(ViewCode.TREND_ALONE)
+    return Finding(ViewCode.TREND_OTHERS, fields={"count": departure.num_places})
 
 
-def _extent(run: Monitored) -> str:
-    steps, ranks = run.steps, run.ranks
+def _extent(run: Monitored) -> Finding:
+    steps = run.steps
     if not steps:
-        return "no values"
-    of_ranks = "1 rank" if len(ranks) == 1 else f"{len(ranks):,} ranks"
-    of_steps = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    return f"{of_ranks}, {of_steps}, {run.frame.height:,} values"
+        return Finding(ViewCode.TREND_EXTENT_NONE)
+    of_steps = Finding(ViewCode.TREND_STEPS, fields={"first": steps[0], "last": steps[-1]})
+    if len(steps) == 1:
+        of_steps = Finding(ViewCode.TREND_STEP, fields={"step": steps[0]})
+    fields = {"ranks": len(run.ranks), "steps": of_steps, "count": run.frame.height}
+    return Finding(ViewCode.TREND_EXTENT, fields=fields)
 
 
 # --- trends -------------------------------------------------------------------------------------------------------
 
 
-def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place], notes: list[str]) -> list[Trend]:
+def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place], notes: list[Finding]) -> list[Trend]:
     """Return statistics over steps of all values as far as a page has room, ``first`` first."""
     found = [_histories(run) for run in (target, golden) if run is not None]
     places = list(dict.fromkeys([*first, *found[0]]))
@@ -212,10 +237,8 @@ def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place],
         shown = shown[:1]
     room = max(1, MAX_NUMBERS // max(1, each * len(shown)))
     if len(places) > room:
-        notes.append(
-            f"values whose trends the page has no room for: {len(places) - room:,} of {len(places):,}; "
-            "choose with --steps and --ranks"
-        )
+        left_out = {"count": len(places) - room, "total": len(places)}
+        notes.append(Finding(ViewCode.TREND_NO_ROOM, fields=left_out))
     return [
         Trend(
             name=place.shown,

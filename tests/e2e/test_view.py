@@ -69,7 +69,7 @@ def test_the_culprit_is_the_planted_fault_and_is_in_its_graph(data):
     graph = graph_of(data, culprit.unit)
     place = graph.name.index(NODE)
     assert graph.own[place] == 1.0
-    assert "0.5 and 1e-05" in graph.reason[place]
+    assert "0.5 and 1e-05" in graph.reason[place].text
     assert any("view_training.py" in frame for frame in graph.stacks[graph.stack[place]])
     assert graph.label[graph.parent[place]] == "norm"
 

@@ -8,13 +8,13 @@ makes the pictures of the documentation anew, from the page of ``make demo``.
 import itertools
 import json
 import os
-import re
 import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 from browser import CHROMIUM, DRIVER, Browser
+from finding_samples import core_codes, filled
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -22,7 +22,8 @@ from view_pages import PAGE, Model, comparison, example, flat, write_page
 
 from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.pairs import Chosen
-from msprobe_core.view.data import Graph, ViewData, encode
+from msprobe_core.findings import Language, worded
+from msprobe_core.view.data import Graph, ViewData, encode, said_of
 from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.serve import PageServer
 from msprobe_core.view.trends import monitored_data
@@ -446,27 +447,21 @@ class TestPage:
                 "Emulation.setUserAgentOverride", {"userAgent": agent, "acceptLanguage": "en-US"}
             )
 
-    def test_every_sentence_of_the_catalogue_is_read_in_chinese(self, browser, tmp_path):
-        """Each with other words in its places: it must be known again among all others, with them in it."""
-        catalogue = json.loads((REPOSITORY / "view_page" / "src" / "sentences.json").read_text(encoding="utf-8"))
-        filled = {
-            english: english.replace("{}{}", "{}").replace("{}", "w{}x").format(*range(9))
-            for english in catalogue["sentences"]
-        }
+    def test_every_finding_is_worded_as_python_words_it(self, browser, tmp_path):
+        """In both languages, with the number formats of Python; what the page does not know stays as it is."""
+        samples = [finding for code in core_codes() for finding in filled(code)]
         data = comparison()
-        data["verdict"]["detail"] = list(dict.fromkeys(filled.values()))
-        data["notes"] = [HOSTILE, "a sentence that nobody knows"]
-        browser.open(write_page(tmp_path / "chinese.html", data))
-        assert browser.texts(".detail") == data["verdict"]["detail"]
-        browser.click("language")
-        told = dict(zip(data["verdict"]["detail"], browser.texts(".detail"), strict=True))
-        for english, text in filled.items():
-            expected = catalogue["sentences"][english]
-            constant = max(re.split(r"\{\d(?:\|\w)?\}", expected), key=len)
-            assert constant in told[text], (english, told[text])
-            assert set(re.findall(r"w\dx", text)) == set(re.findall(r"w\dx", told[text])), (english, told[text])
-        assert browser.texts(".notes li") == data["notes"]
-        browser.click("language")
+        data["verdict"]["detail"] = [msgspec.to_builtins(said_of(finding)) for finding in samples]
+        data["notes"] = [HOSTILE, {"code": "later.code", "level": "note", "fields": {}}]
+        browser.open(write_page(tmp_path / "findings.html", data))
+        for language in Language:
+            expected = [" ".join(worded(finding, language).split()) for finding in samples]
+            shown = [" ".join(text.split()) for text in browser.texts(".detail")]
+            assert len(shown) == len(expected)
+            for finding, own, other in zip(samples, expected, shown, strict=True):
+                assert own == other, (finding.code, language)
+            assert browser.texts(".notes li") == [HOSTILE, "later.code"]
+            browser.click("language")
         assert browser.problems() == []
 
     def test_a_recorded_page_reads_chinese_but_for_names(self, opened):
@@ -475,7 +470,7 @@ class TestPage:
         try:
             browser.frame()
             text = browser.text(".summary")
-            assert "两次运行(第 0 步, rank 1)在 Functional.layer_norm.1.forward" in text
+            assert "两次运行(第 0 步、rank 1)在 Functional.layer_norm.1.forward" in text
             assert "epsilon 不同" in text
             for said in ("What it was given", "the arguments differ", "all equal", "Looked at", "rounding"):
                 assert said not in text, said

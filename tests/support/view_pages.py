@@ -106,7 +106,7 @@ class Columns:
         values["dtype"].append(["bfloat16", "bfloat16"])
         values["shape"].append(["[2, 128, 512]", "[2, 128, 512]"])
         values["verdict"].append("error" if beyond else "pass")
-        values["reason"].append("40 times what rounding explains" if beyond else "")
+        values["reason"].append(["40 times what rounding explains"] if beyond else [])
         values["file"].append([None, None])
         off = 1.27 if beyond else 1.0
         golden = [3.25 * scale, -3.5 * scale, 0.0123 * scale, 181.0 * scale, 0, 0]
@@ -291,7 +291,7 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
     error = [[abs(math.sin(r / 5) * math.cos(c / 7)) ** 6 for c in range(48)] for r in range(32)]
     return {
         "format": "msprobe-view",
-        "version": 1,
+        "version": 2,
         "made": {"msprobe": "1.0", "at": "2026-11-21 18:00"},
         "kind": "comparison",
         "title": "target against golden",
@@ -341,7 +341,7 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
                 "limit": 3.5,
                 "reason": "its result is wrong while all inputs are right",
                 "evidence": [
-                    {"row": f"{culprit}.output.0", "message": "norm is 27 % off", "score": 143.0, "limit": 3.5}
+                    {"row": f"{culprit}.output.0", "message": ["norm is 27 % off"], "score": 143.0, "limit": 3.5}
                 ],
                 "parents": ["model", f"layers.{model.fault}", "self_attn"],
                 "stack": ["File model.py, line 12, in forward"],

@@ -195,7 +195,9 @@ def test_within_a_step_forward_comes_before_gradients_and_these_before_updates(t
 def test_two_monitors_make_a_page_of_trends(tmp_path):
     data = monitored_data(TARGET, GOLDEN, Chosen())
     assert (data.kind, data.verdict.state, data.units) == (Kind.MONITOR, State.FAULT, ())
-    assert data.verdict.sentence == "The runs part first in step 2, rank 1 at fc2.input (actv): its norm is 50 % off."
+    assert (
+        data.verdict.sentence.text == "The runs part first in step 2, rank 1 at fc2.input (actv): its norm is 50 % off."
+    )
     first = data.trends[0]
     assert (first.name, first.slot, first.micro_step, first.statistic) == ("fc2.input", "actv", 0, "norm")
     assert [a == b for a, b in zip(first.target["1"], first.golden["1"], strict=True)] == [True, True, False, False]
@@ -241,7 +243,7 @@ def test_a_monitor_beside_dumps_adds_its_trends(tmp_path):
     assert data.kind is Kind.COMPARISON
     assert data.verdict.state is State.AGREE
     assert {each.origin for each in data.trends} == {"monitor"}
-    assert any(note.startswith("by the monitor's files: The runs part first in step 2") for note in data.notes)
+    assert any(note.code == "view.note.monitor" for note in data.notes)
 
 
 @pytest.mark.parametrize("option", ["--model-explorer", "--perfetto", "--tb-database"])
@@ -265,4 +267,4 @@ def test_what_a_page_has_no_room_for_is_said(monkeypatch):
     assert {each.statistic for each in data.trends} == {"norm"}
     assert len(data.trends) == 10
     assert data.trends[0].name == "fc2.input"
-    assert any("no room for" in note for note in data.notes)
+    assert any(note.code == "view.trend.no-room" for note in data.notes)

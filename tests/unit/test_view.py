@@ -223,7 +223,7 @@ def test_a_fault_is_the_verdict_the_culprit_and_the_colour(tmp_path, spool):
     target = Run(linear1=1.5).record().write(tmp_path / "target")
     data = made(spool, target, golden)
     assert data.verdict.state == "fault"
-    assert "Functional.linear.1.forward in Module.layers.1.Layer.forward.0: scale" in data.verdict.sentence
+    assert "Functional.linear.1.forward in Module.layers.1.Layer.forward.0: scale" in data.verdict.sentence.text
     culprit = data.culprits[0]
     assert (culprit.unit, culprit.node, culprit.strength) == (0, "Functional.linear.1.forward", "strong")
     graph = graph_in(spool)
@@ -231,7 +231,8 @@ def test_a_fault_is_the_verdict_the_culprit_and_the_colour(tmp_path, spool):
     assert shown["Functional.linear.0.forward"] == (0.0, 0.0, "both", "Functional.linear.0.forward", "")
     own, _, _, _, reason = shown["Functional.linear.1.forward"]
     assert own > 0.5
-    assert reason.startswith("output.0: the relative error 0.5 is over the limit")
+    assert (reason.code, reason.fields["slot"]) == ("view.call.value", "output.0")
+    assert reason.fields["findings"][0]["code"] == "row.error"
     assert shown["Module.Model.forward.0"][1] >= own
     assert shown["Module.layers.0.Layer.forward.0"][1] == 0.0
     row = graph.rows[graph.name.index("Functional.linear.1.forward")][-1]
@@ -552,7 +553,7 @@ def test_a_structure_without_values_has_a_graph_all_the_same(tmp_path, spool):
     run = Run().record()
     entries = {entry: None for entry in run.data if "parameters_grad" not in entry}
     write_dump(tmp_path / "a", {}, parents=entries | run.parents, task="structure")
-    assert "whose values were not recorded" in made(spool, tmp_path / "a").verdict.sentence
+    assert "whose values were not recorded" in made(spool, tmp_path / "a").verdict.sentence.text
     shown = as_columns(graph_in(spool), "kind", "parent")
     assert graph_in(spool).name[shown["Functional.linear.1.forward"][1]] == "Module.layers.1.Layer.forward.0"
 
@@ -575,7 +576,7 @@ def test_what_all_ranks_say_is_said_once(tmp_path, spool):
         path = tmp_path / "t" / "step0" / f"rank{rank}" / "construct.json"
         path.write_text("{")
     data = made(spool, *sides)
-    assert len(set(data.notes)) == len(data.notes)
+    assert len({note.text for note in data.notes}) == len(data.notes)
 
 
 # --- the format ---------------------------------------------------------------------------------------------------
@@ -605,7 +606,7 @@ def test_the_description_has_every_field_and_no_other(name):
 @pytest.mark.parametrize("name", ["dump", "comparison"])
 def test_the_examples_are_of_the_format(name):
     content = example(name)
-    assert (content["format"], content["version"], content["kind"]) == ("msprobe-view", 1, name)
+    assert (content["format"], content["version"], content["kind"]) == ("msprobe-view", 2, name)
     for unit in content["units"]:
         graph = msgspec.convert(unit.pop("graph"), Graph)
         assert len(graph.name) == unit["nodes"]

@@ -59,7 +59,8 @@ def source_files():
         left_out = "node_modules" in parts or "dist" in parts or any(part.startswith(".") for part in parts)
         if path.is_file() and not left_out:
             found.append("/".join(parts))
-    return sorted(found)
+    # The words of findings, which Python has too.
+    return sorted([*found, *(f"../msprobe_core/wording/{language}.json" for language in ("en", "zh"))])
 
 
 def source_hash():

@@ -3,6 +3,8 @@
  * hold are the texts "nan", "inf" and "-inf".
  */
 
+import type { Said } from "./findings";
+
 export type Num = number | string | null;
 /** 0 is right, 0.5 at the limit, 1 the worst; null: there is nothing to hold against. */
 export type Severity = number | null;
@@ -18,21 +20,21 @@ export interface Side {
 export interface Check {
   name: string;
   state: string;
-  detail: string;
+  detail: Said;
 }
 
 export interface Verdict {
   state: "agree" | "fault" | "insufficient" | "none";
-  sentence: string;
-  detail: string[];
+  sentence: Said;
+  detail: Said[];
   checks: Check[];
   counts: { nodes: number; flagged: number; unmatched: number };
-  noise: string;
+  noise: Said;
 }
 
 export interface Evidence {
   row: string;
-  message: string;
+  message: Said[];
   score: Num;
   limit: Num;
 }
@@ -42,15 +44,15 @@ export interface Culprit {
   node: string | null;
   step: number | null;
   ranks: number[];
-  kind: string;
+  kind: Said;
   strength: string;
   score: Num;
   limit: Num;
-  reason: string;
+  reason: Said;
   evidence: Evidence[];
   parents: string[];
   stack: string[];
-  command: string;
+  command: Said;
 }
 
 export interface Unit {
@@ -76,7 +78,7 @@ export interface Values {
   golden: Record<string, Num[]> | null;
   metrics: Record<string, Num[]>;
   verdict: string[];
-  reason: string[];
+  reason: Said[][];
   file: [string | null, string | null][];
 }
 
@@ -100,7 +102,7 @@ export interface Graph {
   side: string[];
   partner: (string | null)[];
   score: Num[];
-  reason: string[];
+  reason: Said[];
   stack: number[];
   rows: number[][];
   communication: (null | Peers)[];
@@ -173,7 +175,7 @@ export interface ViewData {
   trends: Trend[];
   tensors: TensorMap[];
   commands: Record<string, string>;
-  notes: string[];
+  notes: Said[];
 }
 
 /** Where the graphs of the units come from, when they are not in the file itself. */
@@ -195,7 +197,7 @@ async function inflate(base64: string): Promise<string> {
 function checked(value: unknown): ViewData {
   const data = value as Partial<ViewData> | null;
   if (!data || data.format !== "msprobe-view") throw new DataError("not data of msprobe view");
-  if (data.version !== 1) throw new DataError(`version ${String(data.version)} of the data; this page reads 1`);
+  if (data.version !== 2) throw new DataError(`version ${String(data.version)} of the data; this page reads 2`);
   return data as ViewData;
 }
 

@@ -4,7 +4,7 @@ import { type ReactNode, useMemo, useRef, useState } from "react";
 import { type Num, type Values, show as shown, toNumber } from "./data";
 import { Shape, Symbol } from "./icons";
 import { CopyButton, Command, Name, Over, VERDICT_TEXT } from "./parts";
-import { expandBelow, jump, setMatches, show, unitName, useSentence, useStore, useText } from "./store";
+import { expandBelow, jump, setMatches, show, unitName, useFindings, useStore, useText } from "./store";
 import type { TextKey } from "./texts";
 import { type Tree, type Verdict, verdictOf } from "./tree";
 
@@ -68,7 +68,7 @@ function NodeView({ tree, node }: { tree: Tree; node: number }): ReactNode {
 
 function Reason({ tree, node }: { tree: Tree; node: number }): ReactNode {
   const say = useText();
-  const read = useSentence();
+  const read = useFindings();
   const { graph } = tree;
   const plain = useStore((state) => state.data.kind === "dump");
   const side = graph.side[node];
@@ -168,6 +168,7 @@ function Links({ tree, title, nodes }: { tree: Tree; title: TextKey; nodes: numb
 
 function Commands({ name }: { name: string }): ReactNode {
   const say = useText();
+  const read = useFindings();
   const data = useStore((state) => state.data);
   const culprit = data.culprits.find((item) => item.node === name);
   const unit = useStore((state) => state.unit);
@@ -175,7 +176,8 @@ function Commands({ name }: { name: string }): ReactNode {
   const fills: Record<string, string | null> = { node: name, target, golden };
   const commands = Object.values(data.commands ?? {}).map((command) =>
     command.replace(/\{(node|target|golden)\}/g, (whole, key: string) => (fills[key] ? shellWord(fills[key]) : whole)));
-  if (culprit && !commands.includes(culprit.command)) commands.unshift(culprit.command);
+  const next = culprit ? read(culprit.command) : "";
+  if (!commands.includes(next)) commands.unshift(next);
   const told = commands.filter((command) => command.length > 0);
   if (told.length === 0) return null;
   return <section><h3>{say("digDeeper")}</h3>{told.map((command) => <Command key={command} value={command} />)}</section>;
@@ -218,7 +220,7 @@ const NOT_ZERO = new Set(["num_nan", "num_inf"]);
 
 function Value({ tree, node, row }: { tree: Tree; node: number; row: number }): ReactNode {
   const say = useText();
-  const read = useSentence();
+  const read = useFindings();
   const values = tree.graph.values;
   const { unit, data } = useStore();
   const statistics = useMemo(() => statisticsOf(values, row), [values, row]);
@@ -241,7 +243,7 @@ function Value({ tree, node, row }: { tree: Tree; node: number; row: number }): 
         <Over score={cell(values.metrics.score ?? values.metrics.error, row)}
           limit={cell(values.metrics.score ? values.metrics.score_limit : values.metrics.limit, row)} />
       </header>
-      {values.reason[row] && <p className="value-reason">{read(values.reason[row])}</p>}
+      {values.reason[row].length > 0 && <p className="value-reason">{read(values.reason[row])}</p>}
       {statistics.length > 0 && (
         <table>
           <thead><tr><th /><th>{say("target")}</th>{values.golden && <th>{say("golden")}</th>}</tr></thead>

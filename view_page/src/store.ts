@@ -3,7 +3,7 @@ import { create } from "zustand";
 import { type Source, type ViewData, fetchGraph } from "./data";
 import type { Theme } from "./colour";
 import { type Match } from "./mapping";
-import { sentence } from "./sentences";
+import { type Said, worded, wordedWithLevels } from "./findings";
 import { type Language, type TextKey, text } from "./texts";
 import { type PhaseChoice, Tree, type Verdict } from "./tree";
 
@@ -253,10 +253,10 @@ export function useText(): (key: TextKey, ...values: (string | number)[]) => str
   return (key, ...values) => text(language, key, ...values);
 }
 
-/** Reads what msprobe has written, in the language of the page. */
-export function useSentence(): (text: string) => string {
+/** Words what msprobe has found, in the language of the page; several findings of one value each with its level. */
+export function useFindings(): (said: Said | Said[]) => string {
   const language = useStore((state) => state.language);
-  return (text) => sentence(language, text);
+  return (said) => (Array.isArray(said) ? wordedWithLevels(language, said) : worded(language, said));
 }
 
 export function useTree(): Tree | undefined {

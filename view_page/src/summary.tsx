@@ -4,8 +4,8 @@ import { type Culprit, type ViewData, show } from "./data";
 import { HeatOverview } from "./overview";
 import { Command, Name, Over, Strength } from "./parts";
 import { Shape } from "./icons";
-import { withoutLevel, word } from "./sentences";
-import { jump, unitName, useSentence, useStore, useText } from "./store";
+import { withoutLevel, word } from "./findings";
+import { jump, unitName, useFindings, useStore, useText } from "./store";
 import type { TextKey } from "./texts";
 
 const SHAPES: Record<string, "error" | "pass" | "warning" | "none"> = { fault: "error", agree: "pass", insufficient: "warning" };
@@ -18,7 +18,7 @@ export function stateText({ verdict: { state }, kind, sides }: ViewData): TextKe
 
 export function Summary(): ReactNode {
   const say = useText();
-  const read = useSentence();
+  const read = useFindings();
   const data = useStore((state) => state.data);
   const { verdict, culprits } = data;
   const [first, ...others] = culprits;
@@ -29,7 +29,7 @@ export function Summary(): ReactNode {
         <div>
           <div className="verdict-state" id="verdict-state">{say(stateText(data))}</div>
           <h1 data-testid="sentence"><Name value={read(verdict.sentence)} /></h1>
-          {verdict.detail.filter((line) => line !== first?.reason).map((line) => <p key={line} className="detail">{read(line)}</p>)}
+          {verdict.detail.map(read).filter((line) => !first || line !== read(first.reason)).map((line, i) => <p key={i} className="detail">{line}</p>)}
           <p className="facts">
             {data.kind === "comparison" && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
             {data.kind === "comparison" && verdict.counts.unmatched > 0 && <span>{say("unmatchedCount", verdict.counts.unmatched)}</span>}
@@ -63,7 +63,7 @@ export function Summary(): ReactNode {
           )}
           {first && <><Checks /><Sides /></>}
           {data.notes.length > 0 && (
-            <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note) => <li key={note}>{read(note)}</li>)}</ul></section>
+            <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note, i) => <li key={i}>{read(note)}</li>)}</ul></section>
           )}
         </div>
       </div>
@@ -73,7 +73,7 @@ export function Summary(): ReactNode {
 
 function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; number: number; main?: boolean }): ReactNode {
   const say = useText();
-  const read = useSentence();
+  const read = useFindings();
   const language = useStore((state) => state.language);
   const data = useStore((state) => state.data);
   const tensor = data.tensors.findIndex((item) => item.unit === culprit.unit && item.node === culprit.node);
@@ -82,13 +82,13 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
     culprit.ranks.length === 0 ? "" : `${say(culprit.ranks.length > 1 ? "ranks" : "rank")} ${culprit.ranks.join(", ")}`,
   ].filter(Boolean).join(" · ");
   const name = culprit.node ?? unitName(data, culprit.unit);
-  const telling = main ? culprit.evidence.find((row) => row.message.startsWith("error: ")) : undefined;
+  const telling = main ? culprit.evidence.find((row) => row.message.some((each) => typeof each !== "string" && each.level === "error")) : undefined;
   return (
     <article className={`card culprit${main ? " main" : ""}`} data-culprit={number}>
       <div className="culprit-head">
         <span className="suspect large">{number}</span>
         <div>
-          <div className="eyebrow">{main ? say("firstSuspect") : say("suspect", number)} · {word(language, culprit.kind)}</div>
+          <div className="eyebrow">{main ? say("firstSuspect") : say("suspect", number)} · {typeof culprit.kind === "string" ? word(language, culprit.kind) : read(culprit.kind)}</div>
           <h2><code><Name value={name} /></code></h2>
         </div>
       </div>
@@ -100,7 +100,7 @@ function CulpritCard({ culprit, number, main = false }: { culprit: Culprit; numb
       {culprit.parents.length > 0 && (
         <div className="line"><span className="muted">{say("where")}</span> <span className="parents"><Name value={place(culprit.parents).join(" › ")} /></span></div>
       )}
-      {telling && <p className="telling"><code>{slotOf(culprit, telling.row)}</code> {withoutLevel(read(telling.message))}</p>}
+      {telling && <p className="telling"><code>{slotOf(culprit, telling.row)}</code> {telling.message.map((each) => read(withoutLevel(each))).join(" ")}</p>}
       {culprit.reason && <p className="culprit-reason">{read(culprit.reason)}</p>}
       <div className="actions">
         <button className="button strong" data-testid={`jump-${number}`} onClick={() => void jump(culprit.unit, culprit.node)}>{say("showInGraph")}</button>
@@ -127,7 +127,7 @@ function place(parents: string[]): string[] {
 
 function CulpritMore({ culprit }: { culprit: Culprit }): ReactNode {
   const say = useText();
-  const read = useSentence();
+  const read = useFindings();
   return (
     <div className="culprit-more">
       {culprit.evidence.length > 0 && (
@@ -152,7 +152,8 @@ const CHECK_SHAPES: Record<string, "pass" | "warning" | "none"> = { holds: "pass
 
 function Checks(): ReactNode {
   const say = useText();
-  const read = useSentence();
+  const read = useFindings();
+  const language = useStore((state) => state.language);
   const { checks, noise } = useStore((state) => state.data.verdict);
   if (checks.length === 0) return null;
   return (
@@ -162,7 +163,7 @@ function Checks(): ReactNode {
         {checks.map((check) => (
           <li key={check.name}>
             <Shape verdict={CHECK_SHAPES[check.state] ?? "none"} />
-            <div><b>{read(check.name)}</b> <span className="muted">{check.state === "holds" || check.state === "differs" || check.state === "unknown" ? say(check.state) : check.state}</span>
+            <div><b>{word(language, check.name)}</b> <span className="muted">{check.state === "holds" || check.state === "differs" || check.state === "unknown" ? say(check.state) : check.state}</span>
               {check.detail && <div className="muted">{read(check.detail)}</div>}</div>
           </li>
         ))}

@@ -1,0 +1,65 @@
+"""What pages say themselves, beside what searches and comparisons have found."""
+
+from __future__ import annotations
+
+from msprobe_core.findings import Code
+
+
+class ViewCode(Code):
+    """What a page says."""
+
+    AGREE = "view.agree"
+    INSUFFICIENT = "view.insufficient"
+    FAULT = "view.fault"
+    FAULT_INSIDE = "view.fault.inside"
+    NOT_FINITE = "view.not-finite"
+    NOT_FINITE_KIND = "view.not-finite.kind"
+    NOT_FINITE_VALUE = "view.not-finite.value"
+    SINGLE_RUN = "view.single-run"
+    SINGLE_RUN_FINITE = "view.single-run.finite"
+    SINGLE_RUN_HARMLESS = "view.single-run.harmless"
+    SINGLE_RUN_WITHOUT_VALUES = "view.single-run.without-values"
+
+    WHERE = "view.where"
+    STEP = "view.where.step"
+    MICRO_STEP = "view.where.micro-step"
+    RANK = "view.where.rank"
+    RANKS = "view.where.ranks"
+
+    LOOKED_AT = "view.looked-at"
+    ABOUT = "view.about"
+    SEEN_AT = "view.seen-at"
+    MADE_AGAIN = "view.made-again"
+    INCOMPLETE = "view.incomplete"
+    MORE_INCOMPLETE = "view.incomplete.more"
+
+    ONLY_HERE = "view.call.only-here"
+    HOLDS_NOT_FINITE = "view.call.not-finite"
+    VALUE = "view.call.value"
+
+    UNIT_NOTE = "view.note.unit"
+    NO_OVERFLOW_SEARCH = "view.note.no-overflow-search"
+    UNREADABLE = "view.note.unreadable"
+    NO_MAP = "view.note.no-map"
+    MORE_NOTES = "view.note.more"
+    MONITOR = "view.note.monitor"
+    NO_MONITOR = "view.note.no-monitor"
+    NO_COMMUNICATION = "view.note.no-communication"
+    NO_ROOM = "view.note.no-room"
+
+    TREND_FINITE = "view.trend.finite"
+    TREND_NOT_FINITE = "view.trend.not-finite"
+    TREND_AGREE = "view.trend.agree"
+    TREND_FAULT = "view.trend.fault"
+    TREND_FAULT_TO_INFINITY = "view.trend.fault.not-finite"
+    TREND_DIFFERENCE = "view.trend.difference"
+    TREND_FIRST_DIFFERENCE = "view.trend.first-difference"
+    TREND_ALONE = "view.trend.alone"
+    TREND_OTHERS = "view.trend.others"
+    TREND_LOOKED_AT = "view.trend.looked-at"
+    TREND_LOOKED_AT_BOTH = "view.trend.looked-at-both"
+    TREND_EXTENT = "view.trend.extent"
+    TREND_EXTENT_NONE = "view.trend.extent.none"
+    TREND_STEP = "view.trend.step"
+    TREND_STEPS = "view.trend.steps"
+    TREND_NO_ROOM = "view.trend.no-room"
