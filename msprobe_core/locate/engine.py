@@ -306,8 +306,8 @@ def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> Finding:
 
 def _examine_steps(
     pairing: Pairing, options: LocateOptions, progress: LocateProgress | None, extraction: Extraction | None
-) -> Iterator[tuple[list[UnitFindings], list[str]]]:
-    """Yield the findings of each step, and in words which ranks have none."""
+) -> Iterator[tuple[list[UnitFindings], list[Finding]]]:
+    """Yield the findings of each step, and which ranks have none."""
     steps = list(dict.fromkeys(pair.step for pair in pairing.pairs))
     extract = None if extraction is None else extraction.extract
     before: dict[int | None, pl.DataFrame] = {}

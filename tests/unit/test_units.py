@@ -143,7 +143,7 @@ def test_a_rank_that_fails_is_named_and_the_others_are_judged(runs, driver, erro
         raise error
 
     told, ranks = driver(runs(fail), None)
-    notes = [note for note in told if reason in note]
+    notes = [note for note in told if reason in str(note)]
     assert notes
     assert all(note.startswith("step0/rank1") for note in notes)
     assert ranks == [0]

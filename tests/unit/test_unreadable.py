@@ -105,6 +105,7 @@ OWN = {
     "capture/identity.py": "of the kernel",
     "capture/measure.py": "of the kernel, and of processes that it has started, in a directory of its own",
     "view/page_file.py": "part of the package",
+    "findings.py": "part of a package",
     "view/graph_cache.py": "written a moment ago, in a directory of its own",
     "report/difference.py": "written a moment ago",
 }
