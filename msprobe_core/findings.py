@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
 import msgspec
 
@@ -50,6 +50,20 @@ class NoteCode(Code):
     """Of what is known as a text only: what readers of dumps note, and messages of errors."""
 
     TEXT = "note.text"
+
+
+def code_of(value: str) -> Code:
+    """Return the code with a value; its enumeration must have been imported.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kinds = [Code]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if value in kind._value2member_map_:
+            return kind(value)
+    raise ValueError(f"there is no finding with the code {value!r}")
 
 
 class Level(str, Enum):
@@ -85,6 +99,15 @@ class Finding:
     level: Level = Level.NOTE
     fields: Mapping[str, Field] = field(default_factory=dict[str, Field])
 
+    if not TYPE_CHECKING:
+        # For msgspec, which decodes neither an enumeration without members nor a recursive union.
+        __annotations__ = {"code": str, "level": Level, "fields": dict[str, Any]}
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.code, Code):  # a finding that was stored
+            object.__setattr__(self, "code", code_of(self.code))
+            object.__setattr__(self, "fields", {name: _stored(value) for name, value in self.fields.items()})
+
     @property
     def text(self) -> str:
         """The finding in English."""
@@ -92,6 +115,12 @@ class Finding:
 
     def __str__(self) -> str:
         return self.text
+
+
+def _stored(value: Any) -> Field:
+    if isinstance(value, dict):
+        return msgspec.convert(value, Finding)
+    return [_stored(each) for each in value] if isinstance(value, list) else value
 
 
 def noted(text: str) -> Finding:

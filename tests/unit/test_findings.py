@@ -5,6 +5,7 @@ import re
 from importlib import import_module, resources
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from msprobe_core import findings
@@ -110,6 +111,17 @@ def test_the_content_of_a_finding_is_json():
             "why": {"code": "fruit.eaten", "level": "note", "fields": {"share": "-inf"}},
         },
     }
+
+
+def test_a_stored_finding_is_the_same_when_it_is_read():
+    inner = Finding(Fruit.ROTTEN, Level.WARNING, {"share": float("inf")})
+    finding = Finding(Fruit.GIVEN, Level.ERROR, {"kinds": ["pear"], "why": inner})
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(finding), type=Finding) == finding
+
+
+def test_a_stored_finding_with_an_unknown_code_is_no_finding():
+    with pytest.raises(msgspec.ValidationError, match=r"no finding with the code 'fruit\.stolen'"):
+        msgspec.json.decode(b'{"code": "fruit.stolen"}', type=Finding)
 
 
 def places(code, language):
