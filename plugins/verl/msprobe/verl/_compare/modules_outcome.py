@@ -52,19 +52,17 @@ class ModulesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """The comparison of two stages of one step.
+    """The comparison of two stages of one step, without their tensors.
 
     Attributes:
         difference: What it came to.
-        target: The stage under test.
-        golden: The stage that it was compared with.
+        batch_sizes: Of the golden stage and of that under test, how many samples are in micro-batches of each size.
         firsts: Where each phase parts first, the earlier first, and whether that module was given something else
             already; ``None`` where that is not known.
     """
 
     difference: StageDifference
-    target: StageTensors
-    golden: StageTensors
+    batch_sizes: tuple[Counter[int], Counter[int]]
     firsts: Sequence[tuple[ModuleDifference, bool | None]]
 
 
@@ -109,7 +107,15 @@ def _stages(
     found = compare_modules(target, golden, step, experts=experts, baseline=baseline, progress=progress)
     firsts = sorted((m for phase in found.phases if (m := found.first(phase)) is not None), key=lambda m: m.order)
     given = [is_given_wrong(found, first, target, golden) for first in firsts]
-    return _Compared(difference=found, target=target, golden=golden, firsts=list(zip(firsts, given, strict=True)))
+    return _Compared(
+        difference=found,
+        batch_sizes=(_batch_sizes(golden, target), _batch_sizes(target, golden)),
+        firsts=list(zip(firsts, given, strict=True)),
+    )
+
+
+def _batch_sizes(stage: StageTensors, other: StageTensors) -> Counter[int]:
+    return Counter(max(own) for sample, own in stage.micro_batches().items() if sample in other.places)
 
 
 def _steps_of_both(run: RecordedRun, stages: Sequence[str], asked: Collection[int]) -> list[int]:
@@ -353,17 +359,11 @@ def _training_findings(one: _Compared) -> list[Finding]:
 
 def _shapes(one: _Compared) -> list[str]:
     """Return a note if the micro-batches of the update have other sizes than those of the log-probs."""
-    sizes = [
-        Counter(max(own) for sample, own in stage.micro_batches().items() if sample in other.places)
-        for stage, other in ((one.golden, one.target), (one.target, one.golden))
-    ]
-    if sizes[0] == sizes[1]:
+    if one.batch_sizes[0] == one.batch_sizes[1]:
         return []
-    listed = [", ".join(str(size) for size in sorted(own)) for own in sizes]
-    text = (
-        f"step {one.difference.step}: micro-batches have {listed[0]} samples for the log-probs and {listed[1]} in the"
-    )
-    return [f"{text} update; kernels may add in another order for another shape"]
+    listed = [", ".join(str(size) for size in sorted(own)) for own in one.batch_sizes]
+    text = f"step {one.difference.step}: micro-batches have {listed[0]} samples for the log-probs and {listed[1]}"
+    return [f"{text} in the update; kernels may add in another order for another shape"]
 
 
 def _statistics_outcome(

@@ -254,14 +254,6 @@ class StageTensors:
             sample: tuple(sizes[place.rank, place.call] for place in places) for sample, places in self.places.items()
         }
 
-    def cut(self) -> set[tuple[int, int, str, int, int, int]]:
-        """Return where every sample lies; equal for two stages that have cut and ordered alike."""
-        return {
-            (place.rank, place.call, sample, place.row.row, place.row.offset, place.row.length)
-            for sample, places in self.places.items()
-            for place in places
-        }
-
 
 def module_of(entry: str) -> tuple[str, str, int] | None:
     """Return path, class and index of a call of a module; ``None`` of anything else."""
