@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.capture.debugger import PrecisionDebugger
+from msprobe_core.capture.debugger import PrecisionDebugger, controller_of
 from msprobe_core.capture.randomness import common_states
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
@@ -198,11 +198,12 @@ class _Repetitions:
         if not self._models:
             raise SessionError(f"{what} needs the model: call {what}(debugger, model)")
         self._debugger = debugger
+        self._controller = controller_of(debugger)
         self._given = model
         self._others = others
         self._make_variants = make_variants
         self._what = what
-        session = debugger.session(self._models[0])
+        session = self._controller.opened(self._models[0])
         if isinstance(session, Session) and session.is_running:
             raise SessionError(f"{what} records by itself: use it between stop() and start(), not inside of a window")
         self._before: TrainingState | None = None
@@ -215,14 +216,14 @@ class _Repetitions:
         step = 0
         try:
             debugger.start(self._given)
-            session = debugger.session(None)  # an edited configuration may have made another
+            session = self._controller.opened()  # an edited configuration may have made another
             if isinstance(session, Session) and (variants := self._variants(session)):
                 self._before = self._copy(session.framework, "before the step")
             step = session.step_number if isinstance(session, Session) else 0
             yield Run(0)
         finally:
             self._end_run(step)
-        before, session = self._before, debugger.session(None)
+        before, session = self._before, self._controller.opened()
         if before is None or not isinstance(session, Session):
             return
         session.set_aside()
@@ -237,7 +238,7 @@ class _Repetitions:
             before.restore()
             directory: Path | None = None
             try:
-                with debugger.diverted(variant.config, step), variant.around():
+                with self._controller.diverted(variant.config, step), variant.around():
                     debugger.start(self._given)
                     try:
                         yield Run(number)
@@ -253,15 +254,18 @@ class _Repetitions:
         """Stop, also behind a last ``debugger.step()``, which has begun a step that is not done in this run."""
         debugger = self._debugger
         debugger.stop()
-        session = debugger.session(None)
+        session = self._controller.opened()
         if isinstance(session, Session) and session.step_number != first_step:
             session.discard_if_empty()
 
     def _variants(self, session: Session) -> Sequence[Variant]:
-        debugger = self._debugger
-        config = debugger.config
+        config = self._controller.config
         # The same on all ranks, whichever of them are recorded: they do a step together.
-        if not debugger.can_repeat or not config.selects_step(session.step_number) or config.perturb is not None:
+        if (
+            not self._controller.can_repeat
+            or not config.selects_step(session.step_number)
+            or config.perturb is not None
+        ):
             return []
         if config.task not in {Task.STATISTICS, Task.TENSOR} or config.load is not None:
             _logger.warning(

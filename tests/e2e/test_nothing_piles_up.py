@@ -128,7 +128,7 @@ def _bytes_held(debugger, work, number):
     """Return how many bytes are held once what is complete of ``number`` times ``work`` has been written."""
     for _ in range(number):
         work()
-    session = debugger._session
+    session = debugger._controller.session
     session._output.write_backlog()
     session._output.queue.wait()
     gc.collect()

@@ -72,7 +72,7 @@ class TestWhatTheMarkSays:
             train_step(model)
         assert states_of(tmp_path) == (EndState.STOPPED, NUM_CALLS)
         debugger.start(model)
-        debugger._session._output.queue.wait()
+        debugger._controller.session._output.queue.wait()
         assert states_of(tmp_path) == (EndState.EARLY, NUM_CALLS)
         train_step(model)
         debugger.stop()
@@ -112,7 +112,7 @@ class TestWhatTheMarkSays:
     def test_values_that_the_program_saves_have_it_too(self, tmp_path):
         debugger = ArrayDebugger(dump_path=tmp_path / "run", level="debug")
         debugger.save(1.5, "x", save_backward=False)
-        debugger._session._output.queue.wait()
+        debugger._controller.session._output.queue.wait()
         assert states_of(tmp_path) == (EndState.EARLY, 1)
         debugger.step()
         assert states_of(tmp_path) == (EndState.COMPLETE, 1)
@@ -164,8 +164,8 @@ class TestHowProgramsEnd:
         [
             (TRAIN + "os.kill(os.getpid(), signal.SIGKILL)", EndState.EARLY, ""),
             (TRAIN + "debugger.stop(); os.kill(os.getpid(), signal.SIGKILL)", EndState.STOPPED, ""),
-            (TRAIN + "debugger.stop(); debugger.start(model); debugger._session._output.queue.wait(); os._exit(1)",
-             EndState.EARLY, ""),
+            (TRAIN + "debugger.stop(); debugger.start(model); debugger._controller.session._output.queue.wait()"
+             "; os._exit(1)", EndState.EARLY, ""),
             (TRAIN + "debugger.stop()", EndState.COMPLETE, ""),
             (TRAIN + "debugger.stop(); 1 / 0", EndState.STOPPED, ""),
             (TRAIN + "1 / 0", EndState.EARLY, "the program ended with ZeroDivisionError"),
@@ -307,7 +307,7 @@ def test_a_child_of_fork_leaves_its_parents_mark_alone(tmp_path):
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    debugger._session._output.queue.wait()
+    debugger._controller.session._output.queue.wait()
     assert not (unit_of(tmp_path) / "dump.json").read_text().count('"end"')
     debugger.stop()
     debugger.step()

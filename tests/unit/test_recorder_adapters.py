@@ -101,17 +101,17 @@ def test_what_is_no_range_is_refused(make, wrong):
     debugger = make(level="L0")
     with pytest.raises(SessionError, match=r"token_range=.*give the first and the last forward"):
         debugger.start(Network(), token_range=wrong)
-    assert not debugger._session.is_running
+    assert not debugger._controller.session.is_running
 
 
 def test_a_range_needs_a_model_and_a_framework_that_can_tell(make):
     debugger = make(level="L1")
     with pytest.raises(SessionError, match="token_range counts the forwards of a model"):
         debugger.start(token_range=[0, 1])
-    debugger._session.framework = type("Plain", (ArrayFramework,), {"watch": None})()
+    debugger._controller.session.framework = type("Plain", (ArrayFramework,), {"watch": None})()
     with pytest.raises(SessionError, match="'token_range' is not available for numpy"):
         debugger.start(Network(), token_range=[0, 1])
-    assert not debugger._session.is_running
+    assert not debugger._controller.session.is_running
 
 
 # --- rank_id and set_init_step --------------------------------------------------------------------------------------
@@ -241,4 +241,4 @@ def test_what_is_no_module_or_no_name_is_refused(make):
     for name in ("", None, 3):
         with pytest.raises(SessionError, match="module_dump"):
             debugger.dump_module(Network(), name)
-    assert not debugger._session._recorder.is_single
+    assert not debugger._controller.session._recorder.is_single

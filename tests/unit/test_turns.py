@@ -41,8 +41,8 @@ def test_eight_threads_share_one_debugger(debugger, tmp_path, caplog):
     finally:
         sys.setswitchinterval(switch)
     assert [record.getMessage() for record in caplog.records] == []
-    assert not debugger._session.is_finished
-    assert debugger._session.step_number == NUM_THREADS * NUM_CYCLES
+    assert not debugger._controller.session.is_finished
+    assert debugger._controller.session.step_number == NUM_THREADS * NUM_CYCLES
     debugger.close()
     for dump in tmp_path.rglob("dump.json"):
         json.loads(dump.read_text())
@@ -56,15 +56,15 @@ def cycles(debugger):
 
 
 def test_hooks_of_other_threads_do_not_wait_for_start_and_stop(debugger):
-    with debugger._lock:  # as in the middle of `stop`
-        recorder = debugger._session._recorder
+    with debugger._controller.lock:  # as in the middle of `stop`
+        recorder = debugger._controller.session._recorder
         call = in_time(recorder.open_module, "Module", "", "Net")
         in_time(recorder.close, call)
 
 
 def test_a_step_does_not_end_while_a_hook_of_another_thread_hands_over(debugger, monkeypatch):
     debugger.start(Network())
-    session = debugger._session
+    session = debugger._controller.session
     recorder, closing = session._recorder, threading.Thread(target=session._output.close_unit)
     drain = recorder.drain_complete
 
@@ -84,11 +84,11 @@ def test_a_step_does_not_end_while_a_hook_of_another_thread_hands_over(debugger,
 def test_a_handler_of_a_signal_may_stop_in_the_middle_of_a_step(debugger):
     before = signal.signal(signal.SIGUSR1, lambda *_: debugger.stop())
     try:
-        with debugger._lock:
+        with debugger._controller.lock:
             os.kill(os.getpid(), signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert not debugger._session.is_running
+    assert not debugger._controller.session.is_running
 
 
 FORK_AND_EXIT = """
@@ -101,7 +101,7 @@ debugger = ArrayDebugger(dump_path=sys.argv[1], level="L0")
 debugger.start(Network())
 is_held = threading.Event()
 def hold():
-    with debugger._lock:
+    with debugger._controller.lock:
         is_held.set()
         threading.Event().wait()
 threading.Thread(target=hold, daemon=True).start()

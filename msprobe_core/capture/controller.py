@@ -1,0 +1,280 @@
+"""The session behind a debugger: opened when its framework is known, replaced when its configuration is edited."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from msprobe_core.capture.custom_apis import CustomApis
+from msprobe_core.capture.kernel_dump import KernelSession
+from msprobe_core.capture.measure import Measurement, current_order
+from msprobe_core.capture.session import Session
+from msprobe_core.capture.window import Window
+from msprobe_core.config import Config, ConfigWatch, load_config
+from msprobe_core.errors import ConfigError, MsprobeError
+from msprobe_core.guard import described
+from msprobe_core.model import EndState, Level
+from msprobe_core.plugins import registry
+from msprobe_core.protocols.capabilities import KernelDumper
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.store.layout import check_place
+
+_logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Starts, stops and steps one session after the other, with the configuration that counts now.
+
+    Who calls holds ``lock``, so that threads take turns. A signal handler may call in the middle of another call, so
+    the thread that holds the lock can take it again.
+    """
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike[str] | None,
+        given: Mapping[str, Any],
+        find_framework: Callable[[Any], Framework],
+        on_forked: Callable[[], None],
+    ) -> None:
+        """Read the configuration; nothing is recorded before ``start``.
+
+        Args:
+            config_path: The configuration file, if there is one.
+            given: Fields that win over the file.
+            find_framework: Returns the framework of a model, or that of the program for ``None``.
+            on_forked: Called in a forked child, which must not record into its parent's dump.
+
+        Raises:
+            ConfigError: the configuration is wrong.
+            StoreError: the directory that the dump is to go to cannot be created.
+        """
+        self.config = config = load_config(config_path, **given)
+        order = current_order()
+        if order is None and config.dump_enable and not config.rank:  # else nothing may ever be written here
+            check_place(config.directory)
+        self.lock = threading.RLock()
+        self.session: Session | KernelSession | None = None
+        self.custom_apis = CustomApis(config.listed_apis)
+        self.is_in_window: bool = False
+        is_watched = config_path is not None and config.is_live and order is None
+        self.watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
+        self._find_framework = find_framework
+        self._on_forked = on_forked
+        self._measurement = None if order is None else Measurement(order, config_path, given)
+        # What the file holds since it was edited, while the step for which that counts has not begun.
+        self._edited: Config | None = None
+        self._has_switched = False
+        if config.perturb is not None:
+            _logger.warning(
+                "perturb: in its windows this run computes something else than it would without: last digits "
+                "are others (seed %d); it is recorded to %s", config.perturb.seed, config.directory,
+            )  # fmt: skip
+
+    def has_configuration(self, config_path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> bool:
+        """Whether a debugger with these arguments would record the same, or they name nothing else."""
+        if self.watch is not None and self.watch.is_of(config_path, given):
+            return True  # the file may have been edited since
+        if config_path is None and all(value is None for value in given.values()):
+            return True
+        try:
+            return load_config(config_path, **given) == self.config
+        except ConfigError:  # ignored as the rest of it; it must not end a training that is being recorded
+            return False
+
+    def opened(self, model: Any = None) -> Session | KernelSession:
+        """Return what records, made for the framework of ``model`` if there is none yet.
+
+        Raises:
+            MsprobeError: what the configuration asks for cannot be recorded.
+        """
+        if self.session is None:
+            framework = self._find_framework(model)
+            config = self.config if self._measurement is None else self._measurement.config
+            if config.level is Level.L2 and isinstance(framework, KernelDumper):
+                self.session = KernelSession(config, framework, framework)
+            else:
+                self.session = self._new_session(config, framework)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self._abandon)
+        return self.session
+
+    def _new_session(self, config: Config, framework: Framework) -> Session:
+        writers = registry().writers()
+        if self._measurement is not None:
+            writers = self._measurement.open(framework, writers)
+        return Session(
+            config, framework, registry().processors(), writers, self.custom_apis, on_failure=self._take_failure
+        )
+
+    def _take_failure(self, session: Session, error: Exception) -> None:
+        # A file that has been edited can be edited again, and recording then goes on.
+        if self._has_switched and isinstance(error, MsprobeError):
+            self._switch_off(str(error))
+        else:
+            session.log_failure(error)
+
+    # --- windows and steps ------------------------------------------------------------------------------------
+
+    def start(self, window: Window, scheduled_tokens: object) -> None:
+        """Begin a window; see `Session.start`."""
+        self.opened(window.models[0] if window.models else None)
+        self._look_at_file()
+        self._take_over()
+        self._start(window, scheduled_tokens)
+        self.is_in_window = True
+
+    def _start(self, window: Window, scheduled_tokens: object) -> None:
+        try:
+            self.opened().start(
+                window.models,
+                is_list=window.is_list,
+                token_range=window.token_range,
+                rank_id=window.rank_id,
+                scheduled_tokens=scheduled_tokens,
+            )
+        except MsprobeError as error:
+            if not self._has_switched:
+                raise
+            # No user is present who could correct it: the program was right when it started.
+            self._switch_off(str(error))
+            self._take_over()
+
+    def stop(self) -> None:
+        """End the window."""
+        self.is_in_window = False
+        if self.session is not None:
+            self.session.stop()
+        self._look_at_file()
+
+    def step(self) -> None:
+        """End the step, and go on recording if it was recorded."""
+        session = self.opened()
+        self._look_at_file()
+        if self._edited is None:
+            session.step()
+            if self._measurement is not None:
+                self._measurement.end_step(has_given_up=session.is_finished)
+            return
+        window = session.running_window
+        session.stop()
+        session.step()
+        self._take_over()
+        if window is not None:
+            self._start(window, None)
+
+    # --- a configuration file that is edited while the training runs ------------------------------------------
+
+    def _look_at_file(self) -> None:
+        if self.watch is None:
+            return
+        try:
+            edited = self.watch.poll()
+        except Exception as error:  # noqa: BLE001  # an edited file may hold anything
+            self._switch_off(_reason(error))
+        else:
+            self._edited = edited or self._edited
+
+    def _switch_off(self, reason: str) -> None:
+        _logger.warning("%s; from the next step on nothing is recorded until the file is corrected", reason)
+        self._edited = msgspec.structs.replace(self.config, dump_enable=False)
+
+    def _take_over(self) -> None:
+        """Let an edited file count, if nothing of the current step has been recorded yet."""
+        old, edited = self.session, self._edited
+        if edited is None or not isinstance(old, Session) or not old.is_between_steps:
+            return
+        self._edited = None
+        try:
+            new = self._new_session(edited, old.framework)
+        except Exception as error:  # noqa: BLE001  # an edited file may hold anything
+            self._switch_off(_reason(error))
+            self._take_over()
+            return
+        new.continue_from(old)
+        self.config, self.session, self._has_switched = edited, new, True
+        old.close()
+        self.custom_apis.relist(edited.listed_apis)
+        _logger.info(
+            "step %d: the edited configuration counts: %s", new.step_number,
+            f"task {edited.task.value}, level {edited.level.value}, to {edited.directory}"
+            if edited.dump_enable else "nothing is recorded",
+        )  # fmt: skip
+
+    # --- a step that is done several times --------------------------------------------------------------------
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether a step may be done again: not where what each costs is being measured."""
+        return self._measurement is None and self.config.dump_enable
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the current step is being written, or the last one was; ``None`` before the first."""
+        return self.session.directory if isinstance(self.session, Session) else None
+
+    @contextmanager
+    def diverted(self, config: Config, step: int) -> Generator[None, None, None]:
+        """Record with another configuration until the block ends, as the step with the given number.
+
+        Raises:
+            MsprobeError: that configuration cannot be recorded.
+        """
+        kept = self.session, self.watch, self._edited, self.is_in_window
+        session = kept[0]
+        assert isinstance(session, Session)
+        diverted = self._new_session(config, session.framework)
+        diverted.continue_from(session, step)
+        # A file that is edited meanwhile counts from the next step on.
+        self.session, self.watch, self._edited, self.is_in_window = diverted, None, None, False
+        try:
+            yield
+        finally:
+            self.session, self.watch, self._edited, self.is_in_window = kept
+            diverted.close()
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def break_off(self, reason: str) -> None:
+        """Have the dump say that something has kept the step from being done to its end."""
+        if isinstance(self.session, Session):
+            self.session.break_off(reason)
+
+    def close(self) -> None:
+        """Stop for good."""
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+
+    def close_at_exit(self) -> None:
+        """Stop, and let the dump say how the program has ended: a step that it has broken off is not a whole one."""
+        session = self.session
+        if not isinstance(session, Session):
+            self.close()
+            return
+        self.session = None
+        is_inside = session.running_window is not None
+        error = getattr(sys, "last_value", None)  # what the interpreter has just printed the traceback of
+        if is_inside and error is not None:
+            session.break_off(f"the program ended with {type(error).__name__}")
+        if is_inside:
+            session.discard_if_empty()
+        session.close(EndState.STOPPED if is_inside or error is not None else EndState.COMPLETE)
+
+    def _abandon(self) -> None:
+        """Keep a child of ``fork`` (a data-loader worker) from recording into its parent's dump."""
+        self._on_forked()
+        self.lock = threading.RLock()  # another thread may have had it
+        if self.session is not None:
+            self.session.abandon()
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, MsprobeError) else described(error)
