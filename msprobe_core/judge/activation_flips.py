@@ -22,6 +22,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import SKETCH_LOW
 from msprobe_core.judge.limits import LimitTable
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 
 FACTOR = 2.0
@@ -57,7 +58,7 @@ def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
 
 def _raised(rows: pl.DataFrame, table: LimitTable) -> dict[str, float]:
     """Return the limit behind each rectifier, by the name of its entry in backward."""
-    if not table.rectifiers:
+    if not table.rectifiers or not RoundingRule.ACTIVATION_FLIPS.is_on:
         return {}
     is_rectifier = pl.col("entry").str.contains(names.backward_of_any(table.rectifiers))
     entries = rows.select(pl.col("entry").filter(pl.col("phase") == Phase.BACKWARD.value).unique())

@@ -20,6 +20,7 @@ from msprobe_core.judge.noise.carried import SUMMED
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.judge.op_bound import local_excess
 from msprobe_core.judge.parameters import given_parameters
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
@@ -109,6 +110,7 @@ def with_scores(
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_pair = pl.col("match") == Match.BOTH.value
     is_input = pl.col("role") == Role.INPUT.value
+    has_own_rounding = RoundingRule.OWN_ROUNDING.is_on and not is_foreign
     explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
     roundings = pl.lit(0.0)
     if "score" not in rows.columns:
@@ -158,7 +160,7 @@ def with_scores(
             .otherwise(pl.min_horizontal("ratio", 1.0)),
         )
         .drop("ratio")
-        .with_columns(local_excess=pl.lit(0.0) if is_foreign else local_excess(rows))
+        .with_columns(local_excess=local_excess(rows) if has_own_rounding else pl.lit(0.0))
         .pipe(lambda scored: scored if is_first_step else with_updated_parameters(scored))
         .pipe(_with_singled_out)
     )  # fmt: skip

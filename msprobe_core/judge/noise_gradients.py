@@ -24,6 +24,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.limits import LimitTable, Precision
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
@@ -32,6 +33,8 @@ _IDENTITY = ("numel_golden", "max_golden", "min_golden", "mean_golden", "norm_go
 
 def is_vanishing_vector(table: LimitTable) -> pl.Expr:
     """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
+    if not RoundingRule.VANISHING_SUMS.is_on:
+        return pl.lit(value=False)
     is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
     own, shared = (_share_of_sum(table, pl.col(name)) for name in ("precision_golden", "precision"))
     is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
@@ -51,6 +54,8 @@ def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
         rows: Have ``limit``, ``source_norm`` and both precisions.
         table: The limits in force.
     """
+    if not RoundingRule.NOISE_GRADIENTS.is_on:
+        return []
     is_gradient = pl.col("phase").is_in([Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value])
     suspects = (
         rows.select(

@@ -13,6 +13,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, roundoff_of
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
 
 ALL_NOISE = 0.3
@@ -57,7 +58,7 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
     Args:
         rows: As `msprobe_core.judge.nodes.with_scores` makes them.
     """
-    if "noise_floor" not in rows.columns:
+    if "noise_floor" not in rows.columns or not RoundingRule.UPDATED_PARAMETERS.is_on:
         return rows
     value = value_of_row()
     judged = _judged(rows).select(value.alias("value"), "drift_score", "is_of_noise").unique("value")

@@ -43,6 +43,7 @@ from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conv
 from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END, both, has_failed, other_grad, same_shape
 from msprobe_core.judge.row_findings import SCHEMA, RowRule, described
 from msprobe_core.judge.row_rules import rules_of
@@ -309,6 +310,8 @@ def _size(side: str) -> pl.Expr:
 
 
 def _rounds_to_zero(table: LimitTable) -> pl.Expr:
+    if not RoundingRule.ROUNDS_TO_ZERO.is_on:
+        return pl.lit(value=False)
     share = table.vanishing_share_of(pl.col("precision"))
     return (_size("golden") == 0) & (_size("target") > 0) & (_size("target") <= share * pl.col("source_size"))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
 
 AMPLIFICATION = 8.0
@@ -44,6 +45,8 @@ def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False) -> float:
         rows: Aligned, with measures, ``precision_limit`` and ``roundoff``.
         is_foreign: Whether the two are of different frameworks.
     """
+    if not RoundingRule.CARRIED_PARAMETERS.is_on:
+        return 0.0
     # An extreme is an element, and exact; sums over all elements are rounded, in another order by another library. In
     # one framework the sums of equal tensors are equal, so that the least difference shows another tensor.
     least_sum = SUMMED if is_foreign else 0.0

@@ -18,6 +18,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.noise.measures import Measure
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
+from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 
 MOST_TURNED = 3
@@ -39,7 +40,7 @@ def turned_at(rows: pl.DataFrame) -> tuple[str, float] | None:
         rows: Scored, with ``worst``, the largest ratio of a score and its limit, ``is_kink``, and ``source_size``.
             Only if one of them is beyond its limit.
     """
-    if not (rows["worst"] > 1).any():
+    if not RoundingRule.TURNED_ELEMENTS.is_on or not (rows["worst"] > 1).any():
         return None
     size, numel = pl.col("source_size"), pl.col("numel_golden").cast(pl.Float64)
     # Each in units of what one element can do at the most.
