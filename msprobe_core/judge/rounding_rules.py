@@ -6,7 +6,7 @@ a rule is worth keeping shows on models that it was not made for: `without` swit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ _OFF: ContextVar[frozenset[RoundingRule]] = ContextVar("rounding rules that are 
 
 
 @contextmanager
-def without(*rules: RoundingRule) -> Iterator[None]:
+def without(*rules: RoundingRule) -> Generator[None, None, None]:
     """Judge without some rules, in this thread: to measure what they are worth, not for users."""
     token = _OFF.set(_OFF.get().union(rules))
     try:
