@@ -1,4 +1,4 @@
-"""``msprobe kernel-dump``: run a program of MindSpore with its dump of kernels switched on, from its first line."""
+"""``msprobe kernel-dump``: run a MindSpore program with its kernel dump enabled from the first line."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import click
 
 _UNKNOWN_COMMAND = 127
-"""As shells have it."""
+"""The exit status that shells use."""
 
 
 @click.command("kernel-dump", context_settings={"ignore_unknown_options": True})
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
-    """Run a MindSpore program and dump the kernels of its static graphs, as CONFIG says (level L2).
+    """Run a MindSpore program and dump the kernels of its static graphs, as CONFIG specifies (level L2).
 
-    The program needs no change, and may be one that starts others: msprobe kernel-dump config.json -- msrun …
+    The program needs no change, and may start other programs: msprobe kernel-dump config.json -- msrun …
     """
     from msprobe.mindspore.kernel import check_machine, set_variables, write_settings
     from msprobe_core.capture.kernel_dump import kernel_options

@@ -1,4 +1,4 @@
-"""Step aside while a graph is compiled: what the compiler finds in Cells and parameters becomes part of the graph."""
+"""Suspend interception while a graph is compiled: anything found in Cells and parameters becomes part of the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ except ImportError:
 
 
 class Compiling:
-    """Calls ``step_aside`` before a function is compiled, and ``come_back`` after it, also where that fails."""
+    """Calls ``step_aside`` before a function is compiled, and ``come_back`` after it, even on failure."""
 
     _compiler: ClassVar[Any] = api._JitExecutor
 

@@ -1,7 +1,7 @@
-"""``save`` and ``save_grad`` as they are compiled into graphs; see `msprobe.mindspore.graph.reading`.
+"""``save`` and ``save_grad`` as compiled into graphs; see `msprobe.mindspore.graph.reading`.
 
-On the CPU values are handed to Python, which writes them. On Ascend MindSpore's operator ``TensorDump`` does, which by
-itself puts step and rank into the path, and dtype and number behind it.
+On the CPU values are passed to Python, which writes them. On Ascend MindSpore's operator ``TensorDump`` writes them; it
+adds step and rank to the path, and appends dtype and number.
 """
 
 # ruff: noqa: ARG002  # the compiler names what a construct and a bprop take
@@ -33,7 +33,7 @@ _Abstract = dict[str, Any]
 
 
 class Arrivals:
-    """What graphs refer to by number, and who takes what arrives."""
+    """Calls of ``save`` in graphs, by number, and the consumer of their values."""
 
     def __init__(self) -> None:
         self.take: Callable[[Path, str, str, _Array], None] | None = None
@@ -50,20 +50,20 @@ class Arrivals:
         return number
 
     def path_of(self, number: int, position: int) -> str:
-        """Return where ``TensorDump`` is to write a value."""
+        """Return the path where ``TensorDump`` writes a value."""
         directory, places = self._places[number]
         return str(directory / "{step}" / "{rank}" / tensor_file_name(places[position][0], ""))
 
     def is_on_host(self) -> bool:
-        """Whether what is compiled now runs on the CPU."""
+        """Whether the graph being compiled runs on the CPU."""
         return is_host()
 
     def arrive(self, number: _Array, position: _Array, values: _Array) -> int:
-        """Take a value."""
+        """Receive a value."""
         directory, places = self._places[int(number[0])]
         name, place = places[int(position[0])]
         if self.take is not None:
-            # Without dimensions they would not have arrived.
+            # 0-d tensors cannot be passed, so they were reshaped.
             self.take(directory, name, place.meta.dtype.lower(), values if place.meta.shape else values.reshape(()))
         return 0
 
@@ -81,7 +81,7 @@ def _places_in(tree: Tree, path: str) -> list[tuple[int, tuple[str, Place]]]:
 
 @functools.cache
 def arrivals() -> Arrivals:
-    """Return the process's: graphs refer to it as long as it lives."""
+    """Return the instance of this process: graphs refer to it permanently."""
     return Arrivals()
 
 
@@ -96,7 +96,7 @@ class _Number(PrimitiveWithInfer):
 
 
 class _Path(PrimitiveWithInfer):
-    """Where a value of a call of ``save`` is written to."""
+    """The path where a value of a call of ``save`` is written."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -107,7 +107,7 @@ class _Path(PrimitiveWithInfer):
 
 
 class _IsOnHost(PrimitiveWithInfer):
-    """Whether the graph runs on the CPU; takes anything, for an operator has an input."""
+    """Whether the graph runs on the CPU; accepts any input, because an operator must have one."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -128,18 +128,18 @@ _arrive = operator(arrivals().arrive, 3)
 _dump = ops.TensorDump()
 
 _NEXT_STEP = "<tensordump-update-step>"
-"""In the place of a path it has MindSpore count on; calls and graphs have counters of their own."""
+"""Used instead of a path, it makes MindSpore increment the step; calls and graphs have separate counters."""
 
 
 def advance() -> None:
-    """Let ``{step}`` in the paths of ``TensorDump`` be the next."""
+    """Increment ``{step}`` in the paths of ``TensorDump``."""
     mark: Any = Tensor([0], ms.int64)
     _dump(_NEXT_STEP, mark)
     _run_op(_dump, _dump.name, (_NEXT_STEP, mark))
 
 
 def save(save_dir: str, name: str, data: Any) -> None:
-    """Save what is in ``data``."""
+    """Save the values in ``data``."""
     values = reading.flatten_all(data)
     number = _number(save_dir, name, data)
     for i in range(len(values)):
@@ -152,7 +152,7 @@ def save(save_dir: str, name: str, data: Any) -> None:
 
 
 class _Tap(nn.Cell):
-    """Hands its first input on, and saves the gradient with respect to it."""
+    """Returns its first input, and saves the gradient with respect to it."""
 
     def construct(self, x: Any, number: Any, position: Any) -> Any:
         return x
@@ -177,7 +177,7 @@ _dump_tap = _DumpTap()
 
 
 def save_grad(save_dir: str, name: str, data: Any) -> Any:
-    """Save the gradient with respect to what is returned."""
+    """Save the gradient with respect to the returned value."""
     if reading.may_have_gradient(data):
         if _is_on_host(name):
             data = _tap(data, _number(save_dir, name + "_grad", data), reading.number_tensor(0))

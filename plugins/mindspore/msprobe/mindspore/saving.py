@@ -1,4 +1,4 @@
-"""`save`, `save_grad` and `step`: values that the program saves itself, as files, in dynamic and static graphs."""
+"""`save`, `save_grad` and `step`: write values from the program to files, in dynamic and static graphs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _compiled_as(compiled: Callable[..., Any]) -> Callable[[_F], _F]:
-    """Have the compiler of graphs read another function in the place of the decorated one."""
-    # It reads the source of what a function is a wrapper of, and looks its names up in the module of the wrapper.
+    """Make the graph compiler read another function instead of the decorated one."""
+    # It reads the source of the wrapped function, and resolves names in the module of the wrapper.
     return cast("Callable[[_F], _F]", functools.wraps(compiled, assigned=["__module__"]))
 
 
@@ -41,15 +41,15 @@ def save(save_dir: str | os.PathLike[str], name: str, data: Any) -> None:
     """Write tensors of the program into ``{save_dir}/step{K}/rank{R}/{name}_{dtype}_{n}.npy``.
 
     May be called in a Cell or a function that is compiled. ``n`` counts all files of the process; bfloat16 is written
-    as float32. What goes wrong with a file is a warning, and no exception.
+    as float32. A failure to write a file is a warning, not an exception.
 
     Args:
-        save_dir: A directory; made if it is missing.
-        name: What the value is called.
-        data: A tensor, or a dict, list or tuple of such, nested as one likes: ``.{key}`` is put behind the name.
+        save_dir: A directory; created if it is missing.
+        name: Name of the value.
+        data: A tensor, or a dict, list or tuple of tensors, nested arbitrarily: ``.{key}`` is appended to the name.
 
     Raises:
-        SessionError: an argument is of another type.
+        SessionError: an argument has another type.
     """
     directory = _checked(save_dir, name)
     found = False
@@ -67,27 +67,27 @@ def save(save_dir: str | os.PathLike[str], name: str, data: Any) -> None:
 
 @_compiled_as(_saving_graph.save_grad)
 def save_grad(save_dir: str | os.PathLike[str], name: str, data: Any) -> Any:
-    """Return ``data``, and write the gradient with respect to what is returned, in each backward pass.
+    """Return ``data``, and write the gradient with respect to the returned value in each backward pass.
 
-    The file is ``{save_dir}/step{K}/rank{R}/{name}_grad_{dtype}_{n}.npy``, as `save` has it. No value is changed::
+    The file is ``{save_dir}/step{K}/rank{R}/{name}_grad_{dtype}_{n}.npy``, as for `save`. No value is changed::
 
         hidden = save_grad("saved", "hidden", hidden)
 
     Args:
-        save_dir: A directory; made if it is missing.
-        name: What the value is called.
+        save_dir: A directory; created if it is missing.
+        name: Name of the value.
         data: A tensor. Without a gradient, for example in inference, nothing is written.
 
     Raises:
-        SessionError: an argument is of another type.
+        SessionError: an argument has another type.
     """
     directory = _checked(save_dir, name)
     if not isinstance(data, Tensor):
         raise SessionError(f"save_grad({name!r}) got {type(data).__name__}; give a tensor")
     if not (builds_graph() and takes_gradient(data)):
         return data
-    # The node of a tensor of its own sees what comes back through this call, and goes with the graph.
-    was_inside, inside.value = inside.value, True  # a call of ours, which is not to be recorded
+    # The node of a separate tensor sees the gradient of this call, and is released with the graph.
+    was_inside, inside.value = inside.value, True  # our own call, which must not be recorded
     try:
         passed: Any = ops.reshape(data, data.shape) if data.is_contiguous() else data.contiguous()
     finally:
@@ -104,7 +104,7 @@ def save_grad(save_dir: str | os.PathLike[str], name: str, data: Any) -> Any:
 
 
 def step() -> None:
-    """End the step: what is saved from now on belongs to the next. Waits for graphs that are still running."""
+    """End the step: values saved from now on belong to the next one. Waits for graphs that are still running."""
     executor.sync()
     _saver().next_step()
     if not _saving_graph.arrivals().is_on_host():
@@ -132,7 +132,7 @@ def _tensors_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 class _Saver:
-    """Writes files; knows the step, and what graphs that have been compiled refer to."""
+    """Writes files; holds the step, and everything that compiled graphs refer to."""
 
     def __init__(self) -> None:
         self._framework = MindSporeFramework()
@@ -142,7 +142,7 @@ class _Saver:
         self._is_broken = False
 
     def next_step(self) -> None:
-        """Count on."""
+        """Increment the step."""
         self._step += 1
 
     def write(self, directory: Path, name: str, values: HostValues, dtype: str | None = None) -> None:
@@ -158,7 +158,7 @@ class _Saver:
             values.save(unit / tensor_file_name(name, suffix))
 
     def complain(self, where: str, error: Exception) -> None:
-        """Say what went wrong, the first time."""
+        """Report a failure, the first time."""
         del where
         if not self._is_broken:
             self._is_broken = True

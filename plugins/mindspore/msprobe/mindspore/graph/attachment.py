@@ -1,4 +1,4 @@
-"""What a window of recording sees of static graphs."""
+"""Interception of static graphs within a recording window."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from msprobe_core.plugin import AttachOptions, CallRecorder, ConfigError, NamedM
 
 
 def graph_mode() -> bool:
-    """Whether whole nets are compiled, rather than functions that say so."""
+    """Whether whole nets are compiled, rather than only decorated functions."""
     return ms.get_context("mode") == ms.GRAPH_MODE
 
 
 def check_level(options: AttachOptions) -> None:
-    """Raise if the current mode is GRAPH_MODE and the level asks for APIs.
+    """Raise if the current mode is GRAPH_MODE and the level includes APIs.
 
     Raises:
-        ConfigError: it does, and a static graph has no calls of APIs.
+        ConfigError: it does, and a static graph has no API calls.
     """
     if options.level.has_apis and graph_mode():
         raise ConfigError(
@@ -39,10 +39,10 @@ def check_level(options: AttachOptions) -> None:
 
 
 def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
-    """Have points compiled into these nets from now on, whether or not this step is recorded.
+    """Compile points into these nets from now on, whether or not this step is recorded.
 
     Raises:
-        ConfigError: see `check_level`; the mode may have changed since the debugger was made.
+        ConfigError: see `check_level`; the mode may have changed since the debugger was constructed.
     """
     check_level(options)
     if options.level.has_modules:
@@ -51,7 +51,7 @@ def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
 
 
 class GraphTaps:
-    """Records what runs of compiled graphs of some nets; see `msprobe_core.plugin.Removable`."""
+    """Records runs of compiled graphs of some nets; see `msprobe_core.plugin.Removable`."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class GraphTaps:
         describe: Callable[[Parameter], TensorMeta],
         say: Callable[[str], None],
     ) -> None:
-        """Begin; graphs that are compiled from now on hold points, if ``prepare`` has not been called before.
+        """Begin; graphs compiled from now on have points, even if ``prepare`` has not been called before.
 
         Args:
-            models: Their Cells are recorded.
-            recorder: Is told of every call.
+            models: Nets whose Cells are recorded.
+            recorder: Receives every call.
             describe: See `msprobe_core.plugin.Framework.describe`.
-            say: Tells the user what is not recorded, once.
+            say: Informs the user, once, about what is not recorded.
         """
         self._models = models
         self._say = say
@@ -109,7 +109,7 @@ class GraphTaps:
         api._JitExecutor.__call__ = run
 
     def detach(self) -> None:
-        """Wait until graphs that have been started are through, and take no new calls."""
+        """Wait until running graphs have finished, and record no new calls."""
         api._JitExecutor.__call__ = self._replaced
         try:
             # Errors of a graph that runs behind the program come up here: they are the training's own.
@@ -139,8 +139,8 @@ class GraphTaps:
                 )
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is pending."""
 
     def release(self) -> None:
-        """Take no gradients any more."""
+        """Record no gradients any more."""
         station().remove(self._recording)

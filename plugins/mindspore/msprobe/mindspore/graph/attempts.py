@@ -1,4 +1,4 @@
-"""Finds the points with which a graph can be compiled, and computes what it computes without them."""
+"""Find the points that a graph can be compiled with without changing its results."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ class Result:
 
 
 class Graph(Protocol):
-    """What is compiled."""
+    """A graph to be compiled."""
 
     name: str
 
     def compile(self, plan: Plan | None) -> Any:
-        """Compile it with some points, or with none, and return what the compiler returns."""
+        """Compile it with some points, or with none, and return the compiler's result."""
         ...
 
     def exported(self) -> bytes:
-        """Return what has been compiled last, as `read_made` takes it."""
+        """Return the latest compiled graph, in the form that `read_made` reads."""
         ...
 
     def exported_bare(self) -> bytes:
-        """Return what the compiler makes of it without points; what has been compiled last stays."""
+        """Return the compiler's graph without points; the latest compiled one stays."""
         ...
 
 
 class Attempts:
-    """Compiles one graph until it has all points that it can have."""
+    """Compiles one graph with as many points as possible."""
 
     def __init__(self, graph: Graph) -> None:
         """Begin.
 
         Args:
-            graph: What is compiled.
+            graph: The graph to compile.
         """
         self._graph = graph
         self._bare: Made | None = None
@@ -95,7 +95,7 @@ class Attempts:
         return Result(compiled, None)
 
     def _lesser(self, first: Plan) -> Iterator[Plan]:
-        """Return what else to try of a graph."""
+        """Yield further plans to try for a graph."""
         used = self._made_bare().parameters
         for plan in (first, first.without_taps()):
             # The compiler fails over hooks of parameters that take no part, and sometimes over any.
@@ -106,7 +106,7 @@ class Attempts:
             yield plan.by_signature().hooking(frozenset())
 
     def _settle(self, plan: Plan) -> Result:
-        """Compile with ever fewer points until the graph computes what it does without them."""
+        """Compile with fewer and fewer points until the graph computes the same as without them."""
         while True:
             compiled = self._compile(plan)
             exported = self._graph.exported()
@@ -147,7 +147,7 @@ class Attempts:
 
 
 def _less(plan: Plan, regrouped: frozenset[Point]) -> Plan:
-    """Return what to try after a plan with which the graph computes otherwise."""
+    """Return the plan to try after one with which the graph computes differently."""
     if regrouped:
         return plan.without(regrouped)
     if plan.tap is not Tap.NONE:
@@ -158,18 +158,18 @@ def _less(plan: Plan, regrouped: frozenset[Point]) -> Plan:
 
 
 class _ComputesOtherwiseError(Exception):
-    """A graph that only looks at values computes otherwise."""
+    """A graph whose points only read values computes differently."""
 
 
 class _Seeds:
-    """What compiling takes from the random state: each time a graph is compiled, it has to find it as it was."""
+    """Random state that compilation changes: every compilation of a graph must begin with the same state."""
 
     def __init__(self) -> None:
         self._of_operators = dict(_KERNEL_SEED)
         self._of_numpy = np.random.get_state()  # MindSpore draws from it
 
     def restore(self) -> None:
-        """Bring it back."""
+        """Restore it."""
         _KERNEL_SEED.clear()
         _KERNEL_SEED.update(self._of_operators)
         np.random.set_state(self._of_numpy)

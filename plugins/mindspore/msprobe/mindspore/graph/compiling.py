@@ -1,4 +1,4 @@
-"""Puts what is compiled along into Cells and parameters, as long as the compiler reads them and no longer.
+"""Install points in Cells and parameters only while the compiler reads them.
 
 Between compilations, and in the dynamic graph, the Cells are the user's own.
 """
@@ -28,10 +28,10 @@ _HOOKS = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")
 
 
 _BARE = "msprobe_bare"
-"""What is added to the name of a graph that is compiled without points to be compared with."""
+"""Suffix of the name of a graph that is compiled without points for comparison."""
 
 _FRONT_END_ONLY = "MS_DEV_PRECOMPILE_ONLY"
-"""With it MindSpore makes a graph and no kernels."""
+"""With it MindSpore builds a graph but no kernels."""
 
 
 class _Unnamed(NamedTuple):
@@ -42,9 +42,9 @@ class _Unnamed(NamedTuple):
 
 
 class Compilation:
-    """Stands before the compiler once something is to be recorded, as long as the process lives.
+    """Patches the compiler once something is to be recorded, for the rest of the process.
 
-    A graph that is compiled while nothing is recorded may run when something is.
+    A graph that is compiled while nothing is recorded may run while something is.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Compilation:
                     self._stand_before(executor)
 
     def has_compiled(self, model: nn.Cell) -> bool:
-        """Whether a graph that holds points of this net has been compiled."""
+        """Whether a graph with points of this net has been compiled."""
         return model in self._tapped
 
     @property
@@ -91,12 +91,12 @@ class Compilation:
 
     @contextmanager
     def in_place(self, source: Any, plan: Plan | None) -> Iterator[None]:
-        """Return a block in which Cells and parameters hold the points of a plan, and none of our hooks."""
+        """Return a block in which Cells and parameters have the points of a plan, and none of our hooks."""
         put = _Put(plan, _taps(writes_files=self.writes_files))
         self._depth += 1
         models = list(self._models)
         try:
-            # In the dynamic graph, a Cell that is compiled by itself is called as others are, and has hooks.
+            # In the dynamic graph, a Cell that is compiled by itself is called like others, and has hooks.
             skipped = source if ms.get_context("mode") == ms.PYNATIVE_MODE else None
             cells = [cell for _, _, cell in cells_of([_Unnamed(model) for model in models])]
             for cell in cells:
@@ -160,7 +160,7 @@ class _Graph:
 
 
 class _Put:
-    """What has been put into Cells and parameters."""
+    """Points that are installed in Cells and parameters."""
 
     def __init__(self, plan: Plan | None, taps: Any) -> None:
         self._plan = plan
@@ -169,7 +169,7 @@ class _Put:
         self._removals: list[Callable[[], object]] = []
 
     def into(self, cell: nn.Cell, *, is_tapped: bool) -> None:
-        """Put a Cell's points in, and its hooks aside, which are not for the compiler."""
+        """Install a Cell's points, and remove its hooks, which must not be compiled."""
         if id(cell) in self._seen:
             return
         self._seen.add(id(cell))
@@ -185,7 +185,7 @@ class _Put:
             self._tap(cell, own, by_call=self._plan.by_call)
 
     def leave_parameters_of(self, cell: nn.Cell) -> None:
-        """Set no hooks on what is used within a backward of the user's: the compiler fails over them."""
+        """Set no hooks on parameters used within a backward of the user: the compiler fails on them."""
         self._seen.update(id(parameter) for parameter in cell.get_parameters())
 
     def _put_aside(self, hooks: dict[int, Any] | None) -> None:
@@ -234,7 +234,7 @@ class _Put:
         attributes["construct"] = types.MethodType(construct, cell)
 
     def take_out(self) -> None:
-        """Leave everything as it was."""
+        """Restore everything."""
         while self._removals:
             self._removals.pop()()
 
@@ -251,7 +251,7 @@ def _taps(*, writes_files: bool) -> Any:
 
 
 def _twin_of(cell: nn.Cell) -> nn.Cell:
-    """Return a Cell with the same class and attributes: a copy would share the very dictionary."""
+    """Return a Cell with the same class and attributes; a copy would share the same dictionary."""
     kind = type(cell)
     twin = kind.__new__(kind)
     nn.Cell.__init__(twin)
@@ -262,7 +262,7 @@ def _twin_of(cell: nn.Cell) -> nn.Cell:
 
 
 def _without_bprop(kind: type[nn.Cell]) -> type[nn.Cell]:
-    """Return a class like ``kind`` that says it has no ``bprop``."""
+    """Return a class like ``kind`` that reports no ``bprop``."""
 
     def missing(_cell: nn.Cell) -> Any:
         raise AttributeError("bprop")
@@ -276,5 +276,5 @@ def _name_of(source: Any) -> str:
 
 @functools.cache
 def compilation() -> Compilation:
-    """Return what stands before the compiler of this process."""
+    """Return the compiler patch of this process."""
     return Compilation()
