@@ -59,7 +59,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-cross demo-verl page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-cross demo-verl findings page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -112,6 +112,9 @@ demo-cross: $(MS_READY)
 	$(MS_BIN)/msprobe locate $(DEMO)/cross/target $(DEMO)/cross/golden -o $(DEMO)/cross/result; test $$? -eq 1
 
 # The page of `msprobe view`, from its source, with Node 20 or newer: commit what it writes. Users need neither of the two.
+findings: $(READY)
+	$(BIN)/python tests/support/finding_list.py
+
 page:
 	cd view_page && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
 

@@ -19,7 +19,9 @@ from pathlib import Path
 import polars as pl
 
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.monitoring.history import SCHEMA, Monitored
+from msprobe_core.monitoring.monitoring_codes import MonitoringCode
 from msprobe_core.untrusted.files import read_plain
 
 _DIRECTORY = re.compile(r"(?P<time>[\w-]{0,20})-rank(?P<rank>\d{1,5})-")
@@ -99,7 +101,7 @@ def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[in
             f"{path}: holds nothing of a monitor, which makes a directory for each rank, such as "
             "Nov21_05-57-08-rank0-95f81c46 or rank_0, with files such as actv_0-0.csv"
         )
-    notes: list[str] = []
+    notes: list[Finding] = []
     frames: list[pl.DataFrame] = []
     decimals = [0]
     for directory in sorted(directories, key=lambda each: each.time):
@@ -124,14 +126,14 @@ def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[in
     )
 
 
-def _latest(frame: pl.DataFrame, notes: list[str]) -> pl.DataFrame:
+def _latest(frame: pl.DataFrame, notes: list[Finding]) -> pl.DataFrame:
     """Keep the latest directory's version of each value, and note if an older one was dropped."""
     keys = [name for name in SCHEMA if name != "place"]
     newest = frame.group_by(keys, maintain_order=True).agg(_newest=pl.col("_directory").max())
     kept = frame.join(newest, on=keys, how="inner", nulls_equal=True, maintain_order="left")
     kept = kept.filter(pl.col("_directory") == pl.col("_newest"))
     if kept.height < frame.height:
-        notes.append("several directories of a rank have the same steps; what the later training wrote is shown")
+        notes.append(Finding(MonitoringCode.SEVERAL_DIRECTORIES))
     return kept.drop("_directory", "_newest").unique(keys, keep="last", maintain_order=True)
 
 
@@ -156,7 +158,7 @@ class _Content:
     decimals: int
 
 
-def _read_file(path: Path, quantity: str, notes: list[str]) -> _Content | None:
+def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | None:
     """Return a file's rows; ``None`` if it has none yet.
 
     Raises:
@@ -170,7 +172,8 @@ def _read_file(path: Path, quantity: str, notes: list[str]) -> _Content | None:
         raise DumpError(f"{path}: is not text in UTF-8, as files of a monitor are ({error.reason})") from error
     whole, _, rest = text.rpartition("\n")
     if rest:
-        notes.append(f"{path.name} in {path.parent.name} ends within a line, which is left out")
+        fields = {"file": path.name, "directory": path.parent.name}
+        notes.append(Finding(MonitoringCode.CUT_LINE, fields=fields))
     try:
         lines = list(csv.reader(whole.splitlines()))
     except csv.Error as error:
@@ -183,9 +186,8 @@ def _read_file(path: Path, quantity: str, notes: list[str]) -> _Content | None:
     frame = pl.DataFrame(fitting, schema=dict.fromkeys(header, pl.String), orient="row")
     kept = _typed(frame, header, quantity)
     if num_odd := len([row for row in rows if row]) - kept.height:
-        notes.append(
-            f"{path.name} in {path.parent.name}: lines that do not fit their header were left out: {num_odd:,}"
-        )
+        fields = {"file": path.name, "directory": path.parent.name, "count": num_odd}
+        notes.append(Finding(MonitoringCode.ODD_LINES, fields=fields))
     return _Content(kept.filter(~pl.col(_ABSENT_COLUMN)).drop(_ABSENT_COLUMN), _decimals(frame, header))
 
 

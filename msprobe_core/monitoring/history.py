@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 import polars as pl
+
+from msprobe_core.findings import Finding
 
 KEYS = ("rank", "quantity", "stage", "name", "micro_step", "step", "place")
 """Columns of a history that identify a row and its position in the file; all other columns are statistics."""
@@ -74,7 +76,7 @@ class Monitored:
     frame: pl.DataFrame
     statistics: Sequence[str]
     resolution: float = 0.0
-    notes: Sequence[str] = field(default_factory=list[str])
+    notes: Sequence[Finding] = ()
 
     @property
     def ranks(self) -> list[int]:

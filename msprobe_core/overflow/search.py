@@ -96,7 +96,7 @@ class _Read:
         """Return which ranks ended early or are damaged; others that have more windows give one away."""
         most = max((ending.num_windows for _, ending in self.endings.values()), default=0)
         return {
-            rank: noted(sentence(path, ending))
+            rank: sentence(path, ending)
             for rank, (path, ending) in self.endings.items()
             if not ending.is_whole or (ending.state is EndState.STOPPED and 0 < ending.num_windows < most)
         }

@@ -307,7 +307,7 @@ class _Unit:
     def _end(self, stream: JsonObjectStream | ArrowStream, path: Path, ending: Ending, num_calls: int) -> None:
         """Copy the source's end mark to the converted file, and note if the source is incomplete."""
         if not ending.is_whole:
-            self._done.incomplete.append(sentence(path, ending))
+            self._done.incomplete.append(sentence(path, ending).text)
         ending = msgspec.structs.replace(ending, num_calls=num_calls)
         if isinstance(stream, ArrowStream):
             stream.end_with(ending)

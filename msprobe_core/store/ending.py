@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.findings import Finding, Level
 from msprobe_core.model import Ending, EndState, RunHeader, Task
 from msprobe_core.protocols.storage import Dump, MarkedDump
 from msprobe_core.store import layout
+from msprobe_core.store.ending_codes import EndingCode
 
 
 def says_anything(ending: Ending) -> bool:
@@ -62,7 +64,7 @@ def ending_of_all(dumps: Sequence[Dump]) -> Ending:
     """Return the ending of several dumps together: that of the least complete one; all calls are counted."""
     endings = [ending_of(dump) for dump in dumps]
     worst = min(endings, key=lambda ending: _SEVERITY.index(ending.state), default=Ending())
-    broken = [sentence(dump.path, own) for dump, own in zip(dumps, endings, strict=True) if not own.is_whole]
+    broken = [sentence(dump.path, own).text for dump, own in zip(dumps, endings, strict=True) if not own.is_whole]
     return msgspec.structs.replace(
         worst, num_calls=sum(ending.num_calls for ending in endings), reason="; ".join(broken) or worst.reason
     )
@@ -71,20 +73,24 @@ def ending_of_all(dumps: Sequence[Dump]) -> Ending:
 _SEVERITY = (EndState.DAMAGED, EndState.EARLY, EndState.STOPPED, EndState.UNKNOWN, EndState.COMPLETE)
 
 
-def sentence(path: Path, ending: Ending) -> str:
+_CODES = {
+    EndState.EARLY: (EndingCode.EARLY, EndingCode.EARLY_BECAUSE),
+    EndState.STOPPED: (EndingCode.BETWEEN_WINDOWS, EndingCode.BETWEEN_WINDOWS_BECAUSE),
+    EndState.DAMAGED: (EndingCode.DAMAGED, EndingCode.DAMAGED_BECAUSE),
+}
+"""Without a reason, and with one."""
+
+
+def sentence(path: Path, ending: Ending) -> Finding:
     """Describe a recording that may lack calls at its end.
 
     Args:
         path: Path of the dump.
         ending: Neither ``COMPLETE`` nor ``UNKNOWN``.
     """
-    calls = f"{ending.num_calls:,} {'call' if ending.num_calls == 1 else 'calls'}"
-    because = f" ({ending.reason})" if ending.reason else ""
-    place = layout.place_of(path)
-    if ending.state is EndState.DAMAGED:
-        return f"{place} is damaged{because}: {calls} could be read"
-    where = ", between two windows" if ending.state is EndState.STOPPED else ""
-    return f"{place} ended early{where}, after {calls}{because}"
+    alone, because = _CODES[ending.state]
+    fields = {"place": layout.place_of(path), "calls": ending.num_calls, "why": ending.reason}
+    return Finding(because if ending.reason else alone, Level.WARNING, fields)
 
 
 def sentence_of_empty(directory: Path) -> str | None:

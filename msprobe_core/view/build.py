@@ -41,6 +41,7 @@ from msprobe_core.view.data import (
     Graph,
     Kind,
     Made,
+    Said,
     Side,
     Sides,
     TensorMap,
@@ -248,7 +249,7 @@ class _Builder:
             return None
         unit = unpacked(content)
         self._note(task, map(noted, unit.notes))
-        self._incomplete += map(noted, unit.incomplete)
+        self._incomplete += unit.incomplete
         return unit.calls
 
     def _communication(self, tasks: Sequence[_Task], offset: int) -> Communication | None:
@@ -364,7 +365,9 @@ class _Builder:
             return []
         if found is None:
             return []
-        self._notes += [Finding(ViewCode.MONITOR, fields={"sentence": found.sentence}), *found.notes]
+        sentence = found.verdict.sentence
+        own = sentence.finding if isinstance(sentence, Said) else noted(sentence)
+        self._notes += [Finding(ViewCode.MONITOR, fields={"sentence": own}), *found.notes]
         return found.trends
 
     def _side(self, path: Path, first: Path) -> Side:

@@ -36,9 +36,14 @@ class Said(msgspec.Struct, frozen=True):
     fields: dict[str, Any] = {}
 
     @property
+    def finding(self) -> Finding:
+        """The finding itself."""
+        return finding_of({"code": self.code, "level": self.level, "fields": self.fields})
+
+    @property
     def text(self) -> str:
         """The finding in English."""
-        return finding_of({"code": self.code, "level": self.level, "fields": self.fields}).text
+        return self.finding.text
 
 
 Text: TypeAlias = Said | str

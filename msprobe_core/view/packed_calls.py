@@ -14,17 +14,18 @@ import polars as pl
 from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.execute.units import files_of
+from msprobe_core.findings import Finding
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
 
 
 @dataclass(frozen=True)
 class UnitCalls:
-    """The calls of one unit, what there is to note about it, and in words how its dump ended early or is damaged."""
+    """The calls of one unit, what there is to note about it, and how its dump ended early or is damaged."""
 
     calls: Calls
     notes: Sequence[str]
-    incomplete: Sequence[str] = ()
+    incomplete: Sequence[Finding] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.compare.reading import is_dump
 from msprobe_core.errors import CompareError
-from msprobe_core.findings import Field, Finding, Level, noted
+from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring import (
     PARTING,
     Departure,
@@ -43,8 +43,7 @@ from msprobe_core.view.data import (
     number,
     said_of,
 )
-from msprobe_core.view.suspects import where
-from msprobe_core.view.view_codes import ViewCode
+from msprobe_core.view.trends_codes import TrendsCode
 
 MAX_NUMBERS = 1_000_000
 """Numbers of all trends of a page: some 10 MB of JSON. Beyond, norms alone are shown, then the first values alone."""
@@ -62,6 +61,7 @@ _PHASES = {
 _NUM_DIGITS = 7
 _LIMIT = 100 * PARTING
 """In percent."""
+_MAX_RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,11 @@ class MonitorFindings:
     """What the files of one monitor, or of two, say.
 
     Attributes:
-        sentence: What they come to.
-        verdict: The same with details.
+        verdict: With details.
         trends: Those of what the sentence is about stand first.
         notes: What was left out.
     """
 
-    sentence: Finding
     verdict: Verdict
     trends: list[Trend]
     notes: list[Finding]
@@ -134,93 +132,97 @@ def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFin
     if own is None or (golden is not None and other is None):
         return None
     notes = [
-        noted(note) if other is None else Finding(ViewCode.UNIT_NOTE, fields={"unit": side, "note": note})
+        note if other is None else Finding(TrendsCode.OF_SIDE, fields={"side": side, "note": note})
         for side, run in (("target", own), ("golden", other))
         if run is not None
         for note in run.notes
     ]
     departure = first_non_finite(own) if other is None else first_departure(own, other)
-    sentence, verdict = _verdict_of_one(own, departure) if other is None else _verdict_of_two(own, other, departure)
+    verdict = _verdict_of_one(own, departure) if other is None else _verdict_of_two(own, other, departure)
     first = [] if departure is None else [departure.place, *departure.others]
-    return MonitorFindings(sentence, verdict, _trends(own, other, first, notes), notes)
+    return MonitorFindings(verdict, _trends(own, other, first, notes), notes)
 
 
 # --- the sentence -------------------------------------------------------------------------------------------------
 
 
-def _verdict_of_one(run: Monitored, departure: Departure | None) -> tuple[Finding, Verdict]:
-    extent = {"extent": _extent(run)}
+def _verdict_of_one(run: Monitored, departure: Departure | None) -> Verdict:
     if departure is None:
-        sentence = Finding(ViewCode.TREND_FINITE, fields=extent)
-        return sentence, Verdict(State.NONE, said_of(sentence), counts=Counts(run.frame.height))
-    sentence = Finding(ViewCode.TREND_NOT_FINITE, Level.ERROR, _place_of(departure))
-    return sentence, Verdict(
+        finite = Finding(TrendsCode.FINITE, fields={"extent": _extent(run)})
+        return Verdict(State.NONE, said_of(finite), counts=Counts(run.frame.height))
+    return Verdict(
         State.FAULT,
-        said_of(sentence),
-        detail=[said_of(_others(departure)), said_of(Finding(ViewCode.TREND_LOOKED_AT, fields=extent))],
+        said_of(Finding(TrendsCode.NOT_FINITE, Level.ERROR, _place(departure))),
+        detail=[said_of(_others(departure)), said_of(Finding(TrendsCode.LOOKED_AT, fields={"extent": _extent(run)}))],
         counts=Counts(run.frame.height, departure.num_places),
     )
 
 
-def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure | None) -> tuple[Finding, Verdict]:
+def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure | None) -> Verdict:
     total = num_shared(target, golden)
     if not total:
         raise CompareError(
             f"the two monitors have no value of a rank and step in common: the target has {_extent(target)}, "
             f"the golden run {_extent(golden)}"
         )
-    looked = said_of(Finding(ViewCode.TREND_LOOKED_AT_BOTH, fields={"count": total, "limit": _LIMIT}))
+    compared = Finding(TrendsCode.COMPARED, fields={"count": total, "limit": _LIMIT})
     if departure is None:
-        sentence = Finding(ViewCode.TREND_AGREE, fields={"limit": _LIMIT})
-        return sentence, Verdict(State.AGREE, said_of(sentence), detail=[looked], counts=Counts(total))
+        agree = Finding(TrendsCode.AGREE, fields={"limit": _LIMIT})
+        return Verdict(State.AGREE, said_of(agree), detail=[said_of(compared)], counts=Counts(total))
     detail = [_difference(departure), _others(departure)]
     any_first = first_departure(target, golden, 0.0)
     if any_first is not None and any_first.step < departure.step:
-        detail.append(Finding(ViewCode.TREND_FIRST_DIFFERENCE, fields=_place_of(any_first)))
-    sentence = _sentence(departure)
-    return sentence, Verdict(
+        detail.append(Finding(TrendsCode.FIRST_DIFFERENCE, fields=_place(any_first)))
+    return Verdict(
         State.FAULT,
-        said_of(sentence),
-        detail=[*map(said_of, detail), looked],
+        said_of(_parting(departure)),
+        detail=[said_of(each) for each in (*detail, compared)],
         counts=Counts(total, departure.num_places),
     )
 
 
-def _place_of(departure: Departure) -> dict[str, Field]:
-    place = departure.place
-    return {
-        "where": where(departure.step, place.micro_step, departure.ranks),
-        "what": f"{place.shown} ({place.quantity})",
-    }
+def _place(departure: Departure) -> dict[str, Field]:
+    """Return the fields that say where something happens: ``place`` and ``value``."""
+    parts = [Finding(TrendsCode.STEP, fields={"step": departure.step})]
+    if departure.place.micro_step:
+        parts.append(Finding(TrendsCode.MICRO_STEP, fields={"micro_step": departure.place.micro_step}))
+    ranks = departure.ranks
+    if len(ranks) == 1:
+        parts.append(Finding(TrendsCode.RANK, fields={"rank": ranks[0]}))
+    else:
+        code = TrendsCode.RANKS if len(ranks) <= _MAX_RANKS else TrendsCode.MANY_RANKS
+        parts.append(Finding(code, fields={"ranks": ranks[:_MAX_RANKS]}))
+    place = Finding(TrendsCode.PLACE, fields={"parts": parts})
+    return {"place": place, "value": f"{departure.place.shown} ({departure.place.quantity})"}
 
 
-def _sentence(departure: Departure) -> Finding:
-    fields = {**_place_of(departure), "statistic": departure.statistic}
+def _parting(departure: Departure) -> Finding:
+    fields = {**_place(departure), "statistic": departure.statistic}
     if departure.relative == float("inf"):
-        return Finding(ViewCode.TREND_FAULT_TO_INFINITY, Level.ERROR, {**fields, "target": departure.target})
-    return Finding(ViewCode.TREND_FAULT, Level.ERROR, {**fields, "percent": 100 * departure.relative})
+        return Finding(TrendsCode.PART_NOT_FINITE, Level.ERROR, {**fields, "target": departure.target})
+    return Finding(TrendsCode.PART, Level.ERROR, {**fields, "percent": 100 * departure.relative})
 
 
 def _difference(departure: Departure) -> Finding:
     fields = {"statistic": departure.statistic, "target": departure.target, "golden": departure.golden}
-    return Finding(ViewCode.TREND_DIFFERENCE, fields=fields)
+    return Finding(TrendsCode.DIFFERENCE, fields=fields)
 
 
 def _others(departure: Departure) -> Finding:
     if departure.num_places == 1:
-        return Finding(ViewCode.TREND_ALONE)
-    return Finding(ViewCode.TREND_OTHERS, fields={"count": departure.num_places})
+        return Finding(TrendsCode.ONLY_VALUE)
+    return Finding(TrendsCode.FIRST_OF, fields={"count": departure.num_places})
 
 
 def _extent(run: Monitored) -> Finding:
     steps = run.steps
     if not steps:
-        return Finding(ViewCode.TREND_EXTENT_NONE)
-    of_steps = Finding(ViewCode.TREND_STEPS, fields={"first": steps[0], "last": steps[-1]})
+        return Finding(TrendsCode.NO_VALUES)
+    of_steps = Finding(TrendsCode.STEPS, fields={"first": steps[0], "last": steps[-1]})
     if len(steps) == 1:
-        of_steps = Finding(ViewCode.TREND_STEP, fields={"step": steps[0]})
-    fields = {"ranks": len(run.ranks), "steps": of_steps, "count": run.frame.height}
-    return Finding(ViewCode.TREND_EXTENT, fields=fields)
+        of_steps = Finding(TrendsCode.STEP, fields={"step": steps[0]})
+    fields = {"ranks": len(run.ranks), "steps": of_steps, "values": run.frame.height}
+    return Finding(TrendsCode.EXTENT, fields=fields)
 
 
 # --- trends -------------------------------------------------------------------------------------------------------
@@ -237,8 +239,7 @@ def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place],
         shown = shown[:1]
     room = max(1, MAX_NUMBERS // max(1, each * len(shown)))
     if len(places) > room:
-        left_out = {"count": len(places) - room, "total": len(places)}
-        notes.append(Finding(ViewCode.TREND_NO_ROOM, fields=left_out))
+        notes.append(Finding(TrendsCode.NO_ROOM, fields={"left_out": len(places) - room, "total": len(places)}))
     return [
         Trend(
             name=place.shown,

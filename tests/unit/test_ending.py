@@ -271,13 +271,15 @@ def test_a_mark_that_is_none_counts_as_none(tmp_path, mark):
 def test_words(tmp_path):
     unit = tmp_path / "step3" / "rank1" / "dump.json"
     early = Ending(state=EndState.EARLY, num_calls=1)
-    assert sentence(unit, early) == "step 3 of rank 1 ended early, after 1 call"
+    assert sentence(unit, early).text == "step 3 of rank 1 ended early, after 1 call"
     given_up = Ending(state=EndState.EARLY, num_calls=1234, reason="disk full")
-    assert sentence(unit.parent, given_up) == "step 3 of rank 1 ended early, after 1,234 calls (disk full)"
+    assert sentence(unit.parent, given_up).text == "step 3 of rank 1 ended early, after 1,234 calls (disk full)"
     damaged = Ending(state=EndState.DAMAGED, num_calls=2, reason="1 of 3 calls are lost")
-    assert sentence(tmp_path / "step3", damaged) == "step 3 is damaged (1 of 3 calls are lost): 2 calls could be read"
-    assert sentence(tmp_path / "x.json", early) == f"{tmp_path / 'x.json'} ended early, after 1 call"
-    assert sentence(tmp_path / "step0" / "proc12", early).startswith("step 0 of process 12 ended")
+    assert (
+        sentence(tmp_path / "step3", damaged).text == "step 3 is damaged (1 of 3 calls are lost): 2 calls could be read"
+    )
+    assert sentence(tmp_path / "x.json", early).text == f"{tmp_path / 'x.json'} ended early, after 1 call"
+    assert sentence(tmp_path / "step0" / "proc12", early).text.startswith("step 0 of process 12 ended")
 
 
 class Part:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from finding_list import PAGE, table
 
 from msprobe_core import findings
 from msprobe_core.findings import (
@@ -165,3 +166,7 @@ def test_each_template_is_of_a_code_that_exists(package):
     for language in Language:
         text = (resources.files(package) / "wording" / f"{language.value}.json").read_text(encoding="utf-8")
         assert set(json.loads(text)["findings"]) == own
+
+
+def test_the_list_of_codes_is_up_to_date():
+    assert PAGE.read_text(encoding="utf-8") == table(), "run make findings"

@@ -13,6 +13,7 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.overflow import search
 from msprobe_core.overflow.overflow_codes import OverflowCode
+from msprobe_core.store.ending_codes import EndingCode
 
 RUN = {"job": "", "host": "h", "process": 1, "started": 1.0}
 NAN = {"Max": "NaN", "Min": "NaN", "Mean": "NaN", "Norm": "NaN", "num_nan": 1, "num_inf": 0}
@@ -235,7 +236,8 @@ class TestOverflow:
         for rank, (state, windows) in enumerate([("complete", 2), ("stopped", 1), ("stopped", 2)]):
             write(tmp_path / "step0" / f"rank{rank}", calls(), state, windows=windows)
         (line,) = search(tmp_path / "step0").incomplete
-        assert line.text == "step 0 of rank 1 ended early, between two windows, after 12 calls"
+        assert line.code is EndingCode.BETWEEN_WINDOWS
+        assert (line.fields["place"], line.fields["calls"]) == ("step 0 of rank 1", 12)
 
 
 # --- every command ------------------------------------------------------------------------------------------------

@@ -10,17 +10,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
+from wording import worded_samples
 
 from msprobe_core.cli.export import export
 from msprobe_core.cli.view import view as command
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.monitoring import find_monitored, first_departure, first_non_finite, is_monitored, read_monitored
+from msprobe_core.monitoring.monitoring_codes import MonitoringCode
 from msprobe_core.view import trends
 from msprobe_core.view.build import ViewOptions, build
 from msprobe_core.view.data import Kind, State
 from msprobe_core.view.graph_cache import Spool
 from msprobe_core.view.trends import monitored_data
+from msprobe_core.view.trends_codes import TrendsCode
 
 DATA = Path(__file__).parents[1] / "data" / "monitor"
 """Written by mindstudio-probe 26.2.0 of a training of two ranks; in the target, what the second layer is given is half
@@ -90,7 +94,8 @@ def test_half_a_last_line_is_left_out_and_told(tmp_path):
     place = write(tmp_path / "a-rank0-x", HEADER + "0,w,0,1.5,[3],torch.float32\n0,w,1,1.2")
     run = read_monitored(tmp_path)
     assert run.frame["norm"].to_list() == [1.5]
-    assert list(run.notes) == [f"grad_reduced_0-9.csv in {place.name} ends within a line, which is left out"]
+    fields = {"file": "grad_reduced_0-9.csv", "directory": place.name}
+    assert list(run.notes) == [Finding(MonitoringCode.CUT_LINE, fields=fields)]
 
 
 def test_lines_that_do_not_fit_their_header_are_counted(tmp_path):
@@ -101,7 +106,8 @@ def test_lines_that_do_not_fit_their_header_are_counted(tmp_path):
     write(tmp_path / "a-rank0-x", text, "other_0-0.csv")
     run = read_monitored(tmp_path)
     assert run.frame["norm"].to_list() == [2.5]
-    assert list(run.notes) == ["other_0-0.csv in a-rank0-x: lines that do not fit their header were left out: 2"]
+    fields = {"file": "other_0-0.csv", "directory": "a-rank0-x", "count": 2}
+    assert list(run.notes) == [Finding(MonitoringCode.ODD_LINES, fields=fields)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +140,7 @@ def test_a_resumed_training_overwrites_its_steps(tmp_path):
     write(tmp_path / "Dec01_09-00-00-rank0-a", HEADER + "".join(line.replace(".0", ".5") for line in lines[2:]))
     run = read_monitored(tmp_path)
     assert run.frame.sort("step")["norm"].to_list() == [0.0, 1.0, 2.5, 3.5]
-    assert "later training" in run.notes[0]
+    assert run.notes[0].code is MonitoringCode.SEVERAL_DIRECTORIES
 
 
 def test_one_rank_and_the_default_directory_are_found(tmp_path):
@@ -267,4 +273,26 @@ def test_what_a_page_has_no_room_for_is_said(monkeypatch):
     assert {each.statistic for each in data.trends} == {"norm"}
     assert len(data.trends) == 10
     assert data.trends[0].name == "fc2.input"
-    assert any(note.code == "view.trend.no-room" for note in data.notes)
+    assert any(note.code == TrendsCode.NO_ROOM.value for note in data.notes)
+
+
+# --- wording ----------------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "place": Finding(TrendsCode.PLACE, fields={"parts": [Finding(TrendsCode.STEP, fields={"step": 2})]}),
+    "value": "fc2.input (actv)", "statistic": "norm", "target": 1.5, "golden": 1.0, "percent": 50.0, "count": 1234,
+    "limit": 1.0, "extent": Finding(TrendsCode.NO_VALUES), "ranks": [0, 1, 2, 3], "rank": 1, "first": 0, "last": 3,
+    "step": 2, "micro_step": 1, "left_out": 1000, "total": 1200, "side": "target", "note": "a note",
+    "parts": [Finding(TrendsCode.STEP, fields={"step": 2}), Finding(TrendsCode.RANK, fields={"rank": 1})],
+    "file": "actv_0-0.csv", "directory": "rank_0",
+}  # fmt: skip
+SAMPLES = dict.fromkeys(TrendsCode, FIELDS) | {
+    TrendsCode.EXTENT: {"ranks": 2, "steps": Finding(TrendsCode.STEPS, fields=FIELDS), "values": 1344}
+}
+
+
+def test_wording(wording_snapshot):
+    pages = [monitored_data(target, golden, Chosen()) for target, golden in ((TARGET, None), (TARGET, GOLDEN))]
+    said = ["\n".join(each.text for each in (page.verdict.sentence, *page.verdict.detail)) for page in pages]
+    notes = worded_samples(MonitoringCode, dict.fromkeys(MonitoringCode, FIELDS))
+    wording_snapshot.check("trends", *said, worded_samples(TrendsCode, SAMPLES), notes)

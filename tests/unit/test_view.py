@@ -284,7 +284,8 @@ def test_a_single_run_has_no_severity_but_of_what_makes_nan(tmp_path, spool):
     run.data["Functional.linear.1.forward"]["output"] = [bad]
     data = made(spool, run.write(tmp_path / "b"))
     shown = as_columns(graph_in(spool), "own", "reason")
-    assert shown["Functional.linear.1.forward"] == (1.0, "output.0 holds NaN or Inf")
+    own, reason = shown["Functional.linear.1.forward"]
+    assert (own, reason.code, reason.fields) == (1.0, "view.call.not-finite", {"slot": "output.0"})
     assert data.verdict.state == "fault"
     assert data.culprits[0].node == "Functional.linear.1.forward"
 

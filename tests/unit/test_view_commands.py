@@ -263,7 +263,7 @@ def test_graphs_that_a_file_has_no_room_for_are_said(tmp_path, capsys):
     packed = re.search(r'id="msprobe-data">([^<]*)<', (tmp_path / "page.html").read_text())[1]
     content = json.loads(gzip.decompress(base64.b64decode(packed)))
     assert [unit["graph"] is None for unit in content["units"]] == [False, True, True, True]
-    assert content["notes"][-1].startswith("graphs that the file has no room for")
+    assert content["notes"][-1]["code"] == "view.note.no-room"
 
 
 @pytest.mark.parametrize("groups", ["tp", "tp=x", "tp=0", "=2", "tp=2;pp=2"])

@@ -1,0 +1,13 @@
+"""Codes of what there is to say about a monitor's files; their templates are in ``wording``."""
+
+from __future__ import annotations
+
+from msprobe_core.findings import Code
+
+
+class MonitoringCode(Code):
+    """What was left out of a monitor's files."""
+
+    CUT_LINE = "monitoring.cut-line"
+    ODD_LINES = "monitoring.odd-lines"
+    SEVERAL_DIRECTORIES = "monitoring.several-directories"
