@@ -104,8 +104,9 @@ class Finding:
         __annotations__ = {"code": str, "level": Level, "fields": dict[str, Any]}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.code, Code):  # a finding that was stored
-            object.__setattr__(self, "code", code_of(self.code))
+        code: object = self.code
+        if not isinstance(code, Code):  # a finding that was stored
+            object.__setattr__(self, "code", code_of(str(code)))
             object.__setattr__(self, "fields", {name: _stored(value) for name, value in self.fields.items()})
 
     @property
@@ -120,7 +121,7 @@ class Finding:
 def _stored(value: Any) -> Field:
     if isinstance(value, dict):
         return msgspec.convert(value, Finding)
-    return [_stored(each) for each in value] if isinstance(value, list) else value
+    return [_stored(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def noted(text: str) -> Finding:

@@ -60,7 +60,7 @@ class Fault:
     parts: Sequence[str]
     input_error: float | None
     output_error: float | None
-    findings: Sequence[tuple[str]]
+    findings: Sequence[tuple[str, Finding]]
     stack: Sequence[str]
     num_communications: int = 0
     place: str | None = None
