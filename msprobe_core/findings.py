@@ -104,7 +104,7 @@ class Finding:
         __annotations__ = {"code": str, "level": Level, "fields": dict[str, Any]}
 
     def __post_init__(self) -> None:
-        code: object = self.code
+        code = cast("object", self.code)
         if not isinstance(code, Code):  # a finding that was stored
             object.__setattr__(self, "code", code_of(str(code)))
             object.__setattr__(self, "fields", {name: _stored(value) for name, value in self.fields.items()})
