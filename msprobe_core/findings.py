@@ -31,7 +31,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
+from pathlib import Path
+from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, Union, cast
 
 import msgspec
@@ -283,10 +285,19 @@ def _from_json(value: Any) -> Field:
 
 
 def _code(value: str) -> Code:
+    _import_codes()
     for kind in _kinds(Code):
         if value in kind._value2member_map_:
             return kind(value)
     raise KeyError(value)
+
+
+@cache
+def _import_codes() -> None:
+    """Import the core's enumerations, which are known only then."""
+    for module in walk_packages([str(Path(__file__).parent)], "msprobe_core."):
+        if module.name.endswith("_codes"):
+            import_module(module.name)
 
 
 def _kinds(base: type[Code]) -> Iterator[type[Code]]:
