@@ -29,14 +29,14 @@ _SMALL_BYTES = 16 << 20
 """Pairs up to this size are in memory as many at a time as there are threads; of larger ones, one."""
 
 _TABLE = (
-    "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape", "NPU Requires_grad",
-    "Bench Requires_grad", "Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio",
-    "Five Thousandths Err Ratio", "NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min",
-    "Bench mean", "Bench l2norm", "Requires_grad Consistent", "Result", "Err_message", "Accuracy Reached or Not",
-    "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr", "verdict", "error", "limit", "limit_given_by", "precision",
-    "reason", "cosine_similarity", "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001",
-    "share_within_0.005", "estimated_rel_error", "max_rel_diff", "min_rel_diff", "mean_rel_diff", "norm_rel_diff",
-    "stack", "noise_floor", "score", "score_limit", "score_measure",
+    "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
+    "NPU Requires_grad", "Bench Requires_grad", "Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr",
+    "One Thousandth Err Ratio", "Five Thousandths Err Ratio", "NPU max", "NPU min", "NPU mean", "NPU l2norm",
+    "Bench max", "Bench min", "Bench mean", "Bench l2norm", "Requires_grad Consistent", "Result", "Err_message",
+    "Accuracy Reached or Not", "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr", "verdict", "error", "limit",
+    "limit_given_by", "precision", "reason", "codes", "cosine_similarity", "euclidean_distance", "max_abs_error",
+    "max_rel_error", "share_within_0.001", "share_within_0.005", "estimated_rel_error", "max_rel_diff",
+    "min_rel_diff", "mean_rel_diff", "norm_rel_diff", "stack", "noise_floor", "score", "score_limit", "score_measure",
 )  # fmt: skip
 """Titles of tables, in every layout, besides those that begin with a side or are called like a column of the rows."""
 
@@ -47,7 +47,7 @@ _SIDES_OF_OURS = (
     "file",
 )  # fmt: skip
 _OURS = (
-    "verdict", "error", "limit", "limit_given_by", "precision", "reason", "stack", "cosine_similarity",
+    "verdict", "error", "limit", "limit_given_by", "precision", "reason", "codes", "stack", "cosine_similarity",
     "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001", "share_within_0.005",
     "estimated_rel_error", *[f"{side}_{name}" for side in ("target", "golden") for name in _SIDES_OF_OURS],
     *[f"{name}_{what}" for name in ("max", "min", "mean", "norm") for what in ("diff", "rel_diff")],

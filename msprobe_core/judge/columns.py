@@ -13,6 +13,8 @@ from typing import Any
 
 import polars as pl
 
+from msprobe_core.judge.row_findings import FINDINGS
+from msprobe_core.judge.row_findings import SCHEMA as SAID
 from msprobe_core.store.frame import COLUMNS
 
 
@@ -160,7 +162,8 @@ MEASURED = ALIGNED.then(
         "num_different": Column(pl.Int64, "elements that differ at all"),
         "status": Column(pl.String, "how the comparison of whole tensors went"),
         "problem": Column(pl.String, "why whole tensors could not be compared"),
-        "excuse": Column(pl.String, "why the row is not judged; null where it is"),
+        "excuse": Column(pl.String, "code of why the row is not judged; null where it is"),
+        "excuse_of": Column(pl.String, "entry that the excuse names; null of others"),
         "is_counted_from_end": Column(pl.Boolean, "both are one size or dimension, which one side counts from the end"),
         "worst_index": Column(pl.String, "index of the element that differs most"),
         "worst_target": Column(pl.String, "its value in the target"),
@@ -189,6 +192,7 @@ JUDGED = MEASURED.then(
         "override": Column(pl.String, "the limit by name that holds, in words; null without one"),
         "verdict": Column(pl.String, "a value of `Verdict`"),
         "messages": Column(pl.List(pl.String), "sentences, the worst first"),
+        FINDINGS: Column(SAID[FINDINGS], "what the sentences say: codes, levels and fields"),
     },
     optional={
         **_floats({
@@ -198,7 +202,7 @@ JUDGED = MEASURED.then(
         }),
         "score_measure": Column(pl.String, "a value of `Measure`: what is farthest over its limit"),
     },
-    without=("excuse", "is_counted_from_end"),
+    without=("excuse", "excuse_of", "is_counted_from_end"),
 )  # fmt: skip
 """Rows with verdicts."""
 

@@ -215,7 +215,7 @@ def _findings(own: pl.DataFrame, seen: pl.DataFrame) -> list[tuple[str, Finding]
             return findings
     within = own.filter((pl.col("judged_error") > 0) & pl.col("limit").is_not_null())
     return [
-        (row(RowCode.WITHIN_LIMIT, Level.NOTE, {"error": error, "limit": limit}))
+        (row, Finding(RowCode.WITHIN_LIMIT, Level.NOTE, {"error": error, "limit": limit}))
         for row, error, limit in within.select(name, "judged_error", "limit").rows()
     ]
 

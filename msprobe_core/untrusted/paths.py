@@ -64,15 +64,16 @@ def encode_json(content: Any, *, indent: int | None = None) -> bytes:
     try:
         encoded = msgspec.json.encode(content)
     except UnicodeEncodeError:
-        encoded = msgspec.json.encode(_all_shown(msgspec.to_builtins(content)))
+        encoded = msgspec.json.encode(all_shown(msgspec.to_builtins(content)))
     return encoded if indent is None else msgspec.json.format(encoded, indent=indent)
 
 
-def _all_shown(value: Any) -> Any:
+def all_shown(value: Any) -> Any:
+    """Return builtin content with every text converted by `shown`."""
     if isinstance(value, str):
         return shown(value)
     if isinstance(value, dict):
-        return {_all_shown(key): _all_shown(part) for key, part in cast("dict[Any, Any]", value).items()}
+        return {all_shown(key): all_shown(part) for key, part in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_all_shown(part) for part in cast("list[Any]", value)]
+        return [all_shown(part) for part in cast("list[Any]", value)]
     return value

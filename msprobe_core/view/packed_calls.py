@@ -16,6 +16,7 @@ from msprobe_core.compare.result import UnitResult
 from msprobe_core.execute.units import files_of
 from msprobe_core.findings import Finding
 from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.untrusted.paths import all_shown
 from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
 
 
@@ -60,7 +61,11 @@ def packed_pair(unit: UnitResult) -> bytes:
 
 def packed(unit: UnitCalls) -> bytes:
     """Return a unit's calls as bytes: compressed frames in Arrow's format, and MessagePack."""
-    return msgspec.msgpack.encode(unit, enc_hook=_encoded)
+    try:
+        return msgspec.msgpack.encode(unit, enc_hook=_encoded)
+    except UnicodeEncodeError:  # a note names a file whose name is not UTF-8
+        content = msgspec.to_builtins(unit, enc_hook=_encoded, builtin_types=(bytes,))
+        return msgspec.msgpack.encode(all_shown(content))
 
 
 def unpacked(content: bytes) -> UnitCalls:

@@ -40,7 +40,7 @@ def compared(root, progress):
 
 def located(root, progress):
     found = locate(root / "target", root / "golden", LocateOptions(), progress)
-    return found.notes, [0] if found.num_nodes == 1 and found.examined == "1 step, 1 rank" else None
+    return found.notes, [0] if found.num_nodes == 1 and str(found.examined) == "1 step, 1 rank" else None
 
 
 def calibrated(root, progress):
