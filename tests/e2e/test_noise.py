@@ -15,6 +15,7 @@ from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.judge.noise import NoiseModel, load_noise
 from msprobe_core.judge.row_codes import RowCode
+from msprobe_core.locate import LocateOptions, locate
 
 SIZES = {"vocab_size": 128, "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4}
 PLACE = {"llama": "model.layers.1.mlp.down_proj", "gpt2": "transformer.h.1.mlp.c_proj"}
@@ -148,7 +149,9 @@ def test_a_scale_of_a_gradient_is_found_where_it_is(golden, tmp_path):
     unit = compared(model, golden, tmp_path / "target")
     assert unit.fault is not None
     assert f".{PLACE[name]}." in unit.fault.entry
-    assert ".backward." in unit.fault.entry
+    assert ".forward." not in unit.fault.entry  # the gradient that it passes on, or that of its parameters before it
+    options = LocateOptions(compare=CompareOptions(noise=load_noise(golden[2])))
+    assert locate(tmp_path / "target", golden[2], options).suspects[0].entry == unit.first_fault.entry
 
 
 def test_another_epsilon_is_found_in_its_norm(golden, tmp_path):

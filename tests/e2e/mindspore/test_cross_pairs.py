@@ -69,8 +69,10 @@ def test_later_steps_without_parameters_are_not_judged(recorded):
     own, other = (recorded(framework, "BERT 2 layers", Mode("L1")) for framework in ("mindspore", "pytorch"))
     found = locate(own, other, BY_ROUNDING)
     assert found.verdict is LocateVerdict.AGREE
-    assert found.examined.startswith("1 of 2 steps")
-    assert any(note.startswith("later steps were not looked at: no parameters were recorded") for note in found.notes)
+    assert found.examined.text.startswith("1 of 2 steps")
+    assert any(
+        note.text.startswith("later steps were not looked at: no parameters were recorded") for note in found.notes
+    )
 
 
 def test_a_healthy_pair_in_float16(recorded):
@@ -105,7 +107,7 @@ def test_a_fault_is_named_first(recorded, name, level):
     assert "any" in fault.modules or first.module in fault.modules
     assert TOLD[name] in (first.kind, None)
     if "all gradients" in name:
-        assert "The updates of all parameters are 1.1 times the golden ones." in first.reason
+        assert "The updates of all parameters are 1.1 times the golden ones." in first.reason.text
 
 
 def test_a_router_that_takes_the_smallest_is_blamed_forward(recorded):
