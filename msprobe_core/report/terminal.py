@@ -14,7 +14,7 @@ from msprobe_core.compare.tensor_pass import PERCENTILES
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.fault import Culprit, Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import UNRECORDED, Verdict
 from msprobe_core.judge.worst_tensor import WorstTensor
@@ -148,16 +148,18 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     first = unit.first_fault
     faults = [fault for fault in (unit.fault, unit.lone_call) if fault is not None]
     faults.sort(key=lambda fault: (fault is not first, fault.position))
-    if unit.is_foreign:
+    # Two frameworks compute the same by different calls, so a lone call counts only if the judge blames it.
+    is_other_way = unit.is_foreign and unit.culprit is not Culprit.LONE
+    if is_other_way:
         faults = [fault for fault in faults if fault.only_on is None]
     for number, fault in enumerate(faults):
         other = "Then also" if fault.position > faults[0].position else "Before it also"
         for line in fault_lines(other if number else "First fault", fault, is_second=number > 0):
             console.print(line, soft_wrap=True)
-    if unit.is_foreign and unit.lone_call is not None:
+    if is_other_way and unit.lone_call is not None:
         for line in fault_lines("Without partner", unit.lone_call, is_foreign=True):
             console.print(line, soft_wrap=True)
-    if faults or (unit.is_foreign and unit.lone_call is not None):
+    if faults or unit.lone_call is not None:
         return
     if unit.first_difference is not None:
         line = f"Within the limits; the first row that differs at all is {unit.first_difference}."
@@ -241,7 +243,7 @@ def _verdict_line(result: ComparisonResult[UnitSummary], *, allows_incomplete: b
     if found is None:
         return Text("DIFFERENT: values differ.", style="bold red")
     unit, fault = found
-    if unit.is_foreign and fault.only_on is not None:
+    if unit.is_foreign and fault.only_on is not None and unit.culprit is not Culprit.LONE:
         return Text(
             f"DIFFERENT: calls have no partner, the first is {fault.entry}; what has one is within its limit.",
             style="bold red",

@@ -156,7 +156,8 @@ def test_a_planted_fault_is_named(recorded, fault, level):
     found = unit.first_fault
     module = next(entry for entry in (found.entry, found.parent) if names.is_module(entry))
     assert names.split_module(names.stem_of(module))[1] == FAULTY_MODULE[fault]
-    assert found.only_on is None
+    # Of the rotary embedding the multiplication that turns the sign is a call of its own, which only modules hide.
+    assert found.only_on == ("target" if (fault, level) == (Fault.ROPE, "mix") else None)
     assert found.is_culprit
     turned = compared(recorded("torch", "llama", level), recorded("mindspore", "llama", level, fault=fault))
     own = [entry for entry in (turned.first_fault.entry, turned.first_fault.parent) if names.is_module(entry)]
