@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 import openpyxl
 import pytest
-from msprobe.verl._compare.weights import Transfer, transfers
+from msprobe.verl._compare.weights import Transfer, assumed_precision, transfers
 from msprobe.verl._files import Weight, WeightsFile
 from rl_runs import Recipe, write_run
+
+from msprobe_core.judge.limits import Precision
 
 UNSENT = "model.layers.1.mlp.down_proj.weight"
 Run = Callable[..., tuple[int, str, str]]
@@ -206,3 +208,16 @@ class TestWrongInput:
         code, _, err = run("verl", "compare", "weights", root, "-o", tmp_path)
         assert code == 2
         assert "weights.json" in err
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "precision"),
+    [
+        (["torch.float64"], Precision.FLOAT64),
+        (["torch.float64", "torch.bfloat16"], Precision.BFLOAT16),
+        (["torch.int64"], Precision.FLOAT32),
+    ],
+    ids=["float64", "mixed", "integers"],
+)
+def test_limits_are_those_of_the_coarser_dtype(dtypes, precision):
+    assert assumed_precision(*dtypes) is precision

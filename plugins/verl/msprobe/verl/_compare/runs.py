@@ -14,13 +14,13 @@ import numpy as np
 from msprobe.verl._compare.modules import compare_modules
 from msprobe.verl._compare.recorded import Array, RecordedRun
 from msprobe.verl._compare.stage_tensors import StageTensors
-from msprobe.verl._compare.weights import coarser_of
+from msprobe.verl._compare.weights import assumed_precision
 from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.reading import is_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace
-from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, conventional
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import differs
 from msprobe_core.plugin import CompareError, DumpError
@@ -211,7 +211,7 @@ def _within(error: float, limit: float) -> Agreement:
 
 
 def _limit(*dtypes: str) -> float:
-    return conventional().relative.of(coarser_of(*dtypes) or Precision.FLOAT32)
+    return conventional().relative.of(assumed_precision(*dtypes))
 
 
 def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection[str]) -> Iterator[CheckResult]:
@@ -333,7 +333,7 @@ def _weights(
     worst = max(errors, key=lambda name: errors[name])
     dtypes = own[worst].dtype, other[worst].dtype
     # Norms average roundings out: a thousandth in float32 would hide a parameter that was not trained.
-    limit = min(_limit(*dtypes), 64 * UNIT_ROUNDOFF[coarser_of(*dtypes) or Precision.FLOAT32])
+    limit = min(_limit(*dtypes), 64 * UNIT_ROUNDOFF[assumed_precision(*dtypes)])
     agreement = _within(errors[worst], limit)
     name = worst if agreement is Agreement.DIFFERENT else "parameters"
     reason = f"{len(unequal)} of {len(common)} parameters have other bytes; the norm of {worst}"

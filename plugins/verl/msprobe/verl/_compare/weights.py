@@ -134,6 +134,12 @@ def coarser_of(*dtypes: str) -> Precision | None:
     return max(found, default=None)
 
 
+def assumed_precision(*dtypes: str) -> Precision:
+    """Return the coarser precision; float32 if none is a floating-point dtype."""
+    found = coarser_of(*dtypes)
+    return Precision.FLOAT32 if found is None else found  # float64 is 0, so not ``or``
+
+
 def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> dict[str, list[Weight]]:
     """Return by name of a fused parameter those that it is made of."""
     found: dict[str, list[Weight]] = {}
@@ -163,7 +169,7 @@ def _fused(received: Weight, parts: Sequence[Weight]) -> Transferred:
     error = _relative(received.l2, whole)
     if error is None:
         return made(transfer=Transfer.FUSED, reason=f"{named}; norms are not known")
-    precision = coarser_of(received.dtype, *(part.dtype for part in parts)) or Precision.FLOAT32
+    precision = assumed_precision(received.dtype, *(part.dtype for part in parts))
     is_cast = any(part.dtype != received.dtype for part in parts)
     allowed = _CAST_ROUNDOFFS * UNIT_ROUNDOFF[precision] if is_cast else UNIT_ROUNDOFF[Precision.FLOAT32]
     if error <= allowed:
