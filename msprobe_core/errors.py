@@ -70,3 +70,8 @@ def _escaped(character: str) -> str:
     code = ord(character)
     # A byte of a file name that is not UTF-8.
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()
+
+
+def clip(text: str, max_length: int = 200) -> str:
+    """Truncate text from a file, which may be of any length, for an error or a note."""
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"

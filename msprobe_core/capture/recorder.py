@@ -10,9 +10,9 @@ from msprobe_core.capture.backward_collector import BackwardCollector
 from msprobe_core.capture.batch_builder import BatchBuilder
 from msprobe_core.capture.call_selector import CallSelector
 from msprobe_core.capture.call_tree import CallTree
+from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.capture.parameter_gradients import ParameterGradients
 from msprobe_core.capture.recorded_call import PASSED_OVER, RecordedCall, as_results
-from msprobe_core.capture.recorder_adapters import ForwardWindow
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.stacks import StackCache

@@ -1,8 +1,7 @@
-"""Parts of a window: some forwards of the models, or one module only; and what wrappers put into names left out."""
+"""Recorders that record a part: one module only, or modules under the names that they have without wrappers."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -11,57 +10,6 @@ from msprobe_core.names import class_without_wrapper, module_stem, without_wrapp
 if TYPE_CHECKING:
     from msprobe_core.capture.recorder import Recorder
     from msprobe_core.protocols.recording import Call
-
-
-class ForwardWindow:
-    """Tells whether one of the selected forwards of a model is running; implements `CallWatcher`.
-
-    Each model counts its forwards, from 0. One that runs inside another's forward is part of that.
-    """
-
-    def __init__(self, first: int, last: int, roots: Collection[str]) -> None:
-        """Begin to count.
-
-        Args:
-            first: First forward that is recorded.
-            last: Last one, itself included.
-            roots: Paths of the models.
-        """
-        self._first = first
-        self._last = last
-        self._roots = frozenset(roots)
-        self._lock = threading.Lock()
-        self._counts: dict[str, int] = {}
-        self._depth = 0
-        self._is_selected = False
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether a selected forward is running, on any thread."""
-        return self._is_selected and self._depth > 0
-
-    @property
-    def covers_parameters(self) -> bool:
-        """Whether gradients of parameters that arrive now follow a selected forward: the last one that began."""
-        return self._is_selected
-
-    def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
-        """Whether this is one of the models."""
-        return path in self._roots
-
-    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
-        """Count a forward that begins."""
-        with self._lock:
-            if self._depth == 0:
-                number = self._counts.get(stem, 0)
-                self._counts[stem] = number + 1
-                self._is_selected = self._first <= number <= self._last
-            self._depth += 1
-
-    def after(self, stem: str) -> None:  # noqa: ARG002
-        """Note that a forward has ended."""
-        with self._lock:
-            self._depth -= 1
 
 
 class _RecorderAdapter:

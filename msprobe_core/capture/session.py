@@ -21,12 +21,11 @@ from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.unit_output import UnitOutput
 from msprobe_core.capture.window import Model, Window, Windows
 from msprobe_core.config import Config, TaskOptions
-from msprobe_core.errors import MsprobeError, SessionError
+from msprobe_core.errors import MsprobeError, SessionError, clip
 from msprobe_core.guard import described, kept
 from msprobe_core.model import EndState, Level, Task
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
-from msprobe_core.store.stored_dump import clip
 
 _logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from typing import Any
 from msprobe_core.capture.attachments import Attachments, watching
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.features.feature import Feature
+from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.capture.recorder import Recorder
-from msprobe_core.capture.recorder_adapters import ForwardWindow, SingleModuleRecorder, UnwrappingRecorder
+from msprobe_core.capture.recorder_adapters import SingleModuleRecorder, UnwrappingRecorder
 from msprobe_core.capture.schedule import Schedule
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.unit_output import UnitOutput

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from msprobe_core.errors import DumpError, MsprobeError, StoreError
+from msprobe_core.errors import DumpError, MsprobeError, StoreError, clip
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import Ending, Level, RunHeader
 from msprobe_core.store import layout
@@ -33,7 +33,7 @@ from msprobe_core.store.arrow_writer import MAX_BATCH_ROWS, ArrowStream
 from msprobe_core.store.ending import ending_in, sentence, sentence_of_empty
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
-from msprobe_core.store.stored_dump import clip, read_content
+from msprobe_core.store.stored_dump import read_content
 from msprobe_core.untrusted.files import open_plain
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]

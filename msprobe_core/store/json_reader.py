@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, clip
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, RunHeader, RunIdentity
 from msprobe_core.protocols.storage import Dump, Reader
 from msprobe_core.store import layout
 from msprobe_core.store.ending import ending_in
 from msprobe_core.store.json_pieces import OddDocumentError, read_pieces
-from msprobe_core.store.stored_dump import MAX_BYTES, StoredDump, clip, read_content
+from msprobe_core.store.stored_dump import MAX_BYTES, StoredDump, read_content
 from msprobe_core.untrusted.json_text import without_depth
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from msprobe_core.errors import DumpError
-from msprobe_core.store.stored_dump import clip, read_content
+from msprobe_core.errors import DumpError, clip
+from msprobe_core.store.stored_dump import read_content
 
 STATISTIC_FILE = "statistic.csv"
 MAPPING_FILE = "mapping.csv"

@@ -17,9 +17,8 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, clip
 from msprobe_core.fingerprint.checksums import crc32
-from msprobe_core.store.stored_dump import clip
 from msprobe_core.store.tensor_source import Storage, StoredTensor
 from msprobe_core.store.tensor_values import DTYPES
 from msprobe_core.untrusted.files import open_plain

@@ -105,11 +105,6 @@ class StoredDump(ABC):
         return open_tensor(self.tensor_path(file_name))
 
 
-def clip(text: str, max_length: int = 200) -> str:
-    """Truncate text from a file, which may be of any length, for an error or a note."""
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
-
-
 def read_content(path: Path) -> bytes:
     """Return the bytes of a file.
 

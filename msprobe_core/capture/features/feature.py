@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msprobe_core.capture.attachments import Attachments
-from msprobe_core.capture.recorder_adapters import ForwardWindow
+from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.capture.tensor_reader import CallCheck, TensorSink
 from msprobe_core.config import Config
 from msprobe_core.model import Batch

@@ -13,7 +13,7 @@ from msprobe_core import names
 from msprobe_core.capture.attachments import Attachments, watching
 from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.capture.features.feature import Feature, Host
-from msprobe_core.capture.recorder_adapters import ForwardWindow
+from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.config.schema import LoadOptions
 from msprobe_core.errors import DumpError
 from msprobe_core.model import MAX_DEPTH, Phase, Role, Site, SiteKind
