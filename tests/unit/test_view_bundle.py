@@ -17,6 +17,7 @@ from hatchling.builders.wheel import WheelBuilder
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "view_page"
 BUILT = REPOSITORY / "msprobe_core" / "view" / "page"
+WORDING = BUILT.parents[1] / "wording"
 MAX_BYTES = 2 << 20
 
 
@@ -156,6 +157,7 @@ def node_is_new_enough():
 def test_is_byte_for_byte_what_the_source_makes(tmp_path):
     copy = tmp_path / "view_page"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("node_modules", "dist", ".*"))
+    shutil.copytree(WORDING, tmp_path / "msprobe_core" / "wording")  # the page's templates are those of Python
     out = tmp_path / "out"
     environment = os.environ | {"MSPROBE_PAGE_OUT": str(out)}
     for command in (["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"], ["npm", "run", "--silent", "build"]):
