@@ -99,7 +99,7 @@ def _run(
 ) -> int:
     """Show the graph of a run, or of two side by side, on one page: `msprobe view` with established options."""
     del accepted  # the page always has what they ask for
-    from msprobe_core.view.graph_cache import Spool
+    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import Subject, requested
 
     if (input_path is None) == (target_path is None):
@@ -119,14 +119,14 @@ def _run(
     if rules is not None:
         asked = replace(asked, declared=rules)
     stem = f"{'build' if subject.golden is None else 'compare'}_{time.strftime('%Y%m%d%H%M%S')}"
-    with closing(Spool()) as spool:
-        data = built(subject, asked, spool)
-        write(data, spool, output_path / f"{stem}.html")
+    with closing(GraphCache()) as cache:
+        data = built(subject, asked, cache)
+        write(data, cache, output_path / f"{stem}.html")
         if file_type == "db":
             from msprobe_core.exports.offers import DATABASE
             from msprobe_core.plugins import registry
 
-            (path,) = registry().exports()[DATABASE].write(Page(data, spool, output_path, stem))
+            (path,) = registry().exports()[DATABASE].write(Page(data, cache, output_path, stem))
             click.echo(f"Database: {path}")
     return status_of_page(data, allows_incomplete=allows_incomplete)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
     from msprobe_core.view.build import ViewOptions
     from msprobe_core.view.data import Said, ViewData
-    from msprobe_core.view.graph_cache import Spool
+    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import Subject
 
 PAGE = "view.html"
@@ -78,7 +78,7 @@ def view(**given: Any) -> int:
     flags = ("is_served", "port", "overwrites", "allows_incomplete")
     is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
     asked = Asked(**given)
-    from msprobe_core.view.graph_cache import Spool
+    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import subject_of
     from msprobe_core.view.page_file import check_page
 
@@ -86,12 +86,12 @@ def view(**given: Any) -> int:
     if not is_served and not overwrites:
         check_page(path)
     subject = subject_of(asked.subject, asked.golden)
-    with closing(Spool()) as spool:
-        data = built(subject, asked, spool)
+    with closing(GraphCache()) as cache:
+        data = built(subject, asked, cache)
         if is_served:
-            serve(data, spool, port)
+            serve(data, cache, port)
         else:
-            write(data, spool, path)
+            write(data, cache, path)
     return status_of_page(data, allows_incomplete=allows_incomplete)
 
 
@@ -119,12 +119,12 @@ class Asked(Pairing):
     """How ranks are arranged, if given by options instead of a file."""
 
 
-def built(subject: Subject, asked: Asked, spool: Spool) -> ViewData:
+def built(subject: Subject, asked: Asked, cache: GraphCache) -> ViewData:
     """Return the data of a page, drawing a progress bar meanwhile."""
     from msprobe_core.view.build import build
 
     with progress_bar("looked at") as progress:
-        return build(subject.target, subject.golden, spool, _options(subject, asked), subject.location, progress)
+        return build(subject.target, subject.golden, cache, _options(subject, asked), subject.location, progress)
 
 
 def _options(subject: Subject, asked: Asked) -> ViewOptions:
@@ -172,19 +172,19 @@ def page_path(path: Path) -> Path:
     return path if is_file else path / PAGE
 
 
-def write(data: ViewData, spool: Spool, path: Path) -> None:
+def write(data: ViewData, cache: GraphCache, path: Path) -> None:
     """Write the page, and print its path."""
     from msprobe_core.findings import Finding
     from msprobe_core.view.data import said_of, text_of
     from msprobe_core.view.page_file import units_that_fit, write_page
     from msprobe_core.view.view_codes import ViewCode
 
-    units = units_that_fit(data, spool)
-    left_out = len(spool.sizes) - len(units)
+    units = units_that_fit(data, cache)
+    left_out = len(cache.sizes) - len(units)
     if left_out:
-        fields = {"count": left_out, "total": len(spool.sizes)}
+        fields = {"count": left_out, "total": len(cache.sizes)}
         data = replace_notes(data, said_of(Finding(ViewCode.NO_ROOM, fields=fields)))
-    size = write_page(data, spool, path, units)
+    size = write_page(data, cache, path, units)
     click.echo(printable(text_of(data.verdict.sentence)))
     for note in data.notes[-1:] if left_out else ():
         click.echo(f"note: {printable(text_of(note))}", err=True)
@@ -198,12 +198,12 @@ def replace_notes(data: ViewData, note: Said) -> ViewData:
     return msgspec.structs.replace(data, notes=[*data.notes, note])
 
 
-def serve(data: ViewData, spool: Spool, port: int) -> None:
+def serve(data: ViewData, cache: GraphCache, port: int) -> None:
     """Serve the page until Ctrl-C."""
     from msprobe_core.view.data import text_of
     from msprobe_core.view.serve import PageServer
 
-    with PageServer(data, spool, port) as server:
+    with PageServer(data, cache, port) as server:
         click.echo(printable(text_of(data.verdict.sentence)))
         click.echo(f"Page, for you on this machine until Ctrl-C: {server.url}")
         server.serve_forever()

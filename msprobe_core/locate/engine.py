@@ -34,7 +34,7 @@ from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.ranks import CausalOrder, ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
-from msprobe_core.locate.result import Decision, FaultKind, LocateResult, LocateVerdict, Shown, Suspect
+from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateResult, LocateVerdict, Suspect
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
@@ -421,7 +421,7 @@ def _suspect(
     )
 
 
-def _evidence(own: pl.DataFrame) -> list[Shown]:
+def _evidence(own: pl.DataFrame) -> list[EvidenceRow]:
     name = pl.coalesce("name_target", "name_golden")
     is_lone = pl.col("match") != Match.BOTH.value
     telling = own.filter((pl.col("excess") > 1) | (pl.col("argument_gap") > 0) | (is_lone & ~pl.col("is_equal")))
@@ -429,7 +429,7 @@ def _evidence(own: pl.DataFrame) -> list[Shown]:
     shown = (telling if telling.height else outputs).sort("excess", descending=True, maintain_order=True)
     columns = shown.select(name, FINDINGS, "score", "score_limit")
     return [
-        Shown(row, list(map(said, findings_of(cell))), score if score > 0 else None, limit if score > 0 else None)
+        EvidenceRow(row, list(map(said, findings_of(cell))), score if score > 0 else None, limit if score > 0 else None)
         for row, cell, score, limit in columns.head(_MAX_SHOWN).rows()
     ]
 

@@ -12,7 +12,7 @@ from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.locate.locate_codes import LocateCode
-from msprobe_core.locate.result import FaultKind, Shown, Suspect
+from msprobe_core.locate.result import EvidenceRow, FaultKind, Suspect
 from msprobe_core.model import Phase
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _suspect(finding: ReplicaFinding, step: int | None) -> Suspect:
         excess=float("inf"),
         input_score=0.0,
         reason=_reason(finding),
-        evidence=[Shown(finding.name, [Finding(LocateCode.REPLICA_VALUE)], None, None)],
+        evidence=[EvidenceRow(finding.name, [Finding(LocateCode.REPLICA_VALUE)], None, None)],
         parents=[],
         stack=[],
         position=finding.position,

@@ -106,7 +106,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Shown:
+class EvidenceRow:
     """One value as evidence.
 
     Attributes:
@@ -167,7 +167,7 @@ class Suspect:
     excess: float
     input_score: float
     reason: Finding
-    evidence: Sequence[Shown]
+    evidence: Sequence[EvidenceRow]
     parents: Sequence[str]
     stack: Sequence[str]
     position: int

@@ -9,7 +9,7 @@ import polars as pl
 
 from msprobe_core.monitoring.history import Monitored, Place, in_order
 
-PARTING = 0.01
+DIVERGED = 0.01
 """Relative difference of a statistic from which two trainings are reported as diverged.
 
 It is well above the effect of rounding on norms and extremes. The first difference of any size is reported as well.
@@ -26,7 +26,7 @@ _MAX_NAMED = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Departure:
+class Divergence:
     """The first place where values stop being finite or differ.
 
     Attributes:
@@ -52,7 +52,7 @@ class Departure:
     num_places: int
 
 
-def first_non_finite(run: Monitored) -> Departure | None:
+def first_non_finite(run: Monitored) -> Divergence | None:
     """Return the first value that is not finite; ``None`` if all are finite."""
     statistics = [name for name in run.statistics if name in ("norm", "max", "min", "mean")] or list(run.statistics)
     is_bad = [pl.col(name).is_not_null() & ~pl.col(name).is_finite() for name in statistics]
@@ -65,7 +65,7 @@ def first_non_finite(run: Monitored) -> Departure | None:
     return _first(found)
 
 
-def first_departure(target: Monitored, golden: Monitored, limit: float = PARTING) -> Departure | None:
+def first_divergence(target: Monitored, golden: Monitored, limit: float = DIVERGED) -> Divergence | None:
     """Return the first value with a differing statistic; ``None`` if there is none.
 
     Args:
@@ -105,7 +105,7 @@ def _relative(name: str, resolution: float) -> pl.Expr:
     )  # fmt: skip
 
 
-def _first(found: pl.DataFrame) -> Departure | None:
+def _first(found: pl.DataFrame) -> Divergence | None:
     if not found.height:
         return None
     found = in_order(found.filter(pl.col("step") == pl.col("step").min()))
@@ -113,7 +113,7 @@ def _first(found: pl.DataFrame) -> Departure | None:
     places = list(dict.fromkeys(_place(row) for row in found.iter_rows(named=True)))
     same = [row for row in found.iter_rows(named=True) if _place(row) == places[0]]
     statistic = first["_told"]
-    return Departure(
+    return Divergence(
         step=first["step"],
         place=places[0],
         ranks=sorted({row["rank"] for row in same}),

@@ -6,7 +6,7 @@ program wrote itself. Every other call that has such values hands on those of it
 concerned. A dump has no edges, so a value is known again by its shape and statistics, at last by its size.
 
 Inf is often made on purpose, for a mask, and is gone behind the next softmax; NaN is not. So what a call makes of NaN
-and Inf comes from the NaN, and an origin is judged by what became of it (`Harm`), not by when it was.
+and Inf comes from the NaN, and an origin is judged by what became of it (`Impact`), not by when it was.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OriginKind(str, Enum):
     CONSTANT = "constant"
 
 
-class Harm(IntEnum):
+class Impact(IntEnum):
     """What became of what an origin made."""
 
     NONE = 0  # finite again, or meant
@@ -96,17 +96,17 @@ class Origin:
         return self.kind is OriginKind.INPUT and is_low
 
     @property
-    def harm(self) -> Harm:
+    def impact(self) -> Impact:
         """What became of it."""
         if self.kind is OriginKind.CONSTANT:
             is_lost = self.first_nan is not None and (self.is_in_result or len(self.ranks) > 1)
-            return Harm.SERIOUS if self.is_in_gradient or is_lost else Harm.NONE
+            return Impact.SERIOUS if self.is_in_gradient or is_lost else Impact.NONE
         if self.first_nan is not None or self.is_in_gradient or len(self.ranks) > 1:
-            return Harm.SERIOUS
+            return Impact.SERIOUS
         is_unused = self.kind is OriginKind.UNINITIALISED and not self.num_handed_on
         if is_unused or (self.healers and self.kind is not OriginKind.WEIGHT):
-            return Harm.NONE
-        return Harm.SERIOUS if self.is_in_result else Harm.UNKNOWN
+            return Impact.NONE
+        return Impact.SERIOUS if self.is_in_result else Impact.UNKNOWN
 
 
 _UNINITIALISED = frozenset(

@@ -14,7 +14,7 @@ from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.causality import Order
 from msprobe_core.overflow.describe import Describer, Step
 from msprobe_core.overflow.overflow_codes import OverflowCode
-from msprobe_core.overflow.propagation import Harm, Origin, Spread
+from msprobe_core.overflow.propagation import Impact, Origin, Spread
 from msprobe_core.overflow.result import Harmless, OverflowOrigin, OverflowResult, RankNote, StepResult
 from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
 from msprobe_core.store.ending import ending_of, sentence
@@ -109,16 +109,16 @@ def _search_step(step: Step) -> StepResult:
     silent = {*step.ranks} - {*read.values}
     unheard = sorted({*broken, *silent, *(order.absent if order is not None else ())})
     describer = Describer(step, read.values, unheard if step.is_job else ())
-    by_harm: dict[Harm, list[Origin]] = {harm: [] for harm in Harm}
+    by_impact: dict[Impact, list[Origin]] = {impact: [] for impact in Impact}
     for origin in spread.origins:
-        by_harm[origin.harm].append(origin)
-    suspects = by_harm[Harm.SERIOUS] or by_harm[Harm.UNKNOWN]
+        by_impact[origin.impact].append(origin)
+    suspects = by_impact[Impact.SERIOUS] or by_impact[Impact.UNKNOWN]
     first = _earliest(suspects, order)
     # A call may be the first on many ranks: what all of them say is said once.
     chosen = set(map(id, first))
-    others = [*suspects, *(by_harm[Harm.UNKNOWN] if by_harm[Harm.SERIOUS] else ())]
+    others = [*suspects, *(by_impact[Impact.UNKNOWN] if by_impact[Impact.SERIOUS] else ())]
     further = sorted((origin for origin in others if id(origin) not in chosen), key=lambda o: _place(o, order))
-    harmless = by_harm[Harm.NONE]
+    harmless = by_impact[Impact.NONE]
     near = sorted(
         (RankNote(rank=step.shown(rank), value=value) for rank, own in read.values.items() for value in own.near_end),
         key=lambda note: -note.value.share,

@@ -8,7 +8,7 @@ from typing import Any
 
 from msprobe_core.confirm import Confirmation
 from msprobe_core.findings import content_of, noted, text_and_content
-from msprobe_core.locate.result import LocateResult, Shown, Suspect
+from msprobe_core.locate.result import EvidenceRow, LocateResult, Suspect
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_json
@@ -89,7 +89,7 @@ def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
         "input_score": _number(suspect.input_score),
         **text_and_content("reason", suspect.reason),
         "seen_at": suspect.seen_at,
-        "evidence": [_shown(each) for each in suspect.evidence],
+        "evidence": [_evidence_row(each) for each in suspect.evidence],
         "parents": list(suspect.parents),
         "stack": list(suspect.stack),
         **text_and_content("command", suspect.advice or noted("")),
@@ -99,13 +99,13 @@ def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
     }
 
 
-def _shown(shown: Shown) -> dict[str, Any]:
+def _evidence_row(row: EvidenceRow) -> dict[str, Any]:
     return {
-        "row": shown.row,
-        "message": " ".join(each.text for each in shown.findings),
-        "message_finding": [content_of(each) for each in shown.findings],
-        "score": _number(shown.score),
-        "limit": _number(shown.limit),
+        "row": row.row,
+        "message": " ".join(each.text for each in row.findings),
+        "message_finding": [content_of(each) for each in row.findings],
+        "score": _number(row.score),
+        "limit": _number(row.limit),
     }
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
-from msprobe_core.locate.result import CheckState, LocateResult, LocateVerdict, Shown, Suspect
+from msprobe_core.locate.result import CheckState, EvidenceRow, LocateResult, LocateVerdict, Suspect
 from msprobe_core.report.confirm import HEADLINES
 from msprobe_core.store.stack_text import frames_of_user
 
@@ -92,8 +92,8 @@ def _lines(number: int, suspect: Suspect) -> Iterator[Text]:
         yield Text(f"   The same is wrong with {suspect.num_alike:,} more calls of its kind at least.")
     if suspect.seen_at is not None:
         yield Text(f"   It shows beyond rounding at {suspect.seen_at}.")
-    for shown in suspect.evidence[:_MAX_SHOWN]:
-        yield Text(f"   {shown.row}  {_message(shown)}")
+    for row in suspect.evidence[:_MAX_SHOWN]:
+        yield Text(f"   {row.row}  {_message(row)}")
     if len(suspect.evidence) > _MAX_SHOWN:
         yield Text(f"   … and {len(suspect.evidence) - _MAX_SHOWN} more")
     frames = frames_of_user(suspect.stack)[:_MAX_FRAMES]
@@ -107,12 +107,12 @@ def _lines(number: int, suspect: Suspect) -> Iterator[Text]:
         yield Text(f"   Next: {suspect.advice}")
 
 
-def _message(shown: Shown) -> str:
-    if shown.findings:
-        return printable(" ".join(finding.text for finding in shown.findings))
-    if shown.score is None or not math.isfinite(shown.score):
+def _message(row: EvidenceRow) -> str:
+    if row.findings:
+        return printable(" ".join(finding.text for finding in row.findings))
+    if row.score is None or not math.isfinite(row.score):
         return "differs"
-    return f"{shown.score:.3g} times what rounding explains; {shown.limit:.3g} is allowed"
+    return f"{row.score:.3g} times what rounding explains; {row.limit:.3g} is allowed"
 
 
 def _verdict_line(result: LocateResult) -> Text:

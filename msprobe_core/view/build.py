@@ -52,7 +52,7 @@ from msprobe_core.view.data import (
     said_of,
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
@@ -106,17 +106,17 @@ class _Task:
 def build(
     target: Path,
     golden: Path | None,
-    spool: Spool,
+    cache: GraphCache,
     options: ViewOptions | None = None,
     location: Location | None = None,
     progress: ViewProgress | None = None,
 ) -> ViewData:
-    """Make the data of a page; graphs are in ``spool``, and null in what is returned.
+    """Make the data of a page; graphs are in ``cache``, and null in what is returned.
 
     Args:
         target: A run, a step, a rank's directory or a dump; or what a monitor has written.
         golden: The trusted run, of the same kind; ``None`` to look at one run.
-        spool: Takes the graphs, by index of the unit.
+        cache: Takes the graphs, by index of the unit.
         options: What to show.
         location: What an earlier search has found; the search is made if there is none.
         progress: Told what is done.
@@ -131,7 +131,7 @@ def build(
     check_exists(target)
     if any(holds_monitored_alone(path) for path in (target, golden) if path is not None):
         return monitored_data(target, golden, options.locate.chosen)
-    builder = _Builder(spool, options, progress or _tell_nobody)
+    builder = _Builder(cache, options, progress or _tell_nobody)
     if golden is None:
         return builder.of_run(target)
     return builder.of_pair(target, golden, location)
@@ -142,8 +142,8 @@ def _tell_nobody(done: int, total: int, label: str) -> None:
 
 
 class _Builder:
-    def __init__(self, spool: Spool, options: ViewOptions, progress: ViewProgress) -> None:
-        self._spool = spool
+    def __init__(self, cache: GraphCache, options: ViewOptions, progress: ViewProgress) -> None:
+        self._cache = cache
         self._options = options
         self._progress = progress
         self._overview = Overview()
@@ -173,16 +173,16 @@ class _Builder:
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _read_all(self, tasks: Sequence[DumpTask]) -> None:
-        """Have the calls of all dumps in the spool; one alone raises its error."""
+        """Have the calls of all dumps in the cache; one alone raises its error."""
         if len(tasks) == 1:
-            self._spool.put_calls(0, packed_dump(tasks[0]))
+            self._cache.put_calls(0, packed_dump(tasks[0]))
             self._progress(1, 1, tasks[0].label)
             return
         options = self._options.locate
         self._failed |= run_units(
             tasks,
             packed_dump,
-            self._spool.put_calls,
+            self._cache.put_calls,
             executor=options.executor,
             workers=options.workers,
             progress=lambda number, label: self._progress(number, len(tasks), label),
@@ -222,7 +222,7 @@ class _Builder:
         if isinstance(outcome, TaskLost):
             self._failed[number] = outcome.reason
         else:
-            self._spool.put_calls(number, outcome)
+            self._cache.put_calls(number, outcome)
 
     # --- all of them --------------------------------------------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class _Builder:
         self._notes += failed.values()
 
     def _calls_of(self, task: _Task, number: int) -> Calls | None:
-        content = self._spool.take_calls(number)
+        content = self._cache.take_calls(number)
         if content is None:
             return None
         unit = unpacked(content)
@@ -270,7 +270,7 @@ class _Builder:
             self._units.append(self._unit(task, None))
             return
         made = graph_of(calls, None if peers is None else peers.peers(task.rank))
-        self._spool.put(number, made.graph)
+        self._cache.put(number, made.graph)
         self._culprits = [_placed(each, made.graph) if each.unit == number else each for each in self._culprits]
         self._overview.add(calls, made, task.step, task.rank)
         self._units.append(self._unit(task, made))

@@ -13,7 +13,7 @@ from msprobe_core.view.data import Graph, encode
 _LEVEL = 6
 
 
-class Spool:
+class GraphCache:
     """Keeps calls and graphs by number of the unit until it is closed, for the owner only."""
 
     def __init__(self) -> None:

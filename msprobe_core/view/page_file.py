@@ -18,7 +18,7 @@ from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_text
 from msprobe_core.untrusted.paths import encode_json
 from msprobe_core.view.data import Unit, ViewData, encode
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 
 PLACEHOLDER = "<!--msprobe-data-->"
 MAX_BYTES = 256 << 20
@@ -55,12 +55,12 @@ def check_page(path: Path) -> None:
     refuse_foreign_text(path, "msprobe view", b'<meta name="msprobe-page-source"')
 
 
-def write_page(data: ViewData, spool: Spool, path: Path, units: Collection[int]) -> int:
+def write_page(data: ViewData, cache: GraphCache, path: Path, units: Collection[int]) -> int:
     """Write a page with its data; return its size in bytes.
 
     Args:
         data: With graphs that are null.
-        spool: Has the graphs.
+        cache: Has the graphs.
         path: Of the page; its directory is created if it is missing.
         units: Those whose graphs are in it.
 
@@ -72,7 +72,7 @@ def write_page(data: ViewData, spool: Spool, path: Path, units: Collection[int])
     with whole_file(path) as file:
         file.write(before.encode())
         file.write(b'<script type="application/octet-stream;base64" id="msprobe-data">')
-        _write_packed(document(data, spool, units), file)
+        _write_packed(document(data, cache, units), file)
         file.write(b"</script>")
         file.write(after.encode())
         return file.tell()
@@ -92,7 +92,7 @@ def served_page(source: dict[str, str]) -> bytes:
     return (before + element + after).encode()
 
 
-def units_that_fit(data: ViewData, spool: Spool, max_bytes: int = MAX_BYTES) -> list[int]:
+def units_that_fit(data: ViewData, cache: GraphCache, max_bytes: int = MAX_BYTES) -> list[int]:
     """Return the units whose graphs belong in one file: those of culprits first, then the worst, as many as fit."""
     culprits = {culprit.unit: i for i, culprit in reversed(list(enumerate(data.culprits)))}
 
@@ -103,26 +103,26 @@ def units_that_fit(data: ViewData, spool: Spool, max_bytes: int = MAX_BYTES) -> 
 
     chosen: list[int] = []
     left = max_bytes
-    for number in sorted(spool.sizes, key=key):
-        if spool.sizes[number] <= left or not chosen:
+    for number in sorted(cache.sizes, key=key):
+        if cache.sizes[number] <= left or not chosen:
             chosen.append(number)
-            left -= spool.sizes[number]
+            left -= cache.sizes[number]
     return sorted(chosen)
 
 
-def document(data: ViewData, spool: Spool, units: Collection[int]) -> Iterator[bytes]:
+def document(data: ViewData, cache: GraphCache, units: Collection[int]) -> Iterator[bytes]:
     """Yield the whole document in pieces, of which each holds one graph at the most.
 
     Args:
         data: With graphs that are null.
-        spool: Has the graphs.
+        cache: Has the graphs.
         units: Those whose graphs are in it.
     """
     yield b"{"
     for i, name in enumerate(data.__struct_fields__):
         yield b"%b%b:" % (b"," if i else b"", encode(name))
         if name == "units":
-            yield from _units(data.units, spool, units)
+            yield from _units(data.units, cache, units)
         else:
             yield encode(getattr(data, name))
     yield b"}"
@@ -131,13 +131,13 @@ def document(data: ViewData, spool: Spool, units: Collection[int]) -> Iterator[b
 _NO_GRAPH = b"null}"
 
 
-def _units(every: Collection[Unit], spool: Spool, chosen: Collection[int]) -> Iterator[bytes]:
+def _units(every: Collection[Unit], cache: GraphCache, chosen: Collection[int]) -> Iterator[bytes]:
     yield b"["
     for number, unit in enumerate(every):
         if number:
             yield b","
         own = encode(unit)
-        graph = spool.content(number) if number in chosen else None
+        graph = cache.content(number) if number in chosen else None
         assert own.endswith(_NO_GRAPH), "the graph is the last field, and it is null here"
         yield own if graph is None else own.removesuffix(_NO_GRAPH) + graph + b"}"
     yield b"]"

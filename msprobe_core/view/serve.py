@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from msprobe_core.errors import StoreError
 from msprobe_core.view.data import ViewData
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document, served_page
 
 _logger = logging.getLogger(__name__)
@@ -49,12 +49,12 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, data: ViewData, spool: Spool, port: int = 0) -> None:
+    def __init__(self, data: ViewData, cache: GraphCache, port: int = 0) -> None:
         """Begin to listen.
 
         Args:
             data: With graphs that are null.
-            spool: Has the graphs; stays open as long as the server.
+            cache: Has the graphs; stays open as long as the server.
             port: 0 for any that is free.
 
         Raises:
@@ -68,10 +68,10 @@ class PageServer(ThreadingHTTPServer):
             ) from error
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
-        self.spool = spool
+        self.cache = cache
         query = f"?token={self.token}"
         self.page = served_page({"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"})
-        self.index = gzip.compress(b"".join(document(data, spool, ())), mtime=0)
+        self.index = gzip.compress(b"".join(document(data, cache, ())), mtime=0)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # as the library calls it
         """Print nothing of a request that failed: anybody on this machine can send one to its owner's terminal."""
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, _JSON, self.server.index, is_packed=True)
         else:
             found = _UNIT.fullmatch(address.path)
-            graph = None if found is None else self.server.spool.compressed(int(found[1]))
+            graph = None if found is None else self.server.cache.compressed(int(found[1]))
             if graph is None:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such unit\n")
             else:

@@ -15,13 +15,13 @@ from msprobe_core.compare.reading import is_dump
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring import (
-    PARTING,
-    Departure,
+    DIVERGED,
+    Divergence,
     Monitored,
     Place,
     Quantity,
     find_monitored,
-    first_departure,
+    first_divergence,
     first_non_finite,
     num_shared,
     read_monitored,
@@ -59,7 +59,7 @@ _PHASES = {
     Quantity.PARAM_UPDATED.value: "optimizer",
 }
 _NUM_DIGITS = 7
-_LIMIT = 100 * PARTING
+_LIMIT = 100 * DIVERGED
 """In percent."""
 _MAX_RANKS = 4
 
@@ -137,28 +137,28 @@ def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFin
         if run is not None
         for note in run.notes
     ]
-    departure = first_non_finite(own) if other is None else first_departure(own, other)
-    verdict = _verdict_of_one(own, departure) if other is None else _verdict_of_two(own, other, departure)
-    first = [] if departure is None else [departure.place, *departure.others]
+    divergence = first_non_finite(own) if other is None else first_divergence(own, other)
+    verdict = _verdict_of_one(own, divergence) if other is None else _verdict_of_two(own, other, divergence)
+    first = [] if divergence is None else [divergence.place, *divergence.others]
     return MonitorFindings(verdict, _trends(own, other, first, notes), notes)
 
 
 # --- the sentence -------------------------------------------------------------------------------------------------
 
 
-def _verdict_of_one(run: Monitored, departure: Departure | None) -> Verdict:
-    if departure is None:
+def _verdict_of_one(run: Monitored, divergence: Divergence | None) -> Verdict:
+    if divergence is None:
         finite = Finding(TrendsCode.FINITE, fields={"extent": _extent(run)})
         return Verdict(State.NONE, said_of(finite), counts=Counts(run.frame.height))
     return Verdict(
         State.FAULT,
-        said_of(Finding(TrendsCode.NOT_FINITE, Level.ERROR, _place(departure))),
-        detail=[said_of(_others(departure)), said_of(Finding(TrendsCode.LOOKED_AT, fields={"extent": _extent(run)}))],
-        counts=Counts(run.frame.height, departure.num_places),
+        said_of(Finding(TrendsCode.NOT_FINITE, Level.ERROR, _place(divergence))),
+        detail=[said_of(_others(divergence)), said_of(Finding(TrendsCode.LOOKED_AT, fields={"extent": _extent(run)}))],
+        counts=Counts(run.frame.height, divergence.num_places),
     )
 
 
-def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure | None) -> Verdict:
+def _verdict_of_two(target: Monitored, golden: Monitored, divergence: Divergence | None) -> Verdict:
     total = num_shared(target, golden)
     if not total:
         raise CompareError(
@@ -166,52 +166,52 @@ def _verdict_of_two(target: Monitored, golden: Monitored, departure: Departure |
             f"the golden run {_extent(golden)}"
         )
     compared = Finding(TrendsCode.COMPARED, fields={"count": total, "limit": _LIMIT})
-    if departure is None:
+    if divergence is None:
         agree = Finding(TrendsCode.AGREE, fields={"limit": _LIMIT})
         return Verdict(State.AGREE, said_of(agree), detail=[said_of(compared)], counts=Counts(total))
-    detail = [_difference(departure), _others(departure)]
-    any_first = first_departure(target, golden, 0.0)
-    if any_first is not None and any_first.step < departure.step:
+    detail = [_difference(divergence), _others(divergence)]
+    any_first = first_divergence(target, golden, 0.0)
+    if any_first is not None and any_first.step < divergence.step:
         detail.append(Finding(TrendsCode.FIRST_DIFFERENCE, fields=_place(any_first)))
     return Verdict(
         State.FAULT,
-        said_of(_parting(departure)),
+        said_of(_parting(divergence)),
         detail=[said_of(each) for each in (*detail, compared)],
-        counts=Counts(total, departure.num_places),
+        counts=Counts(total, divergence.num_places),
     )
 
 
-def _place(departure: Departure) -> dict[str, Field]:
+def _place(divergence: Divergence) -> dict[str, Field]:
     """Return the fields that say where something happens: ``place`` and ``value``."""
-    parts = [Finding(TrendsCode.STEP, fields={"step": departure.step})]
-    if departure.place.micro_step:
-        parts.append(Finding(TrendsCode.MICRO_STEP, fields={"micro_step": departure.place.micro_step}))
-    ranks = departure.ranks
+    parts = [Finding(TrendsCode.STEP, fields={"step": divergence.step})]
+    if divergence.place.micro_step:
+        parts.append(Finding(TrendsCode.MICRO_STEP, fields={"micro_step": divergence.place.micro_step}))
+    ranks = divergence.ranks
     if len(ranks) == 1:
         parts.append(Finding(TrendsCode.RANK, fields={"rank": ranks[0]}))
     else:
         code = TrendsCode.RANKS if len(ranks) <= _MAX_RANKS else TrendsCode.MANY_RANKS
         parts.append(Finding(code, fields={"ranks": ranks[:_MAX_RANKS]}))
     place = Finding(TrendsCode.PLACE, fields={"parts": parts})
-    return {"place": place, "value": f"{departure.place.shown} ({departure.place.quantity})"}
+    return {"place": place, "value": f"{divergence.place.shown} ({divergence.place.quantity})"}
 
 
-def _parting(departure: Departure) -> Finding:
-    fields = {**_place(departure), "statistic": departure.statistic}
-    if departure.relative == float("inf"):
-        return Finding(TrendsCode.PART_NOT_FINITE, Level.ERROR, {**fields, "target": departure.target})
-    return Finding(TrendsCode.PART, Level.ERROR, {**fields, "percent": 100 * departure.relative})
+def _parting(divergence: Divergence) -> Finding:
+    fields = {**_place(divergence), "statistic": divergence.statistic}
+    if divergence.relative == float("inf"):
+        return Finding(TrendsCode.PART_NOT_FINITE, Level.ERROR, {**fields, "target": divergence.target})
+    return Finding(TrendsCode.PART, Level.ERROR, {**fields, "percent": 100 * divergence.relative})
 
 
-def _difference(departure: Departure) -> Finding:
-    fields = {"statistic": departure.statistic, "target": departure.target, "golden": departure.golden}
+def _difference(divergence: Divergence) -> Finding:
+    fields = {"statistic": divergence.statistic, "target": divergence.target, "golden": divergence.golden}
     return Finding(TrendsCode.DIFFERENCE, fields=fields)
 
 
-def _others(departure: Departure) -> Finding:
-    if departure.num_places == 1:
+def _others(divergence: Divergence) -> Finding:
+    if divergence.num_places == 1:
         return Finding(TrendsCode.ONLY_VALUE)
-    return Finding(TrendsCode.FIRST_OF, fields={"count": departure.num_places})
+    return Finding(TrendsCode.FIRST_OF, fields={"count": divergence.num_places})
 
 
 def _extent(run: Monitored) -> Finding:

@@ -21,7 +21,7 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.view.build import build
 from msprobe_core.view.data import Graph
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -457,10 +457,10 @@ def test_a_fault_of_the_second_pass_is_found_there(tmp_path):
 
 def test_view_shows_the_passes(tmp_path):
     golden = record_faulty(tmp_path / "golden")
-    spool = Spool()
-    build(golden, None, spool)
-    graph = msgspec.json.decode(spool.content(0), type=Graph)
-    spool.close()
+    cache = GraphCache()
+    build(golden, None, cache)
+    graph = msgspec.json.decode(cache.content(0), type=Graph)
+    cache.close()
     nodes = zip(graph.name, graph.label, graph.parent, strict=True)
     shown = {name: (label, graph.name[parent]) for name, label, parent in nodes}
     assert shown["Torch.tanh-pass1.0.backward"] == ("tanh.0 pass 1", "Module.trunk.Block-pass1.backward.0")

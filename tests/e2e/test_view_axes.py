@@ -16,7 +16,7 @@ from view_pages import write_page
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.view.build import build
 from msprobe_core.view.data import encode
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document
 from msprobe_core.view.trends import monitored_data
 
@@ -63,9 +63,9 @@ def pages(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages")
     record(directory / "golden")
     record(directory / "target", faulty_micro_step=1)
-    with closing(Spool()) as spool:
-        data = build(directory / "target", directory / "golden", spool)
-        micro = json.loads(b"".join(document(data, spool, range(len(data.units)))))
+    with closing(GraphCache()) as cache:
+        data = build(directory / "target", directory / "golden", cache)
+        micro = json.loads(b"".join(document(data, cache, range(len(data.units)))))
     made = {
         "micro": micro,
         "two": json.loads(encode(monitored_data(MONITOR / "target", MONITOR / "golden", Chosen()))),

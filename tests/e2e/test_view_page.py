@@ -24,7 +24,7 @@ from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.findings import Language, worded
 from msprobe_core.view.data import Graph, ViewData, encode, said_of
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.serve import PageServer
 from msprobe_core.view.trends import monitored_data
 
@@ -551,11 +551,11 @@ class TestPage:
 
 def test_served_graphs_come_when_they_are_looked_at(browser):
     data = msgspec.convert(example("comparison"), ViewData)
-    spool = Spool()
+    cache = GraphCache()
     for number, unit in enumerate(data.units):
-        spool.put(number, msgspec.convert(unit.graph, Graph))
+        cache.put(number, msgspec.convert(unit.graph, Graph))
     empty = [msgspec.structs.replace(unit, graph=None) for unit in data.units]
-    server = PageServer(msgspec.structs.replace(data, units=empty), spool)
+    server = PageServer(msgspec.structs.replace(data, units=empty), cache)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -573,7 +573,7 @@ def test_served_graphs_come_when_they_are_looked_at(browser):
         server.shutdown()
         thread.join()
         server.server_close()
-        spool.close()
+        cache.close()
 
 
 def test_fifty_thousand_nodes(browser, tmp_path):

@@ -14,7 +14,7 @@ import view_training
 from jobs import run_job
 
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document
 
 PLACE = Path(__file__).parents[1] / "data" / "view"
@@ -38,10 +38,10 @@ def main() -> None:
         ("dump", run / "golden", None),
         ("comparison", run / "target", run / "golden"),
     ):
-        spool = Spool()
-        data = build(target, golden, spool)
-        text = b"".join(document(data, spool, range(len(data.units)))).decode()
-        spool.close()
+        cache = GraphCache()
+        data = build(target, golden, cache)
+        text = b"".join(document(data, cache, range(len(data.units)))).decode()
+        cache.close()
         content = neutral(text, run).encode()
         (PLACE / f"{name}.json.gz").write_bytes(gzip.compress(content, mtime=0))
 

@@ -17,12 +17,12 @@ from msprobe_core.cli.view import view as command
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding
-from msprobe_core.monitoring import find_monitored, first_departure, first_non_finite, is_monitored, read_monitored
+from msprobe_core.monitoring import find_monitored, first_divergence, first_non_finite, is_monitored, read_monitored
 from msprobe_core.monitoring.monitoring_codes import MonitoringCode
 from msprobe_core.view import trends
 from msprobe_core.view.build import ViewOptions, build
 from msprobe_core.view.data import Kind, State
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.trends import monitored_data
 from msprobe_core.view.trends_codes import TrendsCode
 
@@ -153,7 +153,7 @@ def test_one_rank_and_the_default_directory_are_found(tmp_path):
 
 
 def test_the_first_value_that_departs_is_the_planted_one():
-    found = first_departure(read_monitored(TARGET), read_monitored(GOLDEN))
+    found = first_divergence(read_monitored(TARGET), read_monitored(GOLDEN))
     assert (found.step, found.place.quantity, found.place.name, found.place.micro_step) == (2, "actv", "fc2.input", 0)
     assert (list(found.ranks), found.statistic) == ([1], "norm")
     assert found.relative == pytest.approx(0.5)
@@ -171,16 +171,16 @@ def test_what_the_decimals_cannot_tell_is_no_difference(tmp_path):
     for name, norm in (("t", "0.000002"), ("g", "0.000001"), ("far", "0.000004")):
         write(tmp_path / name / "a-rank0-x", HEADER + f"0,w,0,{norm},[3],torch.float32\n")
     runs = {name: read_monitored(tmp_path / name) for name in ("t", "g", "far")}
-    assert first_departure(runs["t"], runs["g"]) is None
-    assert first_departure(runs["far"], runs["g"]) is not None
+    assert first_divergence(runs["t"], runs["g"]) is None
+    assert first_divergence(runs["far"], runs["g"]) is not None
 
 
 def test_nan_beside_a_number_departs_and_beside_nan_does_not(tmp_path):
     for name, norm in (("t", "nan"), ("g", "1.0")):
         write(tmp_path / name / "a-rank0-x", HEADER + f"0,w,0,{norm},[3],torch.float32\n")
     nan, one = read_monitored(tmp_path / "t"), read_monitored(tmp_path / "g")
-    assert first_departure(nan, one).relative == math.inf
-    assert first_departure(nan, nan) is None
+    assert first_divergence(nan, one).relative == math.inf
+    assert first_divergence(nan, nan) is None
 
 
 def test_within_a_step_forward_comes_before_gradients_and_these_before_updates(tmp_path):
@@ -244,8 +244,8 @@ def test_a_monitor_beside_dumps_adds_its_trends(tmp_path):
         shutil.copytree(source, tmp_path / name)
         data = {"Torch.relu.0.forward": {"input_args": [tensor([1.0, 2.0])], "output": [tensor([1.0, 2.0])]}}
         write_dump(tmp_path / name / "step0" / "rank0", data)
-    with closing(Spool()) as spool:
-        data = build(tmp_path / "target", tmp_path / "golden", spool, ViewOptions())
+    with closing(GraphCache()) as cache:
+        data = build(tmp_path / "target", tmp_path / "golden", cache, ViewOptions())
     assert data.kind is Kind.COMPARISON
     assert data.verdict.state is State.AGREE
     assert {each.origin for each in data.trends} == {"monitor"}

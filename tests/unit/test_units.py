@@ -26,7 +26,7 @@ from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report import TableOptions
 from msprobe_core.report.files import ResultFiles
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.suspects import location_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals")
@@ -49,8 +49,8 @@ def calibrated(root, progress):
 
 
 def viewed(root, progress):
-    with closing(Spool()) as spool:
-        found = build(root / "target", root / "golden", spool, progress=progress)
+    with closing(GraphCache()) as cache:
+        found = build(root / "target", root / "golden", cache, progress=progress)
     return found.notes, [unit.rank for unit in found.units if unit.nodes]
 
 
@@ -191,9 +191,9 @@ def test_a_page_compares_each_pair_once(runs, monkeypatch, has_location):
         return plain(pair, options, **kwargs)
 
     monkeypatch.setattr(engine, "compare_unit", counted)
-    with closing(Spool()) as spool:
+    with closing(GraphCache()) as cache:
         page = build(
-            root / "target", root / "golden", spool, location=None if located is None else location_of(located)
+            root / "target", root / "golden", cache, location=None if located is None else location_of(located)
         )
     assert compared == [unit.label for unit in page.units]
     assert len(compared) == 6

@@ -26,7 +26,7 @@ from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.view import view, write
 from msprobe_core.errors import StoreError
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import Spool
+from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.serve import PageServer
 
 X = np.random.default_rng(5).standard_normal((4, 8))
@@ -115,9 +115,9 @@ def test_ranks_are_arranged_as_the_options_say(tmp_path):
 
 @contextmanager
 def served(tmp_path, factor=1.5):
-    spool = Spool()
-    data = build(dump(tmp_path / "t", factor), dump(tmp_path / "g"), spool)
-    with PageServer(data, spool) as server:
+    cache = GraphCache()
+    data = build(dump(tmp_path / "t", factor), dump(tmp_path / "g"), cache)
+    with PageServer(data, cache) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -125,7 +125,7 @@ def served(tmp_path, factor=1.5):
         finally:
             server.shutdown()
             thread.join()
-    spool.close()
+    cache.close()
 
 
 def ask(server, path, *, method="GET", **headers):
@@ -208,7 +208,7 @@ def test_a_defect_is_told_to_who_debugs_it(tmp_path, capfd, caplog, monkeypatch)
 
 def test_a_port_that_is_taken_is_a_sentence(tmp_path):
     with served(tmp_path) as server, pytest.raises(StoreError, match="give another --port"):
-        PageServer(build(tmp_path / "t", None, server.spool), server.spool, server.server_port)
+        PageServer(build(tmp_path / "t", None, server.cache), server.cache, server.server_port)
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
@@ -253,11 +253,11 @@ def test_ranks_that_share_a_layer_are_merged(tmp_path):
 
 
 def test_graphs_that_a_file_has_no_room_for_are_said(tmp_path, capsys):
-    spool = Spool()
-    data = build(ranks(tmp_path / "t"), None, spool)
-    spool.sizes = dict.fromkeys(spool.sizes, 150 << 20)
-    write(data, spool, tmp_path / "page.html")
-    spool.close()
+    cache = GraphCache()
+    data = build(ranks(tmp_path / "t"), None, cache)
+    cache.sizes = dict.fromkeys(cache.sizes, 150 << 20)
+    write(data, cache, tmp_path / "page.html")
+    cache.close()
     shown = capsys.readouterr()
     assert "graphs that the file has no room for: 3 of 4; --serve shows all of them" in shown.err
     packed = re.search(r'id="msprobe-data">([^<]*)<', (tmp_path / "page.html").read_text())[1]

@@ -16,7 +16,7 @@ import math
 import polars as pl
 
 from msprobe_core.judge.noise.measures import MEASURES, Measure
-from msprobe_core.judge.noise.null_distribution import Null, Nulls
+from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
 from msprobe_core.judge.noise.operations import Operations
 from msprobe_core.judge.noise.rounding import least
 
@@ -26,8 +26,10 @@ ROUNDINGS = 0.35
 _AVERAGED = 2.0
 """How many times what independent rows explain the averaged measures are off."""
 
-CLOSED_NULLS: Nulls = {
-    measure: Null(dof=30.0, factor=0.35, is_log=True) if measure is Measure.REL_L2 else Null(dof=8.0, factor=1.0)
+CLOSED_NULLS: ScoreDistributions = {
+    measure: ScoreDistribution(dof=30.0, factor=0.35, is_log=True)
+    if measure is Measure.REL_L2
+    else ScoreDistribution(dof=8.0, factor=1.0)
     for measure in MEASURES
 }
 """Wider than those of a measured profile: a formula knows nothing of the row."""

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.judge.noise import student
 from msprobe_core.judge.noise.measures import MEASURES, Measure
-from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS, MOST_LIMIT, Null, Nulls
+from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS, MOST_LIMIT, ScoreDistribution, ScoreDistributions
 from msprobe_core.judge.noise.rounding import least
 
 Array: TypeAlias = NDArray[Any]
@@ -74,7 +74,7 @@ class Estimate:
     """
 
     floors: pl.DataFrame
-    nulls: Nulls
+    nulls: ScoreDistributions
 
 
 def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated: bool = False) -> Estimate:
@@ -94,7 +94,7 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated:
     distance, _ = _distances(_matrix(errors, DISTANCE), kinds, _numbers(rows, "roundoff"))
     rows = rows.with_columns(pl.Series(DISTANCE, distance).fill_nan(None))
     floors: dict[str, Array] = {}
-    nulls: dict[Measure, Null] = {}
+    nulls: dict[Measure, ScoreDistribution] = {}
     for measure in MEASURES:
         found = _matrix(errors, measure.column)
         is_unbounded = is_state & (are_updated and measure in _EXTREMES)
@@ -190,7 +190,7 @@ def _grouped(values: Array, is_known: Array, kinds: _Kinds) -> _Grouped:
     return _Grouped(means, float(squares.sum() / max(dof, 1)))
 
 
-def _distances(errors: Array, kinds: _Kinds, lower: Array) -> tuple[Array, Null]:
+def _distances(errors: Array, kinds: _Kinds, lower: Array) -> tuple[Array, ScoreDistribution]:
     """Return floors of a measure that has nearly the same size each time."""
     num_repeats = errors.shape[1]
     with np.errstate(invalid="ignore"):
@@ -203,7 +203,7 @@ def _distances(errors: Array, kinds: _Kinds, lower: Array) -> tuple[Array, Null]
     centre = share * means + (1 - share) * grouped.means
     with np.errstate(invalid="ignore", divide="ignore"):
         known = np.where(is_known, np.exp(centre + spread**2), _rms(errors))
-    null = Null(dof=30.0, factor=_widened_log(logs[is_known], spread), is_log=True)
+    null = ScoreDistribution(dof=30.0, factor=_widened_log(logs[is_known], spread), is_log=True)
     return np.where(np.isnan(known), np.nan, np.fmax(known, lower)), null
 
 
@@ -261,7 +261,9 @@ def _excess(scores: Array, dof: float, *, is_two_sided: bool) -> float:
     return min(max(ratios), _WIDEST)
 
 
-def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array, has_rows: Any) -> tuple[Array, Null]:
+def _signed(
+    errors: Array, kinds: _Kinds, lower: Array, distance: Array, has_rows: Any
+) -> tuple[Array, ScoreDistribution]:
     """Return floors of a measure with a sign, by empirical Bayes.
 
     Args:
@@ -278,7 +280,7 @@ def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array, has_row
     prior, variances = _prior(errors, is_known, kinds, lower, unit)
     found = _floor(errors, is_known, prior, variances, lower, unit)
     if num_repeats < 2:
-        return found, Null(dof=prior + num_repeats, factor=1.0)
+        return found, ScoreDistribution(dof=prior + num_repeats, factor=1.0)
     scores: list[Array] = []
     for left_out in range(num_repeats):
         others = np.delete(errors, left_out, axis=1)
@@ -287,7 +289,7 @@ def _signed(errors: Array, kinds: _Kinds, lower: Array, distance: Array, has_row
     excess = _excess(np.concatenate([each[is_known] for each in scores]), prior + num_repeats - 1, is_two_sided=True)
     telling = np.concatenate([each[is_known & has_rows] for each in scores])
     most = MOST_LIMIT if telling.size < _FEWEST_SCORES else min(_BEYOND * float(telling.max()), MOST_LIMIT)
-    return found, Null(dof=prior + num_repeats, factor=excess, most=most)
+    return found, ScoreDistribution(dof=prior + num_repeats, factor=excess, most=most)
 
 
 def _prior(errors: Array, is_known: Array, kinds: _Kinds, lower: Array, unit: Array) -> tuple[float, Array]:

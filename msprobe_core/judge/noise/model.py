@@ -22,7 +22,7 @@ from msprobe_core.judge.noise.rounding import least, with_sizes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from msprobe_core.judge.noise.null_distribution import Null
+    from msprobe_core.judge.noise.null_distribution import ScoreDistribution
 
 ALPHA = 0.01
 """How many of a hundred comparisons of healthy runs may have a row over its limit, if scores are distributed as the
@@ -216,7 +216,7 @@ def _scored(rows: pl.DataFrame, measured: UnitNoise | None, alpha: float, of_run
     share = alpha / max(sum(cells.row(0)), 1)
     is_measured = {measure: pl.col(_floor(measure)).is_not_null() for measure in MEASURES}
 
-    def by_null(measure: Measure, value: Callable[[Null], float]) -> pl.Expr:
+    def by_null(measure: Measure, value: Callable[[ScoreDistribution], float]) -> pl.Expr:
         by_formula = pl.lit(value(CLOSED_NULLS[measure]))
         if nulls is None:
             return by_formula

@@ -28,7 +28,7 @@ extremes and vectors.
 MOST_LIMIT = 1e3
 
 
-class Null(msgspec.Struct, frozen=True):
+class ScoreDistribution(msgspec.Struct, frozen=True):
     """The distribution of a healthy row's score ``error / floor``.
 
     Attributes:
@@ -63,4 +63,4 @@ def _quantile(dof: float, factor: float, is_log: bool, probability: float) -> fl
     return math.exp(min(quantile, 50.0)) if is_log else quantile
 
 
-Nulls = Mapping[Measure, Null]
+ScoreDistributions = Mapping[Measure, ScoreDistribution]

@@ -31,7 +31,7 @@ import polars as pl
 
 from msprobe_core.errors import CompareError
 from msprobe_core.judge.noise.measures import MEASURES, Measure
-from msprobe_core.judge.noise.null_distribution import Null, Nulls
+from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
 from msprobe_core.store import layout
 from msprobe_core.untrusted.files import most_unfolded, open_plain
 from msprobe_core.untrusted.parquet import check_parquet
@@ -77,7 +77,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int
     perturbation: str
     identity: str
-    nulls: dict[str, Null]
+    nulls: dict[str, ScoreDistribution]
     parameters_vary: bool = False
 
 
@@ -94,7 +94,7 @@ class UnitNoise:
     """
 
     rows: pl.DataFrame
-    nulls: Nulls
+    nulls: ScoreDistributions
     repeats: int
     perturbation: str
     parameters_vary: bool
@@ -165,7 +165,7 @@ class NoiseProfile:
             raise self._no_profile(f"its version is {about.version}, and {VERSION} is read")
         return about
 
-    def _nulls(self, about: About) -> dict[Measure, Null]:
+    def _nulls(self, about: About) -> dict[Measure, ScoreDistribution]:
         known = {measure.value: measure for measure in MEASURES}
         for name, null in about.nulls.items():
             if name not in known or not (
