@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
+
+SLICE = 1 << 16
+"""Rows that are worked on at once where no row needs another: what is in between then takes some tens of MB at most."""
 
 
 def joined(rows: pl.DataFrame, found: pl.DataFrame, *, on: str) -> pl.DataFrame:
@@ -17,6 +22,17 @@ def joined(rows: pl.DataFrame, found: pl.DataFrame, *, on: str) -> pl.DataFrame:
     """
     added = rows.select(on).join(found, on=on, how="left", maintain_order="left").drop(on)
     return rows.hstack(added)
+
+
+def with_added(rows: pl.DataFrame, work: Callable[[pl.DataFrame], pl.DataFrame]) -> pl.DataFrame:
+    """Return ``rows`` with the columns that ``work`` makes of each slice of them, in place of those of the same name.
+
+    Args:
+        rows: Keep their order, and their other columns without a copy.
+        work: Computes each row from that row alone, and returns as many rows as it is given.
+    """
+    added = pl.concat([work(part) for part in rows.iter_slices(SLICE)] or [work(rows)], rechunk=True)
+    return rows.with_columns(added.get_columns())
 
 
 def numbered(texts: pl.Series) -> pl.Series:

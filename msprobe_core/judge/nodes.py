@@ -15,6 +15,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.discrete_ops import DECIDES, api_of
+from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.limits import LimitTable, roundoff_of
 from msprobe_core.judge.noise.carried import SUMMED
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
@@ -107,11 +108,30 @@ def with_scores(
         is_first_step: Whether parameters are those that the runs began with.
         is_foreign: Whether the two are of different frameworks. The closed form then knows what each call rounds.
     """
+    given = given_parameters(rows, limits, parents)
+    explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
+    rows = rows.with_columns(is_parameter=pl.int_range(pl.len(), dtype=pl.UInt32).is_in(given.implode()))
+    scored = with_added(rows, lambda part: _scored(part, explained, is_first_step=is_first_step))
+    # Between two frameworks the closed form already knows what each call rounds.
+    has_own_rounding = RoundingRule.OWN_ROUNDING.is_on and not is_foreign
+    scored = scored.with_columns(local_excess=local_excess(rows) if has_own_rounding else pl.lit(0.0))
+    return _with_singled_out(scored if is_first_step else with_updated_parameters(scored))
+
+
+_SCORES = ("score", "score_limit", "excess", "roundings", "is_equal", "is_parameter", "is_argument", "argument_gap")
+
+
+def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.DataFrame:
+    """Return what `with_scores` adds to rows by themselves.
+
+    Args:
+        rows: Judged; ``is_parameter`` says of arguments whether they are parameters.
+        explained: How many round-offs are explained where nothing measures noise.
+        is_first_step: Whether parameters are those that the runs began with.
+    """
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_pair = pl.col("match") == Match.BOTH.value
     is_input = pl.col("role") == Role.INPUT.value
-    has_own_rounding = RoundingRule.OWN_ROUNDING.is_on and not is_foreign
-    explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
     roundings = pl.lit(0.0)
     if "score" not in rows.columns:
         # Without a measure of noise, what equal inputs became says more than a limit.
@@ -120,9 +140,6 @@ def with_scores(
         is_argument = is_error & is_pair & is_input & is_number
         roundings = pl.when(is_argument).then(INFINITE).when(roundings.is_finite()).then(roundings).fill_null(0.0)
         rows = rows.with_columns(score=pl.col("judged_error") / pl.col("limit"), score_limit=pl.lit(1.0))
-    is_given = pl.int_range(pl.len()).is_in(
-        given_parameters(rows, limits, parents, which=is_error | (pl.col("judged_error") > 0))
-    )
     both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
     # Another kernel may return what this one does not, as attention its weights; that alone changes no value.
     is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value
@@ -136,7 +153,7 @@ def with_scores(
     is_float = pl.any_horizontal(*[pl.col(f"type_{side}") == "float" for side in _SIDES])
     larger = pl.max_horizontal(*[pl.col(f"max_{side}").abs() for side in _SIDES])
     gap = (pl.col("max_target") - pl.col("max_golden")).abs() / larger
-    is_parameter = (pl.col("role") == Role.PARAMETERS.value) | (is_given & is_input)
+    is_parameter = (pl.col("role") == Role.PARAMETERS.value) | pl.col("is_parameter")
     # Frameworks spell one dtype in their own ways.
     dtypes = [pl.col(f"dtype_{side}").str.to_lowercase().str.strip_prefix("torch.") for side in _SIDES]
     is_weight = is_parameter & (dtypes[0] == dtypes[1])
@@ -159,10 +176,7 @@ def with_scores(
             .when(is_error & is_pair).then(pl.max_horizontal("ratio", 1.0 + 1e-9))
             .otherwise(pl.min_horizontal("ratio", 1.0)),
         )
-        .drop("ratio")
-        .with_columns(local_excess=local_excess(rows) if has_own_rounding else pl.lit(0.0))
-        .pipe(lambda scored: scored if is_first_step else with_updated_parameters(scored))
-        .pipe(_with_singled_out)
+        .select(*_SCORES)
     )  # fmt: skip
 
 
@@ -208,13 +222,17 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     lacks of a forward that both have.
     """
     nodes = _nodes_of(rows)
-    made = rows.filter(pl.col("entry").is_in(nodes.filter("is_open")["entry"].to_list()) & (pl.col("excess") > 1))
-    values = made.filter(pl.col("role") == Role.OUTPUT.value).select(value_of_row()).to_series().to_list()
-    if not values:
+    open_entries = nodes.filter("is_open")["entry"].to_list()
+    beyond = rows.lazy().with_row_index("row").filter(pl.col("excess") > 1)
+    beyond = beyond.select("row", "entry", "role", value=value_of_row()).collect() if open_entries else pl.DataFrame()
+    if beyond.is_empty():
         return nodes
     # What nothing is said against where it is made, nothing is said against where it is used.
-    excess = pl.when(value_of_row().is_in(values)).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
-    return _nodes_of(rows.with_columns(excess=excess))
+    made = beyond.filter(pl.col("entry").is_in(open_entries) & (pl.col("role") == Role.OUTPUT.value))
+    unsaid = beyond.filter(pl.col("value").is_in(made["value"].implode()))["row"]
+    is_unsaid = pl.int_range(pl.len(), dtype=pl.UInt32).is_in(unsaid.implode())
+    excess = pl.when(is_unsaid).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
+    return nodes if made.is_empty() else _nodes_of(rows.with_columns(excess=excess))
 
 
 def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -229,7 +247,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         rows = rows.with_columns(noise_floor=pl.lit(0.0))
     parts = {"input": tensors, "parameter": pl.col("is_parameter"), "output": is_output}
     largest = {
-        f"{part}_{what}": pl.col(what).filter(condition).max().fill_null(0.0)
+        f"{part}_{what}": _of(condition, what).max().fill_null(0.0)
         for part, condition in parts.items()
         for what in ("excess", "score")
     }
@@ -239,23 +257,23 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             phase=pl.col("phase").first(),
             entry_golden=pl.col("entry_golden").first(),
             only_on=pl.when(is_lone.all()).then(pl.col("match").cast(pl.String).first().str.slice(5)),
-            inputs_equal=pl.col("is_equal").filter(tensors | pl.col("is_parameter")).all(),
+            inputs_equal=_of(tensors | pl.col("is_parameter"), "is_equal").all(),
             arguments_differ=(pl.col("is_argument") & is_error).any(),
             argument_gap=pl.col("argument_gap").max().fill_null(0.0),
             local_excess=pl.col("local_excess").max(),
-            roundings_excess=pl.col("roundings").filter(is_output).max().fill_null(0.0),
-            argument_excess=pl.col("roundings").filter("is_argument").max().fill_null(0.0),
+            roundings_excess=_of(is_output, "roundings").max().fill_null(0.0),
+            argument_excess=_of(pl.col("is_argument"), "roundings").max().fill_null(0.0),
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             is_unmatched=is_unmatched.any(),
             is_added_up=is_sum().any() & ~is_lone.all(),
             # What is excused, as results that one of two frameworks returns besides, is not unmatched.
             parts_missing=(is_unmatched & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
-            other_input_excess=pl.col("excess").filter(tensors & ~is_discrete).max().fill_null(0.0),
+            other_input_excess=_of(tensors & ~is_discrete, "excess").max().fill_null(0.0),
             may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
             takes_values=(~is_discrete & is_output & _is_tensor()).any(),
-            parameters_equal=pl.col("is_equal").filter(pl.col("role") == Role.PARAMETERS.value).all(),
-            input_noise=pl.col("noise_floor").filter(tensors | pl.col("is_parameter")).max().fill_null(0.0),
+            parameters_equal=_of(pl.col("role") == Role.PARAMETERS.value, "is_equal").all(),
+            input_noise=_of(tensors | pl.col("is_parameter"), "noise_floor").max().fill_null(0.0),
             **largest,
         )
         .with_row_index("position")
@@ -295,6 +313,11 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             .otherwise(pl.max_horizontal("output_excess", "local_excess")),
         )
     )
+
+
+def _of(condition: pl.Expr, column: str) -> pl.Expr:
+    """Return a column where the condition holds, null elsewhere: to filter in a group keeps a list of rows for each."""
+    return pl.when(condition).then(column)
 
 
 def _is_open(nodes: pl.DataFrame) -> pl.Expr:

@@ -8,7 +8,10 @@ each measure.
 from __future__ import annotations
 
 import polars as pl
+from polars import selectors as cs
 
+from msprobe_core.judge.columns import SKETCH_ERROR
+from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.rounding import least, with_sizes
 from msprobe_core.model import Role
@@ -21,16 +24,28 @@ measures of calls whose rounding is shared by all elements of a row, as in a nor
 """
 
 
+_READ = (
+    *("role", "judged_error", "precision", "shape_golden", "numel_golden", "norm_golden", "max_golden", "min_golden"),
+    *(f"{name}_diff" for name in ("norm", "mean", "max", "min")),
+    *("euclidean", "largest_abs", "scale", SKETCH_ERROR),
+)
+"""The columns that measures are made of; the last four where tensors or sketches were compared."""
+
+
 def local_excess(rows: pl.DataFrame) -> pl.Series:
     """Return, of each row that a call made, its error in units of what is allowed of that call alone; 0 of others.
 
     Args:
         rows: Judged.
     """
-    numbered = rows.with_row_index("row")
+    return with_added(rows.select(cs.by_name(*_READ, require_all=False)), _local_excess)["local_excess"]
+
+
+def _local_excess(rows: pl.DataFrame) -> pl.DataFrame:
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
-    made = numbered.filter(is_made & (pl.col("judged_error") > 0) & pl.col("precision").is_not_null())
+    made = rows.with_row_index("row").filter(is_made & (pl.col("judged_error") > 0) & pl.col("precision").is_not_null())
     measured = with_sizes(with_measures(made))
     scores = [pl.col(measure.column) / least(measure, pl.col("roundoff")) for measure in MEASURES]
-    found = measured.select("row", excess=(pl.max_horizontal(scores) / ALLOWED).fill_nan(None).fill_null(0.0))
-    return numbered.select("row").join(found, on="row", how="left", maintain_order="left")["excess"].fill_null(0.0)
+    found = measured.select("row", local_excess=(pl.max_horizontal(scores) / ALLOWED).fill_nan(None).fill_null(0.0))
+    numbers = rows.select(row=pl.int_range(pl.len(), dtype=pl.UInt32))
+    return numbers.join(found, on="row", how="left", maintain_order="left").select(pl.col("local_excess").fill_null(0.0))

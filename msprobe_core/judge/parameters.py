@@ -16,6 +16,7 @@ _STATE = ("weight", "bias", "running_mean", "running_var")
 """Names under which calls get parameters and other state of a module."""
 
 _SIDES = ("target", "golden")
+_KINDS = tuple(f"kind_{side}" for side in _SIDES)
 _IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
 """By what a tensor is known again, whatever its shape: a transposed weight is the weight."""
 
@@ -34,41 +35,41 @@ def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Ex
     return pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE)
 
 
-def given_parameters(
-    judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None] | None, *, which: pl.Expr | None = None
-) -> list[int]:
-    """Return the row numbers of the arguments that are over their limits and are parameters.
+def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None]) -> pl.Series:
+    """Return the row numbers of the arguments that differ and are parameters.
 
     Args:
         judged: Judged rows.
         limits: Those in force, which say at which position an API has a parameter.
-        parents: The enclosing call of each of the target's, which tells whose parameter an argument is; without, only
-            its position does.
-        which: The rows to look at, instead of those over their limits.
+        parents: The enclosing call of each of the target's calls, which tells whose parameter an argument is.
     """
-    failing = judged.with_row_index("row").filter(
-        (pl.col("verdict") == Verdict.ERROR.value if which is None else which)
-        & (pl.col("role") == Role.INPUT.value)
-        & (pl.col("phase") == Phase.FORWARD.value)
-        & (pl.col("kind_target") == RowKind.TENSOR.value)
-        & (pl.col("kind_golden") == RowKind.TENSOR.value)
+    identity = [f"{name}_{side}" for name in _IDENTITY for side in _SIDES]
+    own = judged.lazy().filter(_is_tensor(Role.PARAMETERS)).select("entry", *identity).collect()
+    owners = set(own["entry"])
+    # Few modules have parameters of their own; of other arguments no value is looked at.
+    inside = {entry: owner for entry, owner in parents.items() if owner in owners}
+    given = (
+        judged.lazy()
+        .select("verdict", "judged_error", "role", "phase", *_KINDS, "name_target", "entry", *identity)
+        .with_row_index("row")
+        .filter(
+            _is_tensor(Role.INPUT)
+            & (pl.col("phase") == Phase.FORWARD.value)
+            & ((pl.col("verdict") == Verdict.ERROR.value) | (pl.col("judged_error") > 0))
+        )
     )
-    if not failing.height:
-        return []
-    by_place = failing.filter(is_at_place_of_parameter(limits, "name_target", "entry"))["row"].to_list()
-    if parents is None:
-        return by_place
-    own_parents = {entry: parents.get(entry) for entry in failing["entry"].unique()}
-    identity = pl.concat_str(
-        [pl.col(f"{n}_{s}").cast(pl.String).fill_null("") for n in _IDENTITY for s in _SIDES], separator=" "
-    )
+    by_place = given.filter(is_at_place_of_parameter(limits, "name_target", "entry")).select("row").collect()
     has_identity = pl.any_horizontal(*[pl.col(f"{n}_{s}").is_not_null() for n in _IDENTITY[1:] for s in _SIDES])
-    called = failing.filter(has_identity).select(
-        "row",
-        identity.alias("identity"),
-        entry=pl.col("entry").replace_strict(own_parents, default=None, return_dtype=pl.String),
+    of_owners = pl.col("entry").replace_strict(inside, default=None, return_dtype=pl.String)
+    by_value = (
+        given.filter(pl.col("entry").is_in(list(inside)) & has_identity)
+        .with_columns(of_owners)
+        .join(own.lazy(), on=["entry", *identity], how="semi", nulls_equal=True)
+        .select("row")
+        .collect()
     )
-    is_parameter = (pl.col("role") == Role.PARAMETERS.value) & (pl.col("kind_target") == RowKind.TENSOR.value)
-    own = judged.lazy().filter(is_parameter).select("entry", identity.alias("identity")).collect()
-    by_value = called.join(own, on=["entry", "identity"], how="semi")["row"].to_list()
-    return [*by_place, *by_value]
+    return pl.concat([by_place, by_value])["row"]
+
+
+def _is_tensor(role: Role) -> pl.Expr:
+    return (pl.col("role") == role.value) & pl.all_horizontal(pl.col(kind) == RowKind.TENSOR.value for kind in _KINDS)
