@@ -23,6 +23,10 @@ EXIT_FAILED = 2
 EXIT_SIGNAL = 128
 """The signal's number is added to this."""
 
+_ALLOCATOR = "_RJEM_MALLOC_CONF", "dirty_decay_ms:100,muzzy_decay_ms:0"
+"""Makes polars' allocator return memory soon after it is freed; by default it keeps most of it until a short command
+ends. It is read when polars is imported, here and in the processes that a command starts."""
+
 DEBUG_VARIABLE = "MSPROBE_DEBUG"
 _OFF = {"", "0", "false", "no", "off"}
 
@@ -81,6 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     Exit status: 0 on success, 1 if a comparison found differences, 2 if a command could not do its work, and 128 plus
     the number of the signal that ended it: 130 after Ctrl-C, 143 after SIGTERM.
     """
+    os.environ.setdefault(*_ALLOCATOR)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # paths may contain bytes that are not text
