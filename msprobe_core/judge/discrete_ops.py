@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import polars as pl
+
 from msprobe_core import names
 
 RANDOM = re.compile(
@@ -20,3 +22,9 @@ def api_of(entry: str) -> str:
     """Return the API that an entry is of; empty of a module."""
     stem = names.stem_of(entry)
     return names.split_api(stem)[1] if stem is not None and not names.is_module(stem) else ""
+
+
+def is_decision() -> pl.Expr:
+    """Whether ``entry`` is the forward call of an API whose integer results are decisions."""
+    api = pl.col("entry").str.extract(names.API_OF_FORWARD)
+    return api.str.contains(DECIDES.pattern).fill_null(False)

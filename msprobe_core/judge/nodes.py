@@ -14,7 +14,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.discrete_ops import DECIDES, api_of
+from msprobe_core.judge.discrete_ops import is_decision
 from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.limits import LimitTable, roundoff_of
 from msprobe_core.judge.noise.carried import SUMMED
@@ -110,7 +110,7 @@ def with_scores(
     """
     given = given_parameters(rows, limits, parents)
     explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
-    rows = rows.with_columns(is_parameter=pl.int_range(pl.len(), dtype=pl.UInt32).is_in(given.implode()))
+    rows = rows.with_columns(is_parameter=pl.int_range(pl.len(), dtype=pl.UInt32).is_in(given))
     scored = with_added(rows, lambda part: _scored(part, explained, is_first_step=is_first_step))
     # Between two frameworks the closed form already knows what each call rounds.
     has_own_rounding = RoundingRule.OWN_ROUNDING.is_on and not is_foreign
@@ -229,8 +229,8 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         return nodes
     # What nothing is said against where it is made, nothing is said against where it is used.
     made = beyond.filter(pl.col("entry").is_in(open_entries) & (pl.col("role") == Role.OUTPUT.value))
-    unsaid = beyond.filter(pl.col("value").is_in(made["value"].implode()))["row"]
-    is_unsaid = pl.int_range(pl.len(), dtype=pl.UInt32).is_in(unsaid.implode())
+    unsaid = beyond.filter(pl.col("value").is_in(made["value"].to_list()))["row"]
+    is_unsaid = pl.int_range(pl.len(), dtype=pl.UInt32).is_in(unsaid.to_list())
     excess = pl.when(is_unsaid).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
     return nodes if made.is_empty() else _nodes_of(rows.with_columns(excess=excess))
 
@@ -337,8 +337,7 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
 
 def _may_turn() -> pl.Expr:
     """Whether a call takes a decision, and was given what may differ in the last digit."""
-    decides = pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
-    return decides & pl.col("may_be_given_other") & (pl.col("phase") == Phase.FORWARD.value)
+    return is_decision() & pl.col("may_be_given_other")
 
 
 def _is_behind_decision(nodes: pl.DataFrame) -> pl.Expr:

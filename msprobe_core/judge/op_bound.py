@@ -48,4 +48,5 @@ def _local_excess(rows: pl.DataFrame) -> pl.DataFrame:
     scores = [pl.col(measure.column) / least(measure, pl.col("roundoff")) for measure in MEASURES]
     found = measured.select("row", local_excess=(pl.max_horizontal(scores) / ALLOWED).fill_nan(None).fill_null(0.0))
     numbers = rows.select(row=pl.int_range(pl.len(), dtype=pl.UInt32))
-    return numbers.join(found, on="row", how="left", maintain_order="left").select(pl.col("local_excess").fill_null(0.0))
+    beside = numbers.join(found, on="row", how="left", maintain_order="left")
+    return beside.select(pl.col("local_excess").fill_null(0.0))

@@ -35,7 +35,7 @@ def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Ex
     return pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE)
 
 
-def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None]) -> pl.Series:
+def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None]) -> list[int]:
     """Return the row numbers of the arguments that differ and are parameters.
 
     Args:
@@ -68,7 +68,7 @@ def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[
         .select("row")
         .collect()
     )
-    return pl.concat([by_place, by_value])["row"]
+    return pl.concat([by_place, by_value])["row"].to_list()
 
 
 def _is_tensor(role: Role) -> pl.Expr:

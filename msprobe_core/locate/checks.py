@@ -15,7 +15,7 @@ from msprobe_core import names
 from msprobe_core.compare.result import Mode
 from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.discrete_ops import DECIDES, RANDOM, api_of
+from msprobe_core.judge.discrete_ops import RANDOM, api_of, is_decision
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import Check, CheckState, Decision, Precondition
 from msprobe_core.model import Phase, Role
@@ -93,7 +93,6 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
     calls = forward["entry"].unique().to_list()
     apis = {entry: api_of(entry) for entry in calls}
     draws = [entry for entry, api in apis.items() if RANDOM.search(api)]
-    decides = [entry for entry, api in apis.items() if DECIDES.match(api)]
     is_output = pl.col("role") == Role.OUTPUT.value
     right = nodes.filter((pl.col("input_excess") <= 1) & (pl.col("saved_excess") <= 1))["entry"].to_list()
     is_integer = pl.col("kind_of_target").is_in(["int", "bool"])
@@ -103,7 +102,7 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
         weights=_tally(weights.unique("name_target", keep="first", maintain_order=True)),
         data=_tally(_data(forward)),
         random=_tally(forward.filter(is_output & pl.col("entry").is_in(list({*draws} & {*right})))),
-        decisions=_tally(forward.filter(is_output & is_integer & pl.col("entry").is_in(decides))),
+        decisions=_tally(forward.filter(is_output & is_integer & is_decision())),
         lone_calls=Tally(own.height, lone.height, 0, lone["entry"][0] if lone.height else None),
     )
 
@@ -138,9 +137,7 @@ def decisions_of(rows: pl.DataFrame, step: int | None, rank: int | None) -> list
     is_made = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
     is_integer = pl.col("kind_of_target").is_in(["int", "bool"])
     changed = rows.filter(is_made & is_integer & ~pl.col("is_equal") & (pl.col("match") == Match.BOTH.value))
-    changed = changed.filter(
-        pl.col("entry").map_elements(lambda entry: bool(DECIDES.match(api_of(entry))), return_dtype=pl.Boolean)
-    )
+    changed = changed.filter(is_decision())
     rate = pl.col("num_different") / pl.col("numel_golden") if "num_different" in rows.columns else pl.lit(None)
     shown = changed.head(MAX_DECISIONS).select("name_target", rate.cast(pl.Float64).alias("rate"))
     return [Decision(step, rank, name, share) for name, share in shown.rows()]
