@@ -122,7 +122,7 @@ def _launched(calls: ApiCalls) -> Handler:
 
 
 def _kernel(launcher: Any) -> Any:
-    """Return the function that a launcher, possibly wrapped by others, was made of."""
+    """Return the kernel function of a launcher, which other launchers may wrap."""
     for _ in range(len(_TRITON_LAUNCHERS) + 1):
         inner = getattr(launcher, "fn", None)
         if inner is None:

@@ -320,7 +320,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         self.install_all()
 
     def install(self) -> None:
-        """Put in place what the level asks for."""
+        """Install the interceptions that the level needs."""
         level, aside = self._options.level, list[StepsAside]()
         if level.has_apis:
             collectives = Collectives(self.recorder, self.unsettled, self.calls.unset_memory.forget)
@@ -363,7 +363,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
         return None if self._mode is None else self._mode.visit()
 
     def release(self) -> None:
-        """Report no gradient of a parameter any more."""
+        """Stop reporting gradients of parameters."""
         if self._hooks is not None:
             self._hooks.release()
 

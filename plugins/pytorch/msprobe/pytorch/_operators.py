@@ -106,7 +106,7 @@ class OperatorMode(BottomMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if self._is_on and not all(kind in PLAIN for kind in types):
-            return NotImplemented  # a tensor class of its own; what it does inside comes here
+            return NotImplemented  # a tensor subclass: the operators that it calls come here
         kwargs = kwargs or {}
         if not self._is_recording:
             return run_below(func, args, kwargs)

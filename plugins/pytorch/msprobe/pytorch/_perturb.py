@@ -121,7 +121,7 @@ class NoiseMode(BottomMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if self._is_on and not all(kind in PLAIN for kind in types):
-            return NotImplemented  # a tensor class of its own; what it does inside comes here
+            return NotImplemented  # a tensor subclass: the operators that it calls come here
         output = run_below(func, args, kwargs or {})
         if not self._is_on or not _computes(func):
             return output

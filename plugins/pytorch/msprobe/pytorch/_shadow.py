@@ -35,11 +35,11 @@ def shadow_step(
 
     The first run is the unchanged step. The second, recorded to ``{dump_path}/shadow/step{s}/rank{r}``, begins with the
     same parameters, buffers, gradients, optimizer states and random states, all converted to ``dtype``. It uses the
-    same batch, converted too where it is passed to the model, and runs without autocast. Casts in the model itself
+    same batch, converted when it is passed to the model, and runs without autocast. Casts in the model itself
     stay. Afterwards, everything is in the state after the first run.
 
     Args:
-        debugger: Starts and stops by itself in each run.
+        debugger: Started and stopped automatically in each run.
         model: The model, or several.
         optimizer: An optimizer, or a list of optimizers, schedulers, scalers and other objects with a state.
         dtype: ``torch.float32`` or ``torch.float64``.
