@@ -1,6 +1,6 @@
 """verl for msprobe: every stage of RL training recorded without editing verl.
 
-The environment variable ``MSPROBE_VERL`` switches it on, see ``docs/verl.md``. A serving engine of one's own calls::
+The environment variable ``MSPROBE_VERL`` switches it on, see ``docs/verl.md``. A custom serving engine calls::
 
     from msprobe.verl import Part, watch_engine
 """

@@ -1,4 +1,4 @@
-"""The configuration of the plugin: what a trainer with stages has, and what verl has besides."""
+"""Configuration of the plugin: fields common to trainers with stages, and those specific to verl."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SWITCH = "MSPROBE_VERL"
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is recorded of a serving engine.
+    """What to record of a serving engine.
 
     Attributes:
         prefill: Whether forwards of prompts are recorded.
-        decode_steps: How many further tokens of each request; -1 for all.
-        requests: How many requests in each step, in the order in which they come; -1 for all.
+        decode_steps: Number of decoded tokens recorded per request; -1 for all.
+        requests: Number of requests recorded per step, in order of arrival; -1 for all.
     """
 
     prefill: bool = True
@@ -34,13 +34,13 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass(frozen=True)
 class VerlConfig:
-    """A checked file.
+    """A validated configuration file.
 
     Attributes:
-        stages: What is recorded, and how.
+        stages: Fields common to trainers with stages.
         batch: Whether the driver's batch is recorded.
-        weights: Whether parameters are recorded that are sent and received.
-        rollout: What is recorded of the serving engine.
+        weights: Whether digests of sent and received parameters are recorded.
+        rollout: What to record of the serving engine.
     """
 
     stages: StageConfig
@@ -49,7 +49,7 @@ class VerlConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
 
     def selects_weights(self, stage: str, version: int, rank: int) -> bool:
-        """Whether a transfer of weights is recorded: behind a step that is, or before the one that they are for."""
+        """Whether a transfer of weights is recorded: one that follows a recorded step, or provides its weights."""
         selects = self.stages.selects
         return self.weights and (selects(stage, version, rank) or selects(stage, version + 1, rank))
 
@@ -67,7 +67,7 @@ def load_verl_config(path: Path) -> VerlConfig:
 
 
 def check_verl_config(fields: dict[str, Any], where: str) -> VerlConfig:
-    """Return the configuration that a file with the content ``fields`` and the name ``where`` stands for.
+    """Validate the content ``fields`` of the configuration file ``where``, and return it.
 
     Raises:
         ConfigError: a field or a stage is unknown, or a value is not allowed.
@@ -94,6 +94,6 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what other processes of the job need to be recorded too."""
+    """Return the environment variables that other processes of the job need to be recorded too."""
     path = os.environ.get(SWITCH, "").strip()
     return {SWITCH: str(Path(path).expanduser().absolute())} if path else {}

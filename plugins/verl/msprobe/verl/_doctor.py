@@ -1,4 +1,4 @@
-"""`msprobe verl doctor`: which hooks would attach to what is installed, found out without importing it."""
+"""`msprobe verl doctor`: determine, without importing verl, which hooks would attach to the installed version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = ("verl", "vllm", "sglang")
 
 @dataclass(frozen=True)
 class Finding:
-    """What is found of one hook: it ``attaches``, is ``missing``, and so on."""
+    """Status of one hook: ``attaches``, ``missing``, and so on."""
 
     point: HookPoint
     status: str
@@ -30,12 +30,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checkup:
-    """What is found of everything.
+    """Result of the check.
 
     Attributes:
-        versions: Of the packages that are installed.
-        findings: Of every hook.
-        switch: What the environment says, in a sentence.
+        versions: Versions of installed packages, by name.
+        findings: One for each hook.
+        switch: State of the environment variable, in a sentence.
         has_switch_error: Whether it names a file that cannot be used.
     """
 
@@ -46,7 +46,7 @@ class Checkup:
 
     @property
     def lacks(self) -> Sequence[Finding]:
-        """Hooks that the installed version of verl does not have where it has the module."""
+        """Hooks whose module exists in the installed version of verl, but whose function does not."""
         return [finding for finding in self.findings if finding.status == MISSING]
 
     @property

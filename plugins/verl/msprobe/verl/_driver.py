@@ -1,4 +1,4 @@
-"""Hooks in the driver: it tells workers which step it is, and has the batch of a step with all that was computed."""
+"""Hooks in the driver: they send the step number to workers, and save a step's batch with all computed tensors."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ Method = Callable[..., Any]
 Array = NDArray[Any]
 
 _LEFT = frozenset({"prompts"})
-"""What is padded on the left, as verl's own padded batches have it."""
+"""Tensors padded on the left in verl's own padded batches."""
 
 _STAND_INS = frozenset({"dummy_tensor"})
-"""What verl puts into batches that need some tensor."""
+"""Placeholders that verl puts into batches that need at least one tensor."""
 
 _NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask"})
-"""Of batches that are not padded: made anew, or of no use."""
+"""Entries of batches without padding that are not saved: they are recomputed here, or of no use."""
 
 
 def driver_method(original: Method) -> Method:
-    """Wrap a method of a trainer that has workers compute something for a batch: they are told the trainer's step."""
+    """Wrap a trainer's method that makes workers compute something for a batch: passes them the trainer's step."""
 
     @functools.wraps(original)
     def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def driver_method(original: Method) -> Method:
 
 
 def update_method(original: Method) -> Method:
-    """Wrap the method that updates a model: behind it, the batch is whole."""
+    """Wrap the method that updates a model: after it, the batch is complete, and is saved."""
     tells = driver_method(original)
 
     @functools.wraps(original)
@@ -71,7 +71,7 @@ def update_method(original: Method) -> Method:
 
 
 def log_method(original: Method) -> Method:
-    """Wrap what logs the metrics of a step: they are put beside its batch."""
+    """Wrap the function that logs the metrics of a step: saves them with the step's batch."""
 
     @functools.wraps(original)
     def call(self: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,7 +85,7 @@ def log_method(original: Method) -> Method:
 
 
 def environment_method(original: Method) -> Method:
-    """Wrap what makes the environment of all processes of the job: the switch is to be on in all of them."""
+    """Wrap the function that makes the environment of all processes of the job: adds the switch to it."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -103,7 +103,7 @@ def _tell_step(probe: Probe, trainer: Any, batch: Any) -> None:
     if probe.role == "process":
         probe.act_as("driver")
     probe.describe_run(_container(trainer.config), sampling_of(trainer.config))
-    for name in ("extra_info", "meta_info"):  # of keys in TransferQueue, of a DataProto
+    for name in ("extra_info", "meta_info"):  # key metadata of TransferQueue, and DataProto
         info = getattr(batch, name, None)
         if isinstance(info, dict):
             info[STEP_KEY] = step
@@ -111,16 +111,16 @@ def _tell_step(probe: Probe, trainer: Any, batch: Any) -> None:
 
 def _container(config: Any) -> Mapping[str, Any]:
     try:
-        from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # of verl's own environment
+        from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # part of verl's environment
     except ImportError:
         return cast("Mapping[str, Any]", config)
-    if not OmegaConf.is_config(config):  # a plain dict, as trainers other than verl's own may have
+    if not OmegaConf.is_config(config):  # a plain dict, from a trainer that is not verl's own
         return cast("Mapping[str, Any]", config)
     return cast("Mapping[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
 def sampling_of(config: Any) -> Sampling:
-    """Return how responses are drawn for training."""
+    """Return how responses are sampled in training."""
     rollout = config.actor_rollout_ref.rollout
 
     def number(name: str, kind: Callable[[Any], Any]) -> Any:
@@ -151,13 +151,13 @@ def _save_batch(probe: Probe, trainer: Any, batch: Any) -> None:
 
 
 def _queued(batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Return tensors and other values of a batch in TransferQueue, padded as verl's older trainer has them."""
-    import transfer_queue as tq  # pyright: ignore[reportMissingImports]  # of verl's own environment
+    """Return tensors and other values of a batch in TransferQueue, padded as in verl's older trainer."""
+    import transfer_queue as tq  # pyright: ignore[reportMissingImports]  # part of verl's environment
 
     data: Any = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
     others: dict[str, Any] = {}
     nested: list[tuple[str, Any]] = []
-    for key in data.keys():  # noqa: SIM118  # of a TensorDict, which iterates over rows
+    for key in data.keys():  # noqa: SIM118  # a TensorDict iterates over rows
         value = data.get(key)
         if hasattr(value, "is_nested"):  # a tensor
             nested.append((key, value))
@@ -178,7 +178,7 @@ def _queued(batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _padded(items: Iterable[tuple[str, Any]]) -> dict[str, Array]:
-    """Return tensors as arrays ``[rows, …]``: nested ones are filled up with zeros, others than plain ones left out."""
+    """Return tensors as arrays ``[rows, …]``; nested tensors are zero-padded, unsupported ones are left out."""
     found: dict[str, Array] = {}
     for key, tensor in items:
         array = _rows(tensor.detach().cpu(), left=key in _LEFT)
@@ -191,7 +191,7 @@ def _rows(tensor: Any, *, left: bool) -> Array | None:
     if not tensor.is_nested:
         return _array(tensor)
     parts = [_array(part) for part in tensor.unbind()]
-    if any(part is None or part.ndim != 1 for part in parts):  # positions with several axes and the like
+    if any(part is None or part.ndim != 1 for part in parts):  # for example positions with several axes
         return None
     rows = cast("list[Array]", parts)
     width = max((len(row) for row in rows), default=0)
@@ -203,9 +203,9 @@ def _rows(tensor: Any, *, left: bool) -> Array | None:
 
 def _array(tensor: Any) -> Array | None:
     if str(tensor.dtype) in {"torch.bfloat16", "torch.float16"}:
-        tensor = tensor.float()  # exact, and every reader knows it
+        tensor = tensor.float()  # exact, and every reader supports it
     try:
-        return np.array(tensor.numpy())  # a copy: rows of a batch that was loaded may share their memory
+        return np.array(tensor.numpy())  # a copy, because rows of a loaded batch may share their memory
     except (TypeError, RuntimeError):
         return None
 
@@ -259,7 +259,7 @@ def _add_metrics(probe: Probe, data: Any, step: int) -> None:
     try:
         batch, tensors = load_batch(directory)
     except DumpError:
-        return  # another step's leftovers
+        return  # metrics left over from another step
     metrics = dict(batch.metrics)
     for name, value in dict(data).items():
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):

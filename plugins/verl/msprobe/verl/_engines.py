@@ -1,8 +1,8 @@
-"""Hooks in vLLM and SGLang, by their documented interfaces. Not run here: tested with stand-ins of the same shape.
+"""Hooks in vLLM and SGLang, written from their documented interfaces, and tested only with stand-ins of the same shape.
 
-Both run many requests in one forward, packed into one dimension; which ones is known to the scheduler's output alone.
-Models have to run eagerly, since a captured graph calls no module, and without reuse of prefixes, since what is not
-computed cannot be recorded.
+Both engines pack many requests into one dimension of one forward; only the scheduler's output says which ones. Models
+must run eagerly, because a captured graph calls no modules, and without prefix caching, because cached positions are
+not computed and so cannot be recorded.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from msprobe.verl.rollout import EngineProbe, Part, watch_engine
 Method = Callable[..., Any]
 
 _probes: WeakKeyDictionary[Any, EngineProbe] = WeakKeyDictionary()
-"""By the engine's runner, of which a process may have several: target and draft."""
+"""By the engine's runner; a process may have several, for target and draft model."""
 
 _scheduled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""What a runner has been told to run."""
+"""The schedule that each runner has to execute next."""
 
 
 def _replica() -> int:
-    """Return the number of this process among those of all replicas."""
+    """Return the index of this process among the processes of all replicas."""
     replica = int(os.environ.get("VERL_REPLICA_RANK", "0"))
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     return replica * size + rank % size
@@ -44,7 +44,7 @@ def _probe_of(runner: Any) -> EngineProbe:
 
 
 def vllm_execute_method(original: Method) -> Method:
-    """Wrap `GPUModelRunner.execute_model(scheduler_output)`: which requests are over, and which come."""
+    """Wrap `GPUModelRunner.execute_model(scheduler_output)`: notes which requests have ended and are scheduled."""
 
     @functools.wraps(original)
     def call(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ def vllm_execute_method(original: Method) -> Method:
 
 
 def vllm_forward_method(original: Method) -> Method:
-    """Wrap `GPUModelRunner._model_forward`: by now the runner's batch has its requests in the order of their tokens."""
+    """Wrap `GPUModelRunner._model_forward`: at this point the runner's requests are in the order of their tokens."""
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ def _vllm_parts(runner: Any, scheduled: Any) -> list[Part]:
 
 
 def vllm_update_method(original: Method) -> Method:
-    """Wrap `vLLMColocateWorkerExtension.update_weights_from_ipc`: behind it the model has its new weights."""
+    """Wrap `vLLMColocateWorkerExtension.update_weights_from_ipc`: when it returns, the model has its new weights."""
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ def vllm_update_method(original: Method) -> Method:
 
 
 def sglang_forward_method(original: Method) -> Method:
-    """Wrap `ModelRunner.forward(forward_batch)`: the batch knows its requests, their lengths and what is cached."""
+    """Wrap `ModelRunner.forward(forward_batch)`: the batch has its requests, their lengths and cached lengths."""
 
     @functools.wraps(original)
     def call(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,15 +149,15 @@ def _sglang_parts(batch: Any, *, is_decode: bool) -> list[Part]:
 
 
 def sglang_result_method(original: Method) -> Method:
-    """Wrap `Scheduler.process_batch_result(batch, result)`: behind it requests know whether they are done.
+    """Wrap `Scheduler.process_batch_result(batch, result)`: when it returns, requests are marked as finished.
 
-    The scheduler runs in the process of the model. Where it is a batch ahead, a request that is done is in one batch
-    more, and is told again.
+    The scheduler runs in the model's process. If it works one batch ahead, a finished request is in one more batch, and
+    its end is reported twice.
     """
 
     @functools.wraps(original)
     def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        requests = list(getattr(batch, "reqs", None) or ())  # what is done may be taken out of the batch
+        requests = list(getattr(batch, "reqs", None) or ())  # the call may remove finished requests from the batch
         returned = original(self, batch, *args, **kwargs)
         probe = Probe.current()
         if probe is not None and requests:

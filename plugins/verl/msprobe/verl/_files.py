@@ -1,6 +1,6 @@
-"""The files of a recorded run of verl beside the dumps of its stages: `docs/verl.md` shows the tree.
+"""Files of a recorded run of verl other than the dumps of its stages; `docs/verl.md` shows the directory tree.
 
-Neither torch nor verl is imported: runs are read where none is installed.
+Imports neither torch nor verl: runs are read on machines that have neither.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Stage(str, Enum):
 
 
 class HookStatus(str, Enum):
-    """What became of a hook: a module that is not imported yet, that has no such function, or that was refused."""
+    """State of a hook: in place, waiting for its module's import, missing its function, or failed to attach."""
 
     ATTACHED = "attached"
     WAITING = "waiting"
@@ -76,7 +76,7 @@ class HookStatus(str, Enum):
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all files have in common: they are read strictly."""
+    """Base of all files: unknown fields are errors."""
 
 
 class Capability(_File, frozen=True, kw_only=True):
@@ -84,9 +84,9 @@ class Capability(_File, frozen=True, kw_only=True):
 
     Attributes:
         hook: What it records.
-        target: Module and function that it stands around.
+        target: Module and function that it wraps.
         status: Whether it is in place.
-        reason: Why not.
+        reason: Why it is not.
     """
 
     hook: str
@@ -96,15 +96,15 @@ class Capability(_File, frozen=True, kw_only=True):
 
 
 class ProcessInfo(_File, frozen=True, kw_only=True):
-    """One process of the job: what is recorded there, and what went wrong.
+    """One process of the job: what is recorded there, and which errors occurred.
 
     Attributes:
-        host: Its machine.
-        pid: Its number.
-        role: What it does: ``driver``, ``worker`` or ``rollout``.
-        rank: In its group of workers, or the number of the replica.
+        host: Host name.
+        pid: Process id.
+        role: ``driver``, ``worker`` or ``rollout``.
+        rank: Rank in its group of workers, or the number of the replica.
         capabilities: Its hooks.
-        errors: Failures of the recording, of which the training was not told.
+        errors: Failures of the recording, which are kept from the training.
     """
 
     host: str
@@ -116,14 +116,14 @@ class ProcessInfo(_File, frozen=True, kw_only=True):
 
 
 class Sampling(_File, frozen=True, kw_only=True):
-    """How responses were drawn; ``None`` where nobody said so.
+    """How responses were sampled; ``None`` for unknown values.
 
     Attributes:
         temperature: Logits are divided by it.
         top_p: Share of probability kept.
         top_k: Number of tokens kept; -1 or 0 keeps all.
         do_sample: Whether tokens are drawn at all.
-        logprobs_mode: Whether the engine's log-probs are ``raw`` or ``processed`` (behind temperature, top-p, top-k).
+        logprobs_mode: Whether the engine's log-probs are ``raw`` or ``processed`` (after temperature, top-p, top-k).
     """
 
     temperature: float | None = None
@@ -134,14 +134,14 @@ class Sampling(_File, frozen=True, kw_only=True):
 
 
 class RunInfo(_File, frozen=True, kw_only=True):
-    """``run.json``, written by the driver, and what every process added.
+    """``run.json``, written by the driver, with the processes' own files merged in.
 
     Attributes:
-        version: Of the format.
-        versions: Of packages, by name.
-        config: The trainer's, resolved, as it is.
-        sampling: For training; that of each batch stands in its file.
-        stages: Those that are recorded.
+        version: Version of the format.
+        versions: Versions of packages, by name.
+        config: The trainer's configuration, resolved and unchanged.
+        sampling: Sampling in training; each batch file has its own.
+        stages: Recorded stages.
         processes: All processes that recorded.
     """
 
@@ -154,7 +154,7 @@ class RunInfo(_File, frozen=True, kw_only=True):
 
     @property
     def errors(self) -> list[str]:
-        """What could not be recorded, with the process that says so."""
+        """What could not be recorded, each with the process that reported it."""
         return [f"{p.role} {p.host}:{p.pid}: {error}" for p in self.processes for error in p.errors]
 
 
@@ -162,14 +162,14 @@ class Weight(_File, frozen=True, kw_only=True):
     """One parameter that was sent or received.
 
     Attributes:
-        name: Without what wrappers put into it.
-        shape: Of the whole parameter.
-        dtype: Without the framework's name: ``float32``.
+        name: Canonical name, without the additions of wrappers.
+        shape: Shape of the whole parameter.
+        dtype: Without the framework's prefix: ``float32``.
         crc32: CRC-32 of its contiguous bytes, 8 hex digits.
-        l2: L2 norm, accumulated in float64; ``None`` where it is not finite.
-        mean: Mean; as ``l2``.
-        max: Largest element; as ``l2``.
-        placement: How it was sharded before it was sent, as ``Shard(dim=0)``.
+        l2: L2 norm, accumulated in float64; ``None`` if not finite.
+        mean: Mean; ``None`` if not finite.
+        max: Largest element; ``None`` if not finite.
+        placement: Placement in the trainer, before it was gathered, such as ``Shard(dim=0)``.
     """
 
     name: str
@@ -186,11 +186,11 @@ class WeightsFile(_File, frozen=True, kw_only=True):
     """The content of ``weights.json``: one transfer of all parameters.
 
     Attributes:
-        version: Of the format.
-        step: The trainer's.
-        rank: Of the sender, or the number of the replica that received.
-        policy_version: Of these weights.
-        parameters: In the order in which they came.
+        version: Version of the format.
+        step: The trainer's step.
+        rank: Rank of the sender, or number of the replica that received.
+        policy_version: Version of these weights.
+        parameters: In the order of transfer.
     """
 
     version: int
@@ -201,7 +201,7 @@ class WeightsFile(_File, frozen=True, kw_only=True):
 
 
 class BatchRow(_File, frozen=True, kw_only=True):
-    """One sample of the batch: as `Row`, and which row of the tensors it is by its place in the list."""
+    """One sample of the batch: as `Row`; its position in the list is its row in the tensors."""
 
     id: str
     prompt_id: str
@@ -211,7 +211,7 @@ class BatchRow(_File, frozen=True, kw_only=True):
 
 
 class PolicyVersions(_File, frozen=True, kw_only=True):
-    """Oldest and newest weights that a batch was generated with."""
+    """Oldest and newest version of the weights that generated a batch."""
 
     min: int | None = None
     max: int | None = None
@@ -221,14 +221,14 @@ class BatchFile(_File, frozen=True, kw_only=True):
     """The content of ``batch.json``; the tensors are in ``batch.safetensors``, each ``[rows, …]``, padded.
 
     Attributes:
-        version: Of the format.
-        step: The trainer's.
-        rows: Samples in the batch.
-        sampling: How the responses were drawn.
-        policy_version: Of the weights that drew them.
-        metrics: What the trainer logged for this step; numbers only.
+        version: Version of the format.
+        step: The trainer's step.
+        rows: Number of samples in the batch.
+        sampling: How the responses were sampled.
+        policy_version: Version of the weights that generated them.
+        metrics: Numeric metrics that the trainer logged for this step.
         tensors: Names of the tensors.
-        samples: The rows, in their order.
+        samples: One for each row, in the tensors' order.
     """
 
     version: int
@@ -242,14 +242,14 @@ class BatchFile(_File, frozen=True, kw_only=True):
 
 
 class Reward(_File, frozen=True, kw_only=True):
-    """What one sample was given.
+    """Reward of one sample.
 
     Attributes:
         id: As in `Row`.
         prompt_id: As in `Row`.
         uid: As in `Row`.
-        score: ``None`` where it is no finite number.
-        extra: What else the rule said: numbers, and text of what is none.
+        score: The reward; ``None`` if it is not a finite number.
+        extra: Further results of the reward function: numbers, and everything else as text.
     """
 
     id: str
@@ -259,21 +259,21 @@ class Reward(_File, frozen=True, kw_only=True):
     extra: dict[str, float | str | None] = {}
 
 
-# --- where files lie ---------------------------------------------------------------------------------------------
+# --- directories -------------------------------------------------------------------------------------------------
 
 
 def rank_directory(run: Path, stage: str, step: int, rank: int) -> Path:
-    """Return where one rank, or one replica, writes one stage of one step."""
+    """Return the directory of one rank, or one replica, in one stage and step."""
     return layout.unit_directory(run / stage, step, rank)
 
 
 def trainer_directory(run: Path, step: int) -> Path:
-    """Return where the driver writes what one step's batch holds."""
+    """Return the directory of a step's batch, which the driver writes."""
     return run / Stage.TRAINER.value / f"step{step}"
 
 
 def stages_of(run: Path) -> list[str]:
-    """Return the stages that a run has recorded, known ones first and in their order.
+    """Return the recorded stages: known ones first, in the trainer's order, then the others.
 
     Raises:
         DumpError: ``run`` cannot be read.
@@ -303,7 +303,7 @@ def ranks_of(run: Path, stage: str, step: int) -> dict[int, Path]:
 
 
 def save_run(run: Path, info: RunInfo) -> None:
-    """Write ``run.json``; what processes say is not in it, see `save_process`.
+    """Write ``run.json``, without its processes, which `save_process` writes.
 
     Raises:
         StoreError: it cannot be written.
@@ -312,7 +312,7 @@ def save_run(run: Path, info: RunInfo) -> None:
 
 
 def save_process(run: Path, info: ProcessInfo) -> None:
-    """Write what one process has to say: into a file of its own, since many write at once.
+    """Write the record of one process into a file of its own, since many processes write at once.
 
     Raises:
         StoreError: it cannot be written.
@@ -321,10 +321,10 @@ def save_process(run: Path, info: ProcessInfo) -> None:
 
 
 def load_run(run: Path) -> RunInfo:
-    """Return what is known of a run, with all its processes; fields are empty where only workers recorded.
+    """Return ``run.json`` with all processes; its fields are empty if only workers recorded.
 
     Raises:
-        DumpError: ``run`` holds no recorded run of verl, or a file of it cannot be read.
+        DumpError: ``run`` holds no recorded run of verl, or a file in it cannot be read.
     """
     processes = tuple(load_struct(path, ProcessInfo) for path in sorted((run / _PROCESSES).glob("*.json")))
     if not (run / RUN_FILE).exists() and not processes:
@@ -343,24 +343,24 @@ def save_weights(directory: Path, weights: WeightsFile) -> None:
 
 
 def load_weights(directory: Path) -> WeightsFile:
-    """Return what ``weights.json`` in the directory of a rank holds.
+    """Return the content of ``weights.json`` in the directory of a rank.
 
     Raises:
-        DumpError: it is missing or no such file.
+        DumpError: it is missing or invalid.
     """
     return load_struct(directory / WEIGHTS_FILE, WeightsFile)
 
 
 class RewardWriter:
-    """Writes what one process computes for one step, a line for each sample; the file is whole after each."""
+    """Writes the rewards that one process computes in one step, one line per sample; the file is valid after each."""
 
     def __init__(self, run: Path, step: int, name: str) -> None:
-        """Begin.
+        """Create the file.
 
         Args:
             run: Directory of the run.
-            step: The trainer's.
-            name: Of the process, among all.
+            step: The trainer's step.
+            name: Name of the process, unique in the job.
 
         Raises:
             StoreError: the file cannot be created.
@@ -371,7 +371,7 @@ class RewardWriter:
         layout.create_file(self._path).close()
 
     def add(self, reward: Reward) -> None:
-        """Write one.
+        """Write one reward.
 
         Raises:
             StoreError: it cannot be written.
@@ -407,7 +407,7 @@ class _Announced(_File, frozen=True, kw_only=True):
 
 
 def announce_policy_version(run: Path, version: int) -> None:
-    """Say which weights are being sent: engines in other processes are not told.
+    """Record which weights are being sent, for engines in other processes, which verl does not inform.
 
     Raises:
         StoreError: it cannot be written.
@@ -416,7 +416,7 @@ def announce_policy_version(run: Path, version: int) -> None:
 
 
 def announced_policy_version(run: Path) -> int | None:
-    """Return which weights are being sent, or were last; ``None`` if nobody has said so."""
+    """Return the version of the weights sent last, or being sent; ``None`` if none was announced."""
     try:
         return load_struct(run / _PROCESSES / "policy_version", _Announced).policy_version
     except DumpError:
@@ -424,15 +424,15 @@ def announced_policy_version(run: Path) -> int | None:
 
 
 def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) -> None:
-    """Write ``batch.json`` and ``batch.safetensors``; ``batch.tensors`` is set to the names of ``tensors``.
+    """Write ``batch.json`` and ``batch.safetensors``; sets ``batch.tensors`` to the names of ``tensors``.
 
     Args:
-        directory: Of the step.
-        batch: All but the tensors.
-        tensors: Of any dtype that safetensors has.
+        directory: Directory of the step.
+        batch: Everything but the tensors.
+        tensors: Arrays by name, of any dtype that safetensors supports.
 
     Raises:
-        StoreError: they cannot be written, or a dtype is none of safetensors'.
+        StoreError: they cannot be written, or safetensors does not support a dtype.
     """
     layout.make_directory(directory, below=directory.parents[1])
     path = directory / TENSORS_FILE
@@ -461,7 +461,7 @@ def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
     """Return the batch of one step, and its tensors by name.
 
     Raises:
-        DumpError: a file is missing, cut off, or not what it should be.
+        DumpError: a file is missing, truncated or invalid.
     """
     batch = load_struct(directory / BATCH_FILE, BatchFile)
     path = directory / TENSORS_FILE
@@ -481,7 +481,7 @@ def _read_tensor(path: Path, name: str) -> Array:
 _SAFETENSORS = {
     DTYPES[dtype]: name for name, dtype in SAFETENSORS_DTYPES.items() if np.dtype(DTYPES[dtype]).name == dtype
 }
-"""Names in a file's header by NumPy's dtypes, as far as NumPy has them."""
+"""NumPy dtypes by their names in the file's header, for those that NumPy has."""
 
 
 def _contiguous(path: Path, name: str, array: Array) -> Array:

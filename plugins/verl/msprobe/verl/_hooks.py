@@ -1,4 +1,4 @@
-"""Where hooks are put: the table of modules, classes and methods, and what stands around each."""
+"""The table of hooks: modules, classes and methods of verl and the engines, and the wrapper for each."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _MARK = "_msprobe_wraps"
 
 @dataclass(frozen=True)
 class HookPoint:
-    """One method, or one function, that something of ours stands around.
+    """One method or function that is wrapped.
 
     Attributes:
-        hook: What it is for.
-        module: Where it is.
+        hook: What it records.
+        module: Module that defines it.
         owner: Its class; ``None`` for a function of the module; ``*`` for all classes of the module that define it.
         name: Its name.
-        load: Returns what stands around it; imports the code for that.
+        load: Returns the wrapper, and imports its code.
         since: Versions of verl, or of the engine, that have it.
-        is_optional: Whether it is no loss where it is missing: another version has another.
+        is_optional: Whether its absence is no loss, because other versions have another one instead.
     """
 
     hook: str
@@ -41,11 +41,11 @@ class HookPoint:
 
     @property
     def target(self) -> str:
-        """Module and function, as it is written in reports."""
+        """Module and function, as reports write them."""
         return ".".join(part for part in (self.module, self.owner, self.name) if part)
 
     def attach(self, module: ModuleType) -> tuple[HookStatus, str | None]:
-        """Put it into an imported module; returns what became of it, and why."""
+        """Wrap it in an imported module; return the resulting status, and the reason if it failed."""
         owners = self._owners(module)
         if not owners:
             what = f"there is no {self.owner or self.name}"
@@ -76,11 +76,11 @@ class HookPoint:
 
 
 def attach_all(probe: Probe, points: Sequence[HookPoint], module: ModuleType) -> None:
-    """Put all hooks of one module in place; nothing is raised, and the probe takes note of each."""
+    """Attach all hooks of one module; raises nothing, and records the status of each in the probe."""
     for point in points:
         try:
             status, reason = point.attach(module)
-        except Exception as error:  # noqa: BLE001  # of code that is not ours to know
+        except Exception as error:  # noqa: BLE001  # raised by code of an unknown version
             status, reason = HookStatus.FAILED, f"{type(error).__name__}: {error}"
         if status is HookStatus.ABSENT and point.is_optional:
             continue
@@ -135,7 +135,7 @@ def _step_points(engine: str) -> list[HookPoint]:
     module = f"{_ENGINES}.{engine}.transformer_impl"
     step = "pipeline_step_method" if engine in {"megatron", "mindspeed"} else "step_method"
     return [
-        # VeOmni's engines have inherited it from FSDP's.
+        # VeOmni's engines inherit it from FSDP's.
         HookPoint("micro-batches", module, "*", "forward_step", _worker(step), is_optional=engine == "veomni"),
         HookPoint("gradient norm", module, "*", "optimizer_step", _worker("optimizer_method")),
         HookPoint("weights sent", module, "*", "get_per_tensor_param", _worker("export_method")),
@@ -154,7 +154,7 @@ def _driver_points(module: str, owner: str, since: str) -> list[HookPoint]:
 
 
 def _older_points(module: str) -> list[HookPoint]:
-    """Return the stages of workers before 0.8, which have one class for each role."""
+    """Return the stages of workers before 0.8, which have one class per role."""
     actor = {
         "compute_log_prob": Stage.ACTOR_LOG_PROB, "compute_ref_log_prob": Stage.REF_LOG_PROB,
         "update_actor": Stage.ACTOR_UPDATE,
@@ -215,4 +215,4 @@ HOOK_POINTS: Sequence[HookPoint] = (
     *_older_points("verl.workers.fsdp_workers"),
     *_older_points("verl.workers.megatron_workers"),
 )  # fmt: skip
-"""All hooks. Modules that a version of verl does not have are never imported, and theirs wait for ever."""
+"""All hooks. Modules that a version of verl lacks are never imported, so their hooks stay pending."""

@@ -1,4 +1,4 @@
-"""Do something with a module as soon as somebody has imported it, or now if it is imported already."""
+"""Run an action when a module has been imported, or at once if it already was."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AfterImport = Callable[[ModuleType], None]
 
 
 def after_import(actions: Mapping[str, AfterImport]) -> ImportWatch:
-    """Call each action with its module once that is imported; those that are imported already come at once.
+    """Call each action with its module once that has been imported; at once for modules that already are.
 
     Args:
         actions: By the module's name. They must not raise.
@@ -28,14 +28,14 @@ def after_import(actions: Mapping[str, AfterImport]) -> ImportWatch:
 
 
 class ImportWatch(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it asks the others, and puts an action behind what they found."""
+    """Finds no module itself: asks the other finders, and wraps the loader that they return."""
 
     def __init__(self, actions: dict[str, AfterImport]) -> None:
         self._actions = actions
 
     @property
     def waiting(self) -> Sequence[str]:
-        """Modules that nobody has imported yet."""
+        """Modules with an action that have not been imported yet."""
         return list(self._actions)
 
     def find_spec(
@@ -44,7 +44,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec that others find for a module that is waited for, with a loader that calls the action."""
+        """Return the spec that other finders find for a module with an action, with a loader that runs the action."""
         action = self._actions.pop(fullname, None)
         if action is None:
             return None
@@ -54,14 +54,14 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         return spec
 
     def remove(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         self._actions.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads as another loader does, then calls an action."""
+    """Loads with another loader, then calls an action."""
 
     def __init__(self, loader: importlib.abc.Loader, action: AfterImport) -> None:
         self._loader = loader
@@ -71,7 +71,7 @@ class _Loader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module is to show the loader that it has: others read its source through it.
+        # The module must show its original loader, through which other code reads its source.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,7 +1,7 @@
-"""What the training backends of verl call modules that a serving engine has too.
+"""Names of modules in verl's training backends, mapped to those in serving engines.
 
-The engine's names are those of vLLM, which SGLang shares: query, key and value are one projection, and so are the gate
-and the first half of an MLP. FSDP trains models of Hugging Face, which have the same names otherwise; Megatron has its
+The engine's names are those of vLLM, which SGLang shares: query, key and value are one projection, and so are gate and
+up projection of an MLP. FSDP trains Hugging Face models, which use the same names for everything else; Megatron has its
 own, https://github.com/NVIDIA/Megatron-LM, ``megatron/core/transformer``.
 """
 

@@ -1,4 +1,4 @@
-"""What one process of a job records: its configuration, its recorder, its hooks, and what went wrong."""
+"""The recording in one process of a job: its configuration, recorder, hooks and errors."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from msprobe_core.plugins import registry
 _logger = logging.getLogger(__name__)
 
 STEP_KEY = "msprobe_step"
-"""Under this key the driver tells workers the trainer's step: verl's own ``global_steps`` is the policy's version."""
+"""Key of the trainer's step in the data for workers: verl's own ``global_steps`` is the policy's version."""
 
 _PACKAGES = ("verl", "torch", "ray", "transformers", "tensordict", "vllm", "sglang", "megatron-core", "torch-npu",
              "msprobe-core", "msprobe-verl")  # fmt: skip
 
 
 class Probe:
-    """There is one in each process that records."""
+    """The recording in this process; each recording process has one."""
 
     _instance: ClassVar[Probe | None] = None
 
     def __init__(self, config: VerlConfig, framework: Framework | None = None) -> None:
-        """Prepare; nothing is created before a stage begins.
+        """Prepare; nothing is created until a stage begins.
 
         Args:
             config: What to record.
-            framework: What the models are of; PyTorch, which is then loaded when it is first needed, if not given.
+            framework: Framework of the models; if not given, PyTorch, loaded when first needed.
         """
         self.config = config
         self._framework = framework
@@ -46,7 +46,7 @@ class Probe:
         self.is_open = True
         """Whether stages are recorded now; verl's profiler closes it between the steps that it selects."""
         self.trainer_step: int | None = None
-        """The trainer's step, where something else than the data tells it."""
+        """The trainer's step, where something other than the data determines it."""
         self._capabilities: dict[tuple[str, str], Capability] = {}
         self._errors: list[str] = []
         self._recorder: StageRecorder | None = None
@@ -55,19 +55,19 @@ class Probe:
 
     @classmethod
     def current(cls) -> Probe | None:
-        """Return that of this process; ``None`` where nothing is recorded."""
+        """Return the probe of this process; ``None`` if nothing is recorded."""
         return cls._instance
 
     @classmethod
     def switch_on(cls, config: VerlConfig, framework: Framework | None = None) -> Probe:
-        """Return that of this process, made with the arguments of `Probe` if there is none."""
+        """Return the probe of this process; create it from these arguments if there is none."""
         if cls._instance is None:
             cls._instance = cls(config, framework)
         return cls._instance
 
     @classmethod
     def switch_off(cls) -> None:
-        """Record nothing any more."""
+        """Stop recording in this process."""
         probe, cls._instance = cls._instance, None
         if probe is not None and probe._recorder is not None:
             probe._recorder.close()
@@ -79,17 +79,17 @@ class Probe:
 
     @property
     def recorder(self) -> StageRecorder:
-        """What records; made when it is first needed."""
+        """The recorder; created when first needed."""
         if self._recorder is None:
             self._recorder = StageRecorder(self.config.stages, self.framework, on_failure=self._note_failure)
         return self._recorder
 
     @property
     def framework(self) -> Framework:
-        """What the models are of.
+        """Framework of the models.
 
         Raises:
-            PluginError: the plugin for PyTorch is not there.
+            PluginError: the PyTorch plugin is not installed.
         """
         if self._framework is not None:
             return self._framework
@@ -101,7 +101,7 @@ class Probe:
 
     @contextmanager
     def stage(self, name: str) -> Generator[OpenStage | None, None, None]:
-        """Give a stage for the block; ``None`` inside of another, or while nothing is recorded."""
+        """Open a stage for the block; yields ``None`` inside another stage, or while nothing is recorded."""
         recorder: StageRecorder | None = None
         if self.is_open:
             with self.guard(name):
@@ -114,12 +114,12 @@ class Probe:
 
     @property
     def open_stage(self) -> OpenStage | None:
-        """The stage that runs."""
+        """The current stage."""
         return None if self._recorder is None else self._recorder.current
 
     @contextmanager
     def guard(self, where: str) -> Generator[None, None, None]:
-        """Keep a failure of ours from the training; see `StageRecorder.guard`."""
+        """Keep our own failures from the training; see `StageRecorder.guard`."""
         try:
             yield
         except Exception as error:
@@ -135,18 +135,18 @@ class Probe:
                 self._note_failure(message)
 
     def act_as(self, role: str, rank: int | None = None) -> None:
-        """Say what this process does."""
+        """Set the role and rank of this process."""
         if (self.role, self.rank) != (role, rank):
             self.role, self.rank = role, rank
             self.save()
 
     def next_step(self, stage: str) -> int:
-        """Return a number for the step of a stage where nobody says which one it is: passes through it, from 1."""
+        """Return a step number, counted from 1 for each stage, for use when nothing determines the step."""
         self._steps_seen[stage] = self._steps_seen.get(stage, 0) + 1
         return self._steps_seen[stage]
 
     def note_hook(self, hook: str, target: str, status: HookStatus, reason: str | None = None) -> None:
-        """Take note of what became of a hook."""
+        """Record the status of a hook."""
         self._capabilities[hook, target] = Capability(hook=hook, target=target, status=status, reason=reason)
         if status is HookStatus.FAILED:
             _logger.warning("msprobe: the hook '%s' at %s is not in place: %s", hook, target, reason)
@@ -157,14 +157,14 @@ class Probe:
         return tuple(self._capabilities.values())
 
     def save(self) -> None:
-        """Write what this process has to say."""
+        """Write the record of this process."""
         try:
             info = ProcessInfo(
                 host=platform.node() or "host", pid=os.getpid(), role=self.role, rank=self.rank,
                 capabilities=self.capabilities, errors=tuple(self._errors),
             )  # fmt: skip
             save_process(self.out, info)
-        except Exception as error:  # noqa: BLE001  # of a disk; the training goes on
+        except Exception as error:  # noqa: BLE001  # for example a full disk; the training continues
             _logger.warning("msprobe: %s", error)
 
     def describe_run(self, config: Mapping[str, Any], sampling: Sampling) -> None:
@@ -185,7 +185,7 @@ class Probe:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of the trainer's configuration in JSON's own types."""
+    """Convert a value of the trainer's configuration to JSON's types."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):

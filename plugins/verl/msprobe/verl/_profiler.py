@@ -1,4 +1,4 @@
-"""In the place of verl's own ``precision_debugger``: its configuration keys switch recording on."""
+"""Replacement for verl's ``precision_debugger``: its configuration keys switch recording on."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DEFAULT_OUT = "outputs/profile"
 
 
 class StageProfiler:
-    """Has the interface of verl's ``PrecisionDebuggerProfiler``; our hooks do the work while it is started.
+    """Has the interface of verl's ``PrecisionDebuggerProfiler``; our hooks record while it is started.
 
-    ``global_profiler.global_tool_config.precision_debugger.{config_path,stages,strict}`` mean what they mean there, and
+    ``global_profiler.global_tool_config.precision_debugger.{config_path,stages,strict}`` keep their meaning, and
     ``config_path`` may also be a file of this plugin. Steps are those of ``global_profiler.steps``.
     """
 
@@ -46,11 +46,11 @@ class StageProfiler:
         return True
 
     def stop(self, **_: Any) -> None:
-        """End it."""
+        """End the step."""
         self._probe.is_open = False
 
     def annotate(self, **_: Any) -> Callable[[Any], Any]:
-        """Return a decorator that changes nothing: stages are known without it."""
+        """Return a decorator that changes nothing: hooks find the stages without it."""
         return lambda function: function
 
 
@@ -63,7 +63,7 @@ def _settings(given: Any) -> Mapping[str, Any]:
 
 
 def _fields(settings: Mapping[str, Any], save_path: str) -> dict[str, Any]:
-    """Return the configuration that verl's keys stand for.
+    """Convert verl's keys to the fields of our configuration.
 
     Raises:
         ConfigError: the file cannot be read, or a stage is unknown.

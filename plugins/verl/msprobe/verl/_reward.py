@@ -1,4 +1,4 @@
-"""A hook in the workers that compute rewards: what each sample was given, and what else the rule said."""
+"""A hook in the workers that compute rewards: records the score of each sample and the function's other results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Method = Callable[..., Any]
 
 
 def score_method(original: Method) -> Method:
-    """Wrap `RewardLoopWorker.compute_score(data)`: the last of its rows is the sample that is scored."""
+    """Wrap `RewardLoopWorker.compute_score(data)`: the last row of the data is the sample that is scored."""
     writers: dict[int, RewardWriter] = {}
 
     @functools.wraps(original)
@@ -54,7 +54,7 @@ def _reward(data: Any, others: Mapping[str, Any], result: Mapping[str, Any]) -> 
     mask = data.batch["attention_mask"][-1].cpu().numpy().astype(bool)
     width = int(data.batch["prompts"].shape[-1])
     prompt_length = _last(others.get("prompt_len"))
-    # Where lengths are given, nothing is padded on the left; elsewhere prompts are.
+    # Data with lengths is not padded on the left; in other data the prompts are.
     prompt = ids[:width][mask[:width]] if prompt_length is None else ids[: int(prompt_length)]
     extra = result.get("reward_extra_info")
     uid = _last(others.get("uid"))

@@ -1,4 +1,4 @@
-"""Which samples a micro-batch of verl's workers holds: read from its TensorDict, on the host."""
+"""Determine which samples a micro-batch of verl's workers holds, from its TensorDict on the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 
 
 def plain(data: Any, key: str, default: Any = None) -> Any:
-    """Return a non-tensor entry of a TensorDict, or of a mapping, as Python has it."""
+    """Return a non-tensor entry of a TensorDict or mapping as a plain Python value."""
     try:
         value = data.get(key, None)
     except KeyError:
@@ -30,14 +30,14 @@ def plain(data: Any, key: str, default: Any = None) -> Any:
 
 
 def trainer_step_of(data: Any) -> int | None:
-    """Return the trainer's step that the driver has put into the data; ``None`` if it has not."""
+    """Return the trainer's step that the driver put into the data; ``None`` if there is none."""
     return _number(plain(data, STEP_KEY))
 
 
 def policy_version_of(data: Any) -> int | None:
-    """Return the version of the policy that generated the data, the newest of several; ``None`` if nobody says so.
+    """Return the version of the policy that generated the data, the newest of several; ``None`` if unknown.
 
-    It is ``global_steps`` of the serving engine. The trainer with TransferQueue has its own step under that name,
+    It is ``global_steps`` of the serving engine. The trainer with TransferQueue stores its own step under that name,
     and the policy's version with each trajectory.
     """
     trajectories = plain(data, "extra_fields")
@@ -53,12 +53,12 @@ def _newest_of(fields: Any) -> Any:
 
 
 def layout_of(data: Any) -> BatchLayout:
-    """Return how a micro-batch is given to the model."""
+    """Return the layout in which a micro-batch is passed to the model."""
     return BatchLayout.PACKED if plain(data, "use_remove_padding", True) else BatchLayout.PADDED
 
 
 def rows_of(data: Any) -> list[Row]:
-    """Return the samples of a micro-batch in the order of its rows; empty where its tokens are not nested."""
+    """Return the samples of a micro-batch in the order of its rows; empty if its tokens are not nested."""
     ids = data["input_ids"]
     if not getattr(ids, "is_nested", False):
         return []
@@ -80,12 +80,12 @@ def rows_of(data: Any) -> list[Row]:
 
 
 def slice_of(rows: list[Row], length: int, number: int) -> list[Row]:
-    """Return the parts of packed samples that one of several equal slices of the packed dimension holds.
+    """Return the parts of packed samples in one of several equal slices of the packed dimension.
 
     Args:
-        rows: Samples one after the other.
-        length: Positions of a slice.
-        number: Which slice, from 0.
+        rows: Samples in the order in which they are packed.
+        length: Number of positions in a slice.
+        number: Index of the slice, from 0.
     """
     begin, end = number * length, (number + 1) * length
     found: list[Row] = []
@@ -98,7 +98,7 @@ def slice_of(rows: list[Row], length: int, number: int) -> list[Row]:
 
 
 def _prompt_lengths(data: Any, offsets: list[int]) -> list[int]:
-    """Return how many tokens of each sample are its prompt; 0 where nothing tells."""
+    """Return the prompt length of each sample, in tokens; 0 if unknown."""
     totals = [end - begin for begin, end in pairwise(offsets)]
     for key, is_prompt in (("prompts", True), ("responses", False), ("response_mask", False)):
         value = data.get(key, None)

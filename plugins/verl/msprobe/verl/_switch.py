@@ -1,4 +1,4 @@
-"""Recording is switched on in a process of verl."""
+"""Switch recording on in a process of verl."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from msprobe.verl._probe import Probe
 
 
 def switch_on(config: VerlConfig, others: Mapping[str, AfterImport] | None = None) -> ImportWatch:
-    """Put all hooks in place, now or as soon as their modules are imported.
+    """Attach all hooks, now or as soon as their modules are imported.
 
     Args:
         config: What to record.
-        others: What else to do after the import of a module, by its name.
+        others: Further actions after the import of a module, by its name.
     """
     probe = Probe.switch_on(config)
     by_module: dict[str, list[HookPoint]] = {}
     for point in HOOK_POINTS:
         by_module.setdefault(point.module, []).append(point)
-        probe.note_hook(point.hook, point.target, HookStatus.WAITING, "nobody has imported it")
+        probe.note_hook(point.hook, point.target, HookStatus.WAITING, "it has not been imported")
     actions: dict[str, AfterImport] = {module: _attacher(probe, points) for module, points in by_module.items()}
     return after_import({**actions, **(others or {})})
 

@@ -1,4 +1,4 @@
-"""Digests of parameters on their way from the trainer to the serving engine, one by one as they pass."""
+"""Digests of parameters on their way from the trainer to the serving engine, computed one by one as they pass."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msprobe_core.names import without_wrappers
 from msprobe_core.plugin import Digest, Framework, TensorMeta
 
 _MAX_BYTES = 256 << 20
-"""Results of devices are fetched when so many bytes wait: until then a copy of them is kept there."""
+"""Digests are fetched from a device once parameters of this size are pending, since it keeps copies until then."""
 
 
 class WeightDigests:
-    """Takes parameters; nothing of them is kept but numbers."""
+    """Computes digests of parameters, and keeps nothing else of them."""
 
     def __init__(self, framework: Framework, placements: Mapping[str, str] | None = None) -> None:
         """Begin.
 
         Args:
-            framework: What the parameters are of.
+            framework: Framework of the parameters.
             placements: How parameters are sharded in the trainer, by canonical name.
         """
         self._framework = framework
@@ -31,7 +31,7 @@ class WeightDigests:
         self._waiting = 0
 
     def take(self, name: str, tensor: Any) -> None:
-        """Take one parameter as it is now."""
+        """Take a digest of one parameter's current value."""
         digest = Digest()
         self._reducer.statistics(tensor, digest)
         self._reducer.checksum(tensor, digest)
@@ -43,7 +43,7 @@ class WeightDigests:
                 self._waiting = 0
 
     def finish(self) -> tuple[Weight, ...]:
-        """Return all that were taken, in their order."""
+        """Return the digests of all parameters, in the order of `take`."""
         self._reducer.collect()
         return tuple(self._weight(*taken) for taken in self._taken)
 
@@ -62,17 +62,17 @@ class WeightDigests:
 
 
 def tee(parameters: Iterable[Any], take: Callable[[str, Any], None]) -> Generator[Any, None, None]:
-    """Yield parameters as they come, each shown to ``take`` before; ``take`` raises nothing."""
+    """Yield parameters one by one, each after a call of ``take``, which must not raise."""
     for item in parameters:
         take(item[0], item[1])
         yield item
 
 
 def placements_of(models: Iterable[Any]) -> dict[str, str]:
-    """Return how the parameters of models are sharded, by canonical name; those that are whole are left out."""
+    """Return the placement of the models' sharded parameters, by canonical name; others are left out."""
     found: dict[str, str] = {}
     for model in models:
-        named = getattr(model, "named_parameters", None)  # which some chunks of a pipeline may not have
+        named = getattr(model, "named_parameters", None)  # some chunks of a pipeline may not have it
         for name, parameter in () if named is None else named():
             placements = getattr(parameter, "placements", None)
             if placements is not None:

@@ -1,7 +1,7 @@
-"""Hooks in the workers: which stage runs, which mini-batch and micro-batch, what the optimizer is given, what is sent.
+"""Hooks in the workers: the stage, its mini-batches and micro-batches, the optimizer's gradients, and sent weights.
 
-Names of stages come from the methods that the driver calls; data is looked at one level below, in the engine: under
-TransferQueue the former are given keys only.
+Stage names come from the methods that the driver calls. Data is read one level below, in the engine, because under
+TransferQueue the driver passes only keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Method = Callable[..., Any]
 
 
 def stage_method(name: str) -> Callable[[Method], Method]:
-    """Return a wrapper for a method that is a whole stage."""
+    """Return a wrapper for a method that is a complete stage."""
 
     def wrap(original: Method) -> Method:
         @functools.wraps(original)
@@ -45,11 +45,11 @@ _OLDER_MODELS = {
     Stage.VALUES.value: ("critic_module",),
     Stage.CRITIC_UPDATE.value: ("critic_module",),
 }
-"""Where workers before 0.8 keep the model of a stage."""
+"""Attributes in which workers before 0.8 keep the model of a stage."""
 
 
 def older_stage_method(name: str) -> Callable[[Method], Method]:
-    """Return a wrapper for a whole stage of workers before 0.8, which have their models themselves."""
+    """Return a wrapper for a complete stage of workers before 0.8, which hold their models themselves."""
 
     def wrap(original: Method) -> Method:
         @functools.wraps(original)
@@ -72,7 +72,7 @@ def older_stage_method(name: str) -> Callable[[Method], Method]:
 
 
 def critic_method(name: str) -> Callable[[Method], Method]:
-    """Return a wrapper for a method of a worker that is a critic by itself, or part of one with a stage of its own."""
+    """Return a wrapper for a method of a worker that is a critic of its own, or part of a worker with its own stage."""
 
     def wrap(original: Method) -> Method:
         @functools.wraps(original)
@@ -95,14 +95,14 @@ def critic_method(name: str) -> Callable[[Method], Method]:
 
 
 def _correct(stage: OpenStage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A reference that is the actor without its adapter is asked for by a flag in the data."""
+    """Rename the stage if a flag in the data asks for the reference policy, which may be the actor without adapter."""
     data = args[0] if args else kwargs.get("data")
     if stage.name == Stage.ACTOR_LOG_PROB.value and hasattr(data, "get") and plain(data, "no_lora_adapter"):
         stage.name = Stage.REF_LOG_PROB.value
 
 
 def batch_method(original: Method) -> Method:
-    """Wrap `train_batch` or `infer_batch` of an engine: one mini-batch of the stage that runs."""
+    """Wrap `train_batch` or `infer_batch` of an engine: one mini-batch of the current stage."""
 
     @functools.wraps(original)
     def call(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,14 +118,14 @@ def batch_method(original: Method) -> Method:
 
 
 def begin(probe: Probe, stage: OpenStage, models: list[Any], data: Any) -> None:
-    """Begin to record a stage, if it has not begun, with the step that the data is of."""
+    """Begin to record a stage, unless it has begun, at the step that the data belongs to."""
     if stage.has_begun:
         return
     version, step = policy_version_of(data), trainer_step_of(data)
     if step is None:
         step = probe.trainer_step
     if step is None:
-        # Who calls the workers by himself has no trainer: the data knows its policy, or calls are all there is.
+        # A script that calls workers directly has no trainer: use the data's policy version, or count the calls.
         step = version + 1 if version is not None else probe.next_step(stage.name)
     if probe.role == "process":
         probe.act_as("worker", probe.framework.rank())
@@ -139,7 +139,7 @@ def models_of(engine: Any) -> list[Any]:
 
 
 def step_method(original: Method) -> Method:
-    """Wrap `forward_step` of an engine that is given a micro-batch: it computes, and returns its loss."""
+    """Wrap `forward_step` of an engine, which gets one micro-batch, computes, and returns its loss."""
 
     @functools.wraps(original)
     def call(self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ def step_method(original: Method) -> Method:
 
 
 def _own_rows(engine: Any, micro_batch: Any) -> list[Row]:
-    """Return what of a micro-batch this process computes: with Ulysses a slice of the packed, padded sequence."""
+    """Return the rows of a micro-batch that this process computes: with Ulysses, its slice of the padded sequence."""
     rows = rows_of(micro_batch)
     size = getattr(engine, "ulysses_sequence_parallel_size", 1)
     if size < 2:
@@ -177,7 +177,7 @@ def _take_loss(stage: OpenStage, result: Any) -> None:
 
 
 def pipeline_step_method(original: Method) -> Method:
-    """Wrap `forward_step` of Megatron's engines, given an iterator of micro-batches and a chunk of the model."""
+    """Wrap `forward_step` of Megatron's engines, which gets an iterator over micro-batches and a model chunk."""
 
     @functools.wraps(original)
     def call(self: Any, batch_iter: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +186,7 @@ def pipeline_step_method(original: Method) -> Method:
         if probe is None or stage is None or not stage.is_recording:
             return original(self, batch_iter, *args, **kwargs)
         model = args[0] if args else kwargs.get("model")
-        # Each chunk of a virtual pipeline has an iterator of its own over the same micro-batches: one of them counts.
+        # Each chunk of a virtual pipeline has its own iterator over the same micro-batches, so only one is counted.
         chunks = models_of(self)
         counts = len(chunks) < 2 or model is chunks[0]
         return original(self, _seen(batch_iter, probe, stage) if counts else batch_iter, *args, **kwargs)
@@ -202,7 +202,7 @@ def _seen(batches: Iterator[Any], probe: Probe, stage: OpenStage) -> Iterator[An
 
 
 def optimizer_method(original: Method) -> Method:
-    """Wrap `optimizer_step` of an engine, which returns the norm of the gradients before clipping."""
+    """Wrap `optimizer_step` of an engine, which returns the gradient norm before clipping."""
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,14 +218,14 @@ def optimizer_method(original: Method) -> Method:
 
 
 class _Transfer:
-    """One transfer of weights that runs in this process."""
+    """A transfer of weights in progress in this process."""
 
     step: int | None = None
     is_running = False
 
 
 def send_method(original: Method) -> Method:
-    """Wrap the method that sends weights: what is exported while it runs is looked at as it passes."""
+    """Wrap the method that sends weights: digests are taken of everything exported while it runs."""
 
     @functools.wraps(original)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -246,7 +246,7 @@ def send_method(original: Method) -> Method:
 
 
 def export_method(original: Method) -> Method:
-    """Wrap `get_per_tensor_param` of an engine: names with whole tensors, and an adapter's description."""
+    """Wrap `get_per_tensor_param` of an engine, which returns names, whole tensors, and an adapter's description."""
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

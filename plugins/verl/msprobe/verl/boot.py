@@ -1,8 +1,8 @@
-"""Loaded by verl in each of its processes: puts hooks in place if recording is switched on, and does nothing otherwise.
+"""Loaded by verl in each of its processes: attaches hooks if recording is switched on, and does nothing otherwise.
 
-verl 0.9 and later finds this module by its entry point in the group ``verl.plugins``; earlier ones import it where
-``VERL_USE_EXTERNAL_MODULES=msprobe.verl.boot`` is set. Neither torch nor verl is imported here: hooks come behind the
-import of the modules that they are for.
+verl 0.9 and later finds this module by its entry point in the group ``verl.plugins``; earlier ones import it if
+``VERL_USE_EXTERNAL_MODULES=msprobe.verl.boot`` is set. Neither torch nor verl is imported here: hooks are attached
+when the modules that they are for have been imported.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PROFILER = "verl.utils.profiler.precision_debugger_profile"
 
 
 def boot(environment: Mapping[str, str] = os.environ) -> ImportWatch | None:
-    """Switch recording on if the environment says so; otherwise wait for verl's own ``precision_debugger`` alone.
+    """Switch recording on if the environment says so; otherwise only wait for verl's own ``precision_debugger``.
 
-    A file that is wrong is an error on the log, and nothing is recorded: the training goes on.
+    An invalid configuration file is logged as an error, and nothing is recorded; the training continues.
     """
     path = environment.get(SWITCH, "").strip()
     if not path:
@@ -35,7 +35,7 @@ def boot(environment: Mapping[str, str] = os.environ) -> ImportWatch | None:
     try:
         config = load_verl_config(Path(path))
     except MsprobeError as error:
-        _logger.error("msprobe: nothing is recorded: %s", error)  # noqa: TRY400  # the sentence says it all
+        _logger.error("msprobe: nothing is recorded: %s", error)  # noqa: TRY400  # a traceback would add nothing
         return None
     return switch_on(config, {_PROFILER: _take_over_profiler})
 

@@ -1,4 +1,4 @@
-"""The RL trainer verl: every stage of a step recorded without editing it, and compared."""
+"""Registers the plugin for the RL trainer verl, which records every stage of a step without editing verl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
 
 @hookimpl
 def msprobe_register_module_maps() -> Sequence[ModuleMap]:
-    """Offer what FSDP and Megatron call modules of a serving engine."""
+    """Offer the names that FSDP and Megatron give to modules of a serving engine."""
     from msprobe.verl._module_maps import FSDP, MEGATRON
 
     return [FSDP, MEGATRON]

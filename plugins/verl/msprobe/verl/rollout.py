@@ -1,4 +1,4 @@
-"""What a serving engine calls to be recorded: forwards with the requests in them, and the weights that it uses.
+"""Interface for serving engines: they report forwards with their requests, and the weights in use.
 
 An engine that runs in a process of its own calls `watch_engine` with its model, once, and then::
 
@@ -9,7 +9,7 @@ An engine that runs in a process of its own calls `watch_engine` with its model,
     probe.finish("request 7", prompt_ids, response_ids)
     probe.weights_updated(version, model.named_parameters())
 
-Where nothing is switched on all of this does nothing. For vLLM and SGLang the plugin makes these calls itself.
+If recording is not switched on, all of this does nothing. For vLLM and SGLang the plugin makes these calls itself.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["EngineProbe", "Part", "watch_engine"]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a forward that one request has.
+    """One request's part of a forward.
 
     Attributes:
-        request: Its name in the engine.
-        length: Positions of it in this forward.
-        start: Position in the request of the first of them; decoding begins behind the prompt.
+        request: Name of the request in the engine.
+        length: Number of its positions in this forward.
+        start: Index within the request of the first of them; decoding begins after the prompt.
         offset: First position in the packed dimension, or in dimension 1.
-        row: Index in dimension 0; 0 where requests are packed.
+        row: Index in dimension 0; 0 if requests are packed.
     """
 
     request: str
@@ -80,7 +80,7 @@ class EngineProbe:
         return self._policy_version
 
     def set_policy_version(self, version: int | None) -> None:
-        """Say which weights are in use: the number that verl's ``set_global_steps`` has."""
+        """Set the version of the weights in use, the number that verl passes to ``set_global_steps``."""
         if version != self._policy_version:
             self._end()
             self._policy_version = version
@@ -88,7 +88,7 @@ class EngineProbe:
 
     @contextmanager
     def forward(self, parts: Sequence[Part], phase: str = CallPhase.PREFILL.value) -> Generator[None, None, None]:
-        """Record the forward that runs in the block, if it is one of those that the configuration asks for."""
+        """Record the forward that runs in the block, if the configuration selects it."""
         probe = Probe.current()
         if probe is not None:
             with probe.guard(Stage.ROLLOUT.value):
@@ -96,11 +96,11 @@ class EngineProbe:
         yield
 
     def runs(self, request: str) -> bool:
-        """Whether a request has been in a forward, and is not done."""
+        """Whether a request has taken part in a forward and has not finished."""
         return request in self._running
 
     def finish(self, request: str, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> None:
-        """Say that a request is done, and what its tokens are: by them it is known from now on."""
+        """End a request; its token ids identify it in the recorded files from now on."""
         probe = Probe.current()
         if probe is None:
             return
@@ -115,11 +115,12 @@ class EngineProbe:
                 self._end()
 
     def weights_updated(self, version: int | None, parameters: Iterable[tuple[str, Any]]) -> None:
-        """Take what the engine's parameters hold now, behind an update; they are read here.
+        """Record digests of the engine's parameters after an update; they are read during this call.
 
         Args:
-            version: Of the weights, which are in use from now on; ``None`` where the engine is not told, and takes what
-                the sender has announced in the directory of the run, or counts updates from 0.
+            version: Version of these weights, which are in use from now on. ``None`` if the engine does not know it:
+                then it is the version that the sender announced in the directory of the run, or a count of updates
+                from 0.
             parameters: Names and tensors of the engine's own model.
         """
         probe = Probe.current()
@@ -159,7 +160,7 @@ class EngineProbe:
                 self._stage.pause()
                 self._is_paused = True
             return
-        # The step that these responses are for, while nothing runs ahead: the one behind the last update.
+        # The step of these responses, as long as nothing runs ahead: the one after the last update.
         step = 1 if self._policy_version is None else self._policy_version + 1
         if self._stage is None:
             self._stage, self._is_paused = probe.recorder.open(Stage.ROLLOUT.value), False
@@ -191,11 +192,11 @@ class EngineProbe:
 
 
 def watch_engine(model: Any, replica: int = 0) -> EngineProbe:
-    """Return what records an engine's model; it does nothing where recording is not switched on.
+    """Return a recorder for an engine's model; it does nothing if recording is not switched on.
 
     Args:
-        model: What computes logits, as one callable module.
-        replica: Number of the engine among those of the job: it takes the place of a rank.
+        model: A callable module that computes logits.
+        replica: Number of the engine among those of the job; used in place of a rank.
     """
     return EngineProbe(model, replica)
 

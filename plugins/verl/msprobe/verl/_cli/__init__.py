@@ -1,4 +1,4 @@
-"""``msprobe verl``: what is done to runs of verl; imports neither torch nor verl."""
+"""``msprobe verl``: commands for recorded runs of verl; imports neither torch nor verl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["verl"]
 
 @click.group()
 def verl() -> None:
-    """Compare what the plugin for verl has recorded, stage by stage, and say what it can record."""
+    """Compare what the verl plugin has recorded, stage by stage, and show what it can record."""
 
 
 verl.add_command(compare)

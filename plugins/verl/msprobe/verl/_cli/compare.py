@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Parameter: TypeAlias = Callable[[_Command], _Command]
 _Comparison: TypeAlias = "Callable[[Callable[[int, int, str], None]], Outcome]"
-"""Takes what is told how far it is."""
+"""Compares, and reports its progress to the given callable."""
 
 
 @click.group()
 def compare() -> None:
     """Compare stages of a recorded RL run with each other, or two runs.
 
-    Exit status of each: 0 if they agree, 1 if they differ, 2 if they, or not all of them, could be compared.
+    Exit status of each: 0 if they agree, 1 if they differ, 2 if some or all of them could not be compared.
     """
 
 
@@ -56,11 +56,11 @@ _DTYPE = click.option(
 
 
 def _comparison(*parameters: Any, name: str | None = None) -> Callable[[Callable[..., _Comparison]], click.Command]:
-    """Make a command of a function that is given opened runs and steps, and returns what compares them.
+    """Make a command of a function that gets opened runs and the options, and returns the comparison.
 
     Args:
-        parameters: Of the command, besides those that every comparison has. Its paths are of recorded runs.
-        name: Of the command; that of the function by default.
+        parameters: Options and arguments in addition to those of every comparison. Path arguments name recorded runs.
+        name: Name of the command; that of the function by default.
     """
 
     def decorate(function: Callable[..., _Comparison]) -> click.Command:
@@ -150,9 +150,9 @@ def weights(*, run: RecordedRun, steps: tuple[int, ...]) -> _Comparison:
     _BASELINE,
 )
 def layers(*, run: RecordedRun, **options: Any) -> _Comparison:
-    """Find the first module at which training and rollout engine part, for the same samples.
+    """Find the first module at which training and rollout engine diverge, for the same samples.
 
-    Prompts and decoded tokens are compared apart. RUN is the directory of a recorded run that has the stages
+    Prompts and decoded tokens are compared separately. RUN is the directory of a recorded run that has the stages
     rollout_generate and actor_compute_log_prob, with tensors.
     """
     from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_layers
@@ -162,7 +162,7 @@ def layers(*, run: RecordedRun, **options: Any) -> _Comparison:
 
 @_comparison(_RUN, _STEPS, _EXPERTS, name="actor-vs-ref")
 def actor_vs_ref(*, run: RecordedRun, **options: Any) -> _Comparison:
-    """Compare actor and reference policy, in the first step: with the same weights they must be equal.
+    """Compare actor and reference policy in the first step, where the same weights must give equal results.
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and ref_compute_log_prob.
     """
@@ -191,7 +191,7 @@ def onpolicy(*, run: RecordedRun, **options: Any) -> _Comparison:
     ),
 )
 def runs(*, target: RecordedRun, golden: RecordedRun, **options: Any) -> _Comparison:
-    """Compare two runs, stage by stage in the order of cause and effect, and name the first that differs.
+    """Compare two runs, stage by stage from cause to effect, and name the first stage that differs.
 
     TARGET is the directory of the run under test, GOLDEN that of the trusted one.
     """
@@ -213,9 +213,9 @@ def _cell(name: str, what: str) -> _Parameter[_Command]:
     _DTYPE,
 )
 def cross(*, steps: tuple[int, ...], dtype: str | None, **cells: RecordedRun) -> _Comparison:
-    """Tell whether rollout or training of B is at fault, where A is trusted: the fault moves with the half that has it.
+    """Decide whether rollout or training of B is at fault, given a trusted A: the fault moves with its component.
 
-    The four directories are of runs that have each engine's rollouts in each trainer.
+    The four directories are runs that combine each engine's rollouts with each trainer.
     """
     from msprobe.verl._compare.cross_outcome import compare_crossed
     from msprobe.verl._compare.log_prob_steps import LogProbOptions

@@ -9,7 +9,7 @@ import click
 
 @click.command()
 def doctor() -> None:
-    """Say which hooks attach to the verl that is installed, without importing it."""
+    """Show which hooks attach to the installed verl, without importing it."""
     from msprobe.verl._doctor import check
 
     checkup = check()
