@@ -308,7 +308,7 @@ class _Attachment(PlacedAttachment[ApiCalls]):
             self._graphs.detach()
 
     def release(self) -> None:
-        """Receive nothing from graphs any more; hooks are removed by now."""
+        """Stop receiving values from graphs; the hooks are already removed."""
         if self._graphs is not None:
             self._graphs.release()
 

@@ -152,7 +152,7 @@ class _LeafHook:
             self._is_running = False
 
     def remove(self) -> None:
-        """Remove it, if necessary when no backward pass runs any more; it is not called again in any case."""
+        """Remove it, if necessary once no backward pass runs; it is not called again in any case."""
         self._on_gradient = None
         _left.append(self._handle)
         if not self._is_running:

@@ -33,7 +33,7 @@ _Abstract = dict[str, Any]
 
 
 class Arrivals:
-    """Calls of ``save`` in graphs, by number, and the consumer of their values."""
+    """Numbers the calls of ``save`` in graphs, and passes their values to a consumer."""
 
     def __init__(self) -> None:
         self.take: Callable[[Path, str, str, _Array], None] | None = None
@@ -41,7 +41,7 @@ class Arrivals:
         self._numbers: dict[tuple[str, str, str], int] = {}
 
     def add(self, save_dir: str, name: str, tree: Tree) -> int:
-        """Return the number of a call of ``save``; the compiler asks many times for each."""
+        """Return the number of a call of ``save``; idempotent, since the compiler asks many times for each call."""
         key = save_dir, name, repr(tree)
         number = self._numbers.get(key)
         if number is None:
@@ -59,11 +59,11 @@ class Arrivals:
         return is_host()
 
     def arrive(self, number: _Array, position: _Array, values: _Array) -> int:
-        """Receive a value."""
+        """Pass a value to the consumer; return 0, since an operator must have a result."""
         directory, places = self._places[int(number[0])]
         name, place = places[int(position[0])]
         if self.take is not None:
-            # 0-d tensors cannot be passed, so they were reshaped.
+            # 0-d tensors cannot be passed, so the graph reshaped them.
             self.take(directory, name, place.meta.dtype.lower(), values if place.meta.shape else values.reshape(()))
         return 0
 

@@ -1,1 +1,1 @@
-"""Cells in static graphs (GRAPH_MODE and ``jit``), forward and backward: by points that are compiled into the graph."""
+"""Records Cells in static graphs (GRAPH_MODE and ``jit``), forward and backward, by points compiled into the graph."""

@@ -26,10 +26,10 @@ def graph_mode() -> bool:
 
 
 def check_level(options: AttachOptions) -> None:
-    """Raise if the current mode is GRAPH_MODE and the level includes APIs.
+    """Check that the level is possible in the current mode.
 
     Raises:
-        ConfigError: it does, and a static graph has no API calls.
+        ConfigError: the level includes APIs and the mode is GRAPH_MODE, where a graph has no API calls.
     """
     if options.level.has_apis and graph_mode():
         raise ConfigError(
@@ -39,7 +39,7 @@ def check_level(options: AttachOptions) -> None:
 
 
 def prepare(models: Sequence[nn.Cell], options: AttachOptions) -> None:
-    """Compile points into these nets from now on, whether or not this step is recorded.
+    """Compile points into these nets from now on, whether or not the current step is recorded.
 
     Raises:
         ConfigError: see `check_level`; the mode may have changed since the debugger was constructed.
@@ -98,8 +98,8 @@ class GraphTaps:
             recording.around = recorder.nesting()
             try:
                 result = replaced(*args, **kwargs)
-                # Before the program goes on to other calls: the graph is to be found inside of this one. A device is
-                # not waited for; what it writes is read at the end.
+                # Wait on the host, so that the graph's calls are recorded within this call, before later calls of the
+                # program. Do not wait for a device: its files are read at the end of the window.
                 if not compilation().writes_files:
                     executor.sync()
             finally:
@@ -112,7 +112,7 @@ class GraphTaps:
         """Wait until running graphs have finished, and record no new calls."""
         api._JitExecutor.__call__ = self._replaced
         try:
-            # Errors of a graph that runs behind the program come up here: they are the training's own.
+            # Errors of a graph that runs asynchronously surface here; they are the training's own, so let them pass.
             executor.sync()
             if compilation().has_files:
                 self._replay()
@@ -142,5 +142,5 @@ class GraphTaps:
         """Do nothing: nothing is pending."""
 
     def release(self) -> None:
-        """Record no gradients any more."""
+        """Stop recording gradients."""
         station().remove(self._recording)

@@ -82,7 +82,7 @@ class Attempts:
         for plan in self._lesser(first):
             try:
                 return self._settle(plan)
-            except Exception:  # noqa: PERF203  # the first one has been told
+            except Exception:  # noqa: PERF203  # only the first one is reported
                 _logger.debug("%s: cannot be compiled with %s", self._graph.name, plan, exc_info=True)
         return self._without_points(reason)
 

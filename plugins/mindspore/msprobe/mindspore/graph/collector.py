@@ -1,8 +1,8 @@
-"""Where the values of compiled graphs arrive, and who takes them.
+"""Receives the values of compiled graphs, and passes them to their consumers.
 
-A graph calls `Station.begin` for each call of a Cell, which gives the call a number, and `Station.end` at its end, in
-the order of the program; gradients come with the number of their call, in any order. Nothing is known of names here: a
-graph outlives the window that it was compiled in.
+A graph calls `Station.begin` for each call of a Cell, which assigns a number to the call, and `Station.end` at its end,
+in program order. Gradients come with the number of their call, in any order. This module knows numbers only, no names,
+because a graph outlives the window in which it was compiled.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _Array = NDArray[Any]
 
 
 class Taker(Protocol):
-    """Takes what arrives, always on the same thread."""
+    """Consumes values; always called on the same thread."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it wants calls that begin now."""
+        """Whether it accepts calls that begin now."""
         ...
 
     def begin(self, number: int, layout: Layout, arrays: Sequence[_Array]) -> None:
@@ -49,21 +49,21 @@ class Taker(Protocol):
         ...
 
     def parameter_gradient(self, parameter: int, array: _Array) -> None:
-        """Take the gradient with respect to a parameter, as far as it has been added up."""
+        """Take the gradient with respect to a parameter, as accumulated so far."""
         ...
 
     def end_run(self) -> None:
-        """Take note that no graph is running."""
+        """Called when no graph is running."""
         ...
 
 
 class Station:
-    """The process's one place of arrival.
+    """The process's only receiver of values.
 
     Attributes:
-        layouts: What graphs hand out of values.
-        points: What they hand out of gradients.
-        plan: What the graph is to hand out that is compiled now.
+        layouts: What graphs return of values.
+        points: Where graphs return gradients.
+        plan: The points of the graph that is being compiled.
     """
 
     def __init__(self) -> None:
@@ -78,35 +78,35 @@ class Station:
         self._arriving: dict[int, _Arriving] = {}
         self._desk: _Desk | None = None
 
-    # --- what the compiler asks -------------------------------------------------------------------------------
+    # --- called by the compiler -------------------------------------------------------------------------------
 
     def number_of_cell(self, cell: object, parameters: Mapping[str, Any]) -> int:
-        """Return the number by which graphs know a Cell with these parameters of its own."""
+        """Return the number that identifies a Cell in graphs; note the names of its own parameters."""
         number = self._cells.of(cell)
         self._names[number] = tuple(parameters)
         return number
 
     def number_of_parameter(self, parameter: object) -> int:
-        """Return the number by which graphs know a parameter."""
+        """Return the number that identifies a parameter in graphs."""
         return self._parameters.of(parameter)
 
     def parameter_names(self, cell: int) -> tuple[str, ...]:
-        """Return the names of a Cell's own parameters, in the order in which the graph has them."""
+        """Return the names of a Cell's own parameters, in the graph's order."""
         return self._names[cell]
 
-    # --- who takes --------------------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------------------
 
     def add(self, taker: Taker) -> None:
-        """Let somebody take what arrives from now on."""
+        """Pass values to a consumer from now on."""
         self._takers.append(taker)
 
     def remove(self, taker: Taker) -> None:
-        """Let him take nothing any more."""
+        """Pass no more values to a consumer."""
         if taker in self._takers:
             self._takers.remove(taker)
 
     def end_runs(self) -> None:
-        """Tell everybody that all graphs that were started are through."""
+        """Notify all consumers that all graphs that were started have finished."""
         self._hand_over(lambda taker: taker.end_run())
 
     def _hand_over(self, work: Callable[[Taker], None]) -> None:
@@ -115,13 +115,13 @@ class Station:
             return
         if self._desk is None or self._desk.process != os.getpid():  # a thread does not outlive a fork
             self._desk = _Desk()
-        # The backend calls from threads of its own, now from this one, now from that; whoever records goes by threads.
+        # The backend calls from changing threads of its own, but the recorder keeps its state by thread.
         self._desk.run(lambda: [work(taker) for taker in takers])
 
-    # --- what graphs call -------------------------------------------------------------------------------------
+    # --- called by graphs -------------------------------------------------------------------------------------
 
     def begin(self, layout: _Array, *arrays: _Array) -> int:
-        """Take note that a call has begun, and return its number; 0 if nobody wants it."""
+        """Begin a call, and return its number; 0 if no consumer wants it."""
         if not any(taker.is_open for taker in self._takers):
             return 0
         number = next(self._counter)
@@ -130,7 +130,7 @@ class Station:
         return number
 
     def end(self, layout: _Array, call: _Array, *arrays: _Array) -> int:
-        """Take the results of a call."""
+        """Take the results of a call; return its number."""
         number = int(call[0])
         if number:
             described = self.layouts[int(layout[0])]
@@ -138,7 +138,7 @@ class Station:
         return number
 
     def more(self, call: _Array, *arrays: _Array) -> int:
-        """Take further values of what is arriving of a call."""
+        """Take further values of the arguments or results that are incomplete so far; return the call's number."""
         number = int(call[0])
         if number:
             self._arrive(number, self._arriving.pop(number), arrays)
@@ -148,19 +148,19 @@ class Station:
         if arriving.is_complete_with(arrays):
             self._hand_over(lambda taker: arriving.hand_over(taker, [*arriving.arrays, *arrays]))
         else:
-            # What is handed in belongs to the backend once the function returns.
+            # The backend reuses the arrays once this function returns.
             arriving.arrays += [array.copy() for array in arrays]
             self._arriving[number] = arriving
 
     def gradient(self, call: _Array, point: _Array, array: _Array) -> int:
-        """Take a gradient with respect to an argument or a result of a call."""
+        """Take a gradient with respect to an argument or a result of a call; return the call's number."""
         number = int(call[0])
         if number:
             self._hand_over(lambda taker: taker.gradient(number, self.points[int(point[0])].place, array))
         return number
 
     def parameter_gradient(self, parameter: _Array, array: _Array) -> int:
-        """Take the gradient with respect to a parameter."""
+        """Take the gradient with respect to a parameter; return 0, since an operator must have a result."""
         if any(taker.is_open for taker in self._takers):
             self._hand_over(lambda taker: taker.parameter_gradient(int(parameter[0]), array))
         return 0
@@ -168,12 +168,12 @@ class Station:
 
 @functools.cache
 def station() -> Station:
-    """Return the station: graphs refer to it as long as the process lives."""
+    """Return the instance of this process: graphs refer to it permanently."""
     return Station()
 
 
 class _Arriving:
-    """Values of one end of a call, of which some may be missing."""
+    """Values of the arguments or results of a call, some of which may not have arrived yet."""
 
     __slots__ = ("arrays", "hand_over", "num_expected")
 
@@ -187,7 +187,7 @@ class _Arriving:
 
 
 class _Numbers:
-    """Numbers for objects, which last as long as they do and are not given again."""
+    """Numbers for objects, valid during the object's life and never reused."""
 
     def __init__(self) -> None:
         self._counter = itertools.count()
@@ -202,16 +202,16 @@ class _Numbers:
 
 
 class _Desk:
-    """A thread that does one thing after the other, while whoever wants it done waits."""
+    """A thread that executes one task at a time, while the caller waits."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self._work: queue.SimpleQueue[tuple[Callable[[], object], threading.Lock]] = queue.SimpleQueue()
-        # Not of `threading`: its frames would be found wherever a call came from, and it is waited for at the end.
+        # Not `threading`: its frames would appear in recorded call stacks, and the interpreter would wait for its end.
         _thread.start_new_thread(self._run, ())
 
     def run(self, work: Callable[[], object]) -> None:
-        """Return when it is done; it raises nothing."""
+        """Execute ``work`` and wait for its end; errors are logged, not raised."""
         done = threading.Lock()
         done.acquire()
         self._work.put((work, done))

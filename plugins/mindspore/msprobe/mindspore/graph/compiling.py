@@ -78,7 +78,7 @@ class Compilation:
 
         @functools.wraps(compile_graph)
         def patch(executor: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth:  # inside another
+            if self._depth:  # within another compilation
                 return compile_graph(executor, source, *args, **kwargs)
 
             graph = _Graph(self, source, functools.partial(compile_graph, executor, source), executor, args, kwargs)
@@ -225,7 +225,7 @@ class _Put:
         self._removals.append(take_out)
         construct = self._taps.construct if by_call else construct_like(original, self._taps)
         if hasattr(cell, "bprop"):
-            # The user's backward stays that of what he wrote, which becomes a Cell within this one.
+            # The user's backward belongs to the user's construct, so both move to a Cell within this one.
             original = _twin_of(cell)
             cell.__class__ = _without_bprop(kind)
         attributes["_msprobe_cell"] = station().number_of_cell(cell, own)
@@ -240,7 +240,7 @@ class _Put:
 
 
 def _taps(*, writes_files: bool) -> Any:
-    # They make operators, which only who compiles needs.
+    # Importing either module creates operators, so import only the one that compiling needs.
     if writes_files:
         from msprobe.mindspore.graph import dumps
 
@@ -255,7 +255,7 @@ def _twin_of(cell: nn.Cell) -> nn.Cell:
     kind = type(cell)
     twin = kind.__new__(kind)
     nn.Cell.__init__(twin)
-    # With the other's, the end of this one would delete the other's graphs.
+    # A Cell deletes the graphs in its cache when it ends, so the twin must not share the original's.
     own = {name: twin.__dict__.get(name) for name in ("_compile_cache", "create_time")}
     twin.__dict__.update({**cell.__dict__, **own})
     return twin

@@ -1,7 +1,7 @@
-"""Points that write values to files, on Ascend: `reading` says how they are compiled, `files` what comes of it.
+"""Points that write values to files, for Ascend; see `reading` for how they are compiled, `tensordump` for the reader.
 
-Values have no way to Python there while a graph runs: ``TensorDump`` writes them. Nothing goes through the graph that
-would tell calls apart; the order of the files does.
+On Ascend a running graph cannot pass values to Python, but ``TensorDump`` can write them. Nothing in the graph
+identifies a call; the order of the files does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from msprobe.mindspore.graph.reading import (
 )
 from msprobe.mindspore.graph.tensordump import Kind, arrivals
 
-# ruff: noqa: ARG002, RUF005  # the compiler names what a bprop takes, and knows no unpacking in a tuple
+# ruff: noqa: ARG002, RUF005  # the compiler names the arguments of a bprop, and cannot unpack in a tuple
 
 _VALUE, _GRADIENT, _PARAMETER = (kind.value for kind in (Kind.VALUE, Kind.GRADIENT, Kind.PARAMETER))
 
@@ -33,7 +33,7 @@ _NOTHING = Tensor([0], ms.int32)
 
 
 class _File(PrimitiveWithInfer):
-    """The name of a file, from what it holds and two numbers."""
+    """The name of a file, from its kind and two numbers."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -49,7 +49,7 @@ _dump = ops.TensorDump()
 
 def _dumped(layout: Any, values: Any) -> Any:
     if len(values) == 0:
-        values = (_NOTHING,)  # the call has to be seen
+        values = (_NOTHING,)  # a call without values needs a file too, or the reader would miss it
     done = ()
     for i in range(len(values)):
         done = done + (_dump(_file(_VALUE, layout, i), values[i]),)
@@ -57,7 +57,7 @@ def _dumped(layout: Any, values: Any) -> Any:
 
 
 class _Tap(nn.Cell):
-    """Hands its first input on, and writes the gradient with respect to it."""
+    """Returns its first input unchanged, and writes the gradient with respect to it."""
 
     def construct(self, x: Any, layout: Any, number: Any) -> Any:
         return x
@@ -74,7 +74,7 @@ def _tapped(values: Any, cell: Any, layout: Any, first: Any) -> Any:
     tapped = ()
     for i in range(len(values)):
         x = values[i]
-        # Parameters pass by: see `msprobe.mindspore.graph.taps`.
+        # Parameters are passed on without a tap: see `msprobe.mindspore.graph.taps`.
         if not isinstance(x, Parameter) and tap_at(cell, first + i, x):
             x = _tap(x, layout, first + i)
         tapped = tapped + (x,)
@@ -82,7 +82,7 @@ def _tapped(values: Any, cell: Any, layout: Any, first: Any) -> Any:
 
 
 def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
-    """Begin a call: return the arguments to go on with."""
+    """Begin a call: return its layout, and the arguments to continue with."""
     given = flatten_all((args, kwargs))
     own = ()
     for parameter in parameters:
@@ -94,7 +94,7 @@ def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
 
 
 def closed(cell: Any, _call: Any, output: Any) -> Any:
-    """End a call: return the results to go on with."""
+    """End a call: return the results to continue with."""
     results = flatten_all(output)
     layout = describe_results(cell, output)
     _dumped(layout, readable(results))
@@ -103,7 +103,7 @@ def closed(cell: Any, _call: Any, output: Any) -> Any:
 
 
 def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands for the construct of a Cell while graphs are compiled."""
+    """Replace the construct of a Cell while graphs are compiled."""
     call, args, kwargs = opened(self._msprobe_cell, self._msprobe_parameters, args, kwargs)
     return closed(self._msprobe_cell, call, self._msprobe_construct(*args, **kwargs))
 

@@ -1,7 +1,7 @@
-"""Constructs with the signature of the user's own, for where the compiler wants to count parameters.
+"""Constructs with the signature of the user's construct, which the compiler needs in order to count parameters.
 
-It does so where a function in a graph takes the gradient of a Cell. What such a construct sees are parameters: not
-whether an argument was given by position or by name, or at all.
+It counts them where a function in a graph takes the gradient of a Cell. Such a construct sees parameters only: not
+whether an argument was passed by position or by name, nor whether it was passed at all.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _numbers = itertools.count()
 
 
 def construct_like(function: Callable[..., Any], taps: ModuleType) -> Callable[..., Any]:
-    """Return a construct with the signature of the bound method ``function``, for one of the kinds of points."""
+    """Return a construct with the signature of the bound method ``function``, using the points of module ``taps``."""
     parameters = inspect.signature(function).parameters.values()
     defaults = {f"default_{p.name}": p.default for p in parameters if p.default is not p.empty}
     name = f"msprobe_mindspore_construct_{next(_numbers)}"
-    # The compiler reads the source, and looks names up in the module.
+    # The compiler reads the source file, and looks up names in the module.
     path = _directory() / f"{name}.py"
     path.write_text(_source(list(parameters), taps.__name__), encoding="utf-8")
     module = ModuleType(name)
     module.__file__ = str(path)
     vars(module).update(defaults)
     sys.modules[name] = module
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))  # noqa: S102  # our own, from above
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), vars(module))  # noqa: S102  # written above
     return module.construct
 
 

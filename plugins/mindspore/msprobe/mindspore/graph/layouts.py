@@ -1,4 +1,4 @@
-"""What the compiler knows of the values at both ends of a Cell: how they are nested, and which of them are tensors."""
+"""What the compiler knows about a Cell's arguments and results: their nesting, and which of them are tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import mindspore as ms
 from msprobe_core.plugin import Argument, TensorMeta
 
 MAX_DEPTH = 6
-"""Containers nested deeper than this are handed on as they are; the arguments themselves are in two, by position and by
-name."""
+"""Containers nested deeper than this are passed on unchanged. The arguments themselves are nested twice: in a pair of
+positional and keyword arguments."""
 
 FIRST_RESULT = 1 << 20
-"""Numbers of results begin here, those of arguments at 0."""
+"""Tensors of results are numbered from here, those of arguments from 0."""
 
 _TENSOR: Any = type(ms.tensor_type)
 
@@ -31,14 +31,14 @@ _SCALARS = {"Bool": "bool", "Int": "int", "UInt": "int", "Float": "float", "Stri
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor at one end of a Cell.
+    """A tensor among the arguments or results of a Cell.
 
     Attributes:
-        number: Which of the tensors it is, in order.
-        meta: What it is; of dynamic shape as it was compiled, with -1 for sizes that vary.
-        is_read: Whether its values arrive.
-        takes_gradient: Whether its gradient can arrive, if the training computes one.
-        is_left_out: Whether it does not, since the graph would compute otherwise with a point there.
+        number: Index of the tensor, in order.
+        meta: Its description; for dynamic shapes as compiled, with -1 for sizes that vary.
+        is_read: Whether its values are passed out of the graph.
+        takes_gradient: Whether its gradient can be passed out, if the training computes one.
+        is_left_out: Whether its gradient is not passed out because a point there would change the graph's results.
     """
 
     number: int
@@ -49,24 +49,24 @@ class Place:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no element, and so nothing that could arrive."""
+        """Whether it has no elements, and so no values to pass out."""
         return 0 in self.meta.shape
 
 
 Tree: TypeAlias = "Place | Sequence[Tree] | Mapping[str, Tree] | Any"
-"""Arguments or results, with a `Place` for each tensor, and constants as they are."""
+"""Arguments or results, with a `Place` for each tensor, and constants unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One end of the calls of a Cell that are compiled alike.
+    """Arguments or results of the calls of a Cell that have the same structure.
 
     Attributes:
         cell: Number of the Cell.
-        tree: A pair of positional and keyword arguments, or what the Cell returns.
-        parameters: The Cell's own parameters by name; of results, none.
-        read: What arrives at run time, in this order.
-        is_end: Whether this is the end of calls.
+        tree: A pair of positional and keyword arguments, or the Cell's result.
+        parameters: The Cell's own parameters by name; empty for results.
+        read: Tensors whose values are passed out at run time, in this order.
+        is_end: Whether these are results, at the end of calls.
     """
 
     cell: int
@@ -77,7 +77,7 @@ class Layout:
 
 
 class Layouts:
-    """All layouts of the process, by number: graphs that are compiled refer to them."""
+    """All layouts of the process, by number, since compiled graphs refer to them by number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Layouts:
         return self._layouts[number]
 
     def add(self, cell: int, tree: Tree, parameters: Mapping[str, Place], reader: TreeReader) -> int:
-        """Return the number of a layout; the compiler asks many times for each call."""
+        """Return the number of a layout; idempotent, since the compiler asks many times for each call."""
         key = cell, reader.reads_results, repr(tree), repr(parameters)
         with self._lock:
             number = self._numbers.get(key)
@@ -100,7 +100,7 @@ class Layouts:
 
 
 class TreeReader:
-    """Reads what the compiler hands to ``__infer__``; numbers the tensors as `taps.flatten` lines them up."""
+    """Converts the compiler's input of ``__infer__``; numbers tensors in the order of `reading.flatten_all`."""
 
     def __init__(self, first: int = 0, *, has_tap: Callable[[int], bool] = lambda _: True) -> None:
         self._has_tap = has_tap
@@ -112,12 +112,12 @@ class TreeReader:
         """Return the tree of one value.
 
         Args:
-            abstract: ``shape``, ``dtype`` and ``value``, each nested as the value is.
+            abstract: ``shape``, ``dtype`` and ``value``, each with the nesting of the value.
         """
         return self._read(abstract["shape"], abstract["dtype"], abstract["value"], MAX_DEPTH)
 
     def place(self, shape: Any, dtype: Any) -> Place:
-        """Return a place for the next tensor."""
+        """Return a place for the next tensor, and count it."""
         name = dtype_name(dtype)
         meta = TensorMeta("mindspore.Tensor", name, tuple(shape))
         readable = is_readable(shape, dtype)
@@ -133,7 +133,7 @@ class TreeReader:
             return self._read_container(shape, cast("Sequence[Any]", dtype), value, depth)
         if value is not None or dtype is None:
             return value
-        # A number that is known at run time only.
+        # A scalar whose value is known at run time only.
         kind = next((kind for name, kind in _SCALARS.items() if str(dtype).startswith(name)), None)
         return None if kind is None else Argument(kind)
 
@@ -142,7 +142,7 @@ class TreeReader:
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value)
             values = list(items.values())
-        # The compiler's functions end where this does: what lies deeper has no number there.
+        # The compiled functions stop at the same depth: deeper tensors have no number there.
         trees = [self._read(*item, depth - 1) if depth else None for item in zip(shape, dtype, values, strict=True)]
         if isinstance(value, Mapping):
             return dict(zip(cast("Mapping[Any, Any]", value), trees, strict=True))
@@ -150,15 +150,15 @@ class TreeReader:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the dtype of the elements of a tensor as MindSpore spells it, for example ``Float32``."""
+    """Return the element dtype of a tensor in MindSpore's spelling, for example ``Float32``."""
     return str(dtype.element_type())
 
 
 def is_readable(shape: Any, dtype: Any) -> bool:
-    """Whether values of a tensor can be taken out of a graph: on the CPU only where all sizes are known."""
+    """Whether values of a tensor can be passed out of a graph: on the CPU only if all sizes are known."""
     return dtype_name(dtype) in _READABLE and all(size > 0 for size in shape)
 
 
 def takes_gradient(shape: Any, dtype: Any) -> bool:
-    """Whether a gradient with respect to a tensor can be taken out of a graph."""
+    """Whether a gradient with respect to a tensor can be passed out of a graph."""
     return is_readable(shape, dtype) and dtype_name(dtype) in _WITH_GRADIENTS

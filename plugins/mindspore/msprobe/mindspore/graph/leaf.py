@@ -1,4 +1,4 @@
-"""The operators that hand values to Python while a graph runs: MindSpore's CPU backend calls a function for them."""
+"""Operators that pass values to Python while a graph runs: MindSpore's CPU backend calls a Python function for them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 _logger = logging.getLogger(__name__)
 
 Arrived = Callable[..., int]
-"""Takes the arrays that have arrived, and returns a number for the graph to go on with."""
+"""Takes the arrays, and returns a number that the graph uses as the operator's result."""
 
 _Array = NDArray[Any]
 
 VALUE = "msprobe_value"
 GRADIENT = "msprobe_gradient"
 HAND_ON = "msprobe_hand_on"
-"""What compiled graphs call operators that hand values or gradients to Python, and the one that returns its input."""
+"""Names in compiled graphs of the operators that pass on values or gradients, and of the one that copies its input."""
 
 MOST = 16
-"""How many tensors one operator takes: it has a fixed number of inputs, so there is one operator for each number."""
+"""Maximum number of tensors per operator. An operator has a fixed number of inputs, so there is one for each number."""
 
 
 def operator(arrived: Arrived, num_inputs: int, *, name: str = VALUE, stays: bool = True) -> ops.Custom:
-    """Return an operator that calls ``arrived`` with so many arrays, and whose result is the number that it returns.
+    """Return an operator that calls ``arrived`` with ``num_inputs`` arrays, and whose result is the returned number.
 
     Args:
-        arrived: See above.
-        num_inputs: See above.
-        name: What the compiled graph calls it.
-        stays: Whether it runs where nothing uses its result, and keeps the order of the program among its like. In
-            backward it must not: the compiler fails over such operators in Cells that are called several times.
+        arrived: Called with the arrays; an exception is logged, and the result is 0.
+        num_inputs: Number of inputs.
+        name: Name of the operator in the compiled graph.
+        stays: Whether it runs even if its result is unused, in program order with other such operators. Must be false
+            in backward: the compiler fails on such operators in Cells that are called several times.
     """
 
     def call(*arrays: _Array) -> _Array:
@@ -47,7 +47,7 @@ def operator(arrived: Arrived, num_inputs: int, *, name: str = VALUE, stays: boo
             _logger.exception("a value of a static graph could not be recorded")
         return np.array([number], np.int64)
 
-    # The operator asks the function how many inputs it has.
+    # MindSpore reads the number of inputs from the function's signature.
     inputs = [inspect.Parameter(f"x{i}", inspect.Parameter.POSITIONAL_ONLY) for i in range(num_inputs)]
     call.__signature__ = inspect.Signature(inputs)  # pyright: ignore[reportFunctionMemberAccess]
     call.__name__ = name
@@ -58,12 +58,12 @@ def operator(arrived: Arrived, num_inputs: int, *, name: str = VALUE, stays: boo
 
 
 def operators(arrived: Arrived, num_leading: int) -> tuple[ops.Custom, ...]:
-    """Return operators for up to `MOST` tensors after ``num_leading`` numbers, by how many tensors they take."""
+    """Return operators for 0 to `MOST` tensors after ``num_leading`` numbers; the index is the number of tensors."""
     return tuple(operator(arrived, num_leading + number) for number in range(MOST + 1))
 
 
 def copying(bprop: Callable[..., Any]) -> ops.Custom:
-    """Return an operator of a tensor and two numbers, which returns the tensor, with this backward."""
+    """Return an operator with the given backward that takes a tensor and two numbers, and returns the tensor."""
 
     def copy(array: _Array, _point: _Array, _call: _Array) -> _Array:
         return array

@@ -1,10 +1,10 @@
-"""What the compiler has made of a graph with points: where it computes otherwise than it would without them.
+"""Find out where the compiler made a graph with points compute differently than without them.
 
-A point that takes a gradient looks at the sum of what a tensor's uses behind it send back. Without the point the
-compiler may make one sum of that and of what other uses send, and rounding then differs; with it, it cannot. It also
-multiplies constants with each other that lie on both sides of a point. On the CPU it computes half precision in
-float32, and rounds only where an operator needs half precision, as a point that hands a tensor on does. Nothing else
-that it does across points changes a value.
+A point that takes a gradient needs the sum of the gradients from all later uses of its tensor. Without the point, the
+compiler may merge this sum with gradients from other uses of the same value into one sum, which rounds differently;
+with the point it cannot. It also multiplies constants with each other across a point only if the point is absent. On
+the CPU it computes half precision in float32, and rounds only where an operator needs half precision, which a point
+that copies a tensor does. No other optimization across points changes a value.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ _ADDED = frozenset(
         "TupleGetItem", "UpdateState",
     }
 )  # fmt: skip
-"""What points add."""
+"""Kinds of operators that points add."""
 
 _FOLDED = frozenset({"AddN", "BroadcastTo", "Fill", "Mul", "Muls", "OnesLike", "RealDiv", "Tile", "ZerosLike"})
-"""What is computed beforehand where the gradient is a constant, as that of a loss is; a point makes it a variable."""
+"""Kinds of operators that the compiler evaluates if the gradient is a constant, as that of a loss is. With a point the
+gradient is a variable."""
 
 _MADE_PLAIN = frozenset({"Cast", "Reshape"})
 _SPREADING = _MADE_PLAIN | {"Depend", "Tile", "BroadcastTo"}
 _DTYPES = {1: np.float32, 10: np.float16, 11: np.float64}
-"""Of the elements of constants, by how the format numbers them."""
+"""NumPy dtypes of constants, by the format's numbers."""
 
 _HALF = frozenset({10, 16})
-"""float16 and bfloat16, likewise."""
+"""The format's numbers of float16 and bfloat16."""
 
 _DEPENDS = frozenset({"Depend", "Load"})
 _UNCHANGED = _MADE_PLAIN | _DEPENDS
@@ -64,14 +65,14 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What is to be known of a compiled graph.
+    """Properties of a compiled graph.
 
     Attributes:
-        regrouped: The points that split a sum, or round what would not be rounded there.
-        parameters: Names of the parameters that something is computed of.
-        order: Of what is rounded otherwise in another order: how many terms each sum has, and how many products with
-            a constant have another such as a factor.
-        kinds: How often each kind of operator is there that the program needs, and points do not add.
+        regrouped: Points that split a sum, or round where the graph without them would not.
+        parameters: Names of the parameters that are used in a computation.
+        order: Operations that round differently in another order: the number of sums by their number of terms, and at
+            0 the number of products with a constant that have another such product as a factor.
+        kinds: Number of operators of each kind that the program needs and points do not add.
         takes_gradients: Whether gradients of inputs or results are taken in it.
     """
 
@@ -91,13 +92,13 @@ class Made:
 
 
 def has_points(exported: bytes) -> bool:
-    """Whether there is anything of ours in a graph as MindSpore exports it (``mind_ir``)."""
+    """Whether a graph as exported by MindSpore (``mind_ir``) contains any operator of ours."""
     return _OURS.encode() in exported
 
 
 def read_made(exported: bytes) -> Made:
-    """Read a graph as MindSpore exports it (``mind_ir``)."""
-    messages: Any = mind_ir_pb2  # generated: its classes are made when it is imported
+    """Read a graph as exported by MindSpore (``mind_ir``)."""
+    messages: Any = mind_ir_pb2  # generated: its classes are created at import
     model = messages.ModelProto()
     model.ParseFromString(exported)
     graphs = [model.graph, *model.functions]
@@ -113,7 +114,7 @@ def read_made(exported: bytes) -> Made:
 
 
 class _Nodes:
-    """The nodes of all graphs of a model; names are unique in it."""
+    """The nodes of all graphs of a model; their names are unique in the model."""
 
     def __init__(self, model: Any, graphs: Sequence[Any]) -> None:
         kinds = {primitive.name: _kind(primitive) for primitive in model.primitives}
@@ -148,7 +149,7 @@ class _Nodes:
                 self._texts[name] = attribute.s.decode(errors="replace")
 
     def needed(self) -> Iterator[_Node]:
-        """Return the nodes that results and effects of the program come from: points also show what nobody uses."""
+        """Yield the nodes on which results and effects of the program depend: points also take unused values."""
         names = list(self._leaving)
         seen: set[str] = set()
         while names:
@@ -164,13 +165,13 @@ class _Nodes:
                 yield node
 
     def points_in_sums(self) -> Iterator[Point]:
-        """Return the points whose gradient is a sum within another, where it is not what is added up first."""
+        """Return the points whose gradient is a sum within another sum, but not its first term."""
         taken = self._taken()
         for name in self.inner_sums():
             yield from taken.get(name, ())
 
     def inner_sums(self) -> Iterator[str]:
-        """Return the sums within others that are not what is added up first there."""
+        """Yield the names of sums that are a term of another sum, but not its first, with which addition begins."""
         for node in self:
             if node.kind == _SUM:
                 for term in self._terms(node)[1:]:
@@ -183,7 +184,7 @@ class _Nodes:
         return first.inputs if first is not None and first.kind == "MakeTuple" else node.inputs
 
     def _taken(self) -> dict[str, list[Point]]:
-        """Return the points by the gradient that they take."""
+        """Return the points by the name of the gradient that they take."""
         found: dict[str, list[Point]] = defaultdict(list)
         for node in self:
             if node.ours == GRADIENT:
@@ -193,12 +194,12 @@ class _Nodes:
         return found
 
     def points_that_round(self) -> Iterator[Point]:
-        """Return the points that hand on tensors of half precision, where operators before and after use float32."""
+        """Return points that copy tensors of half precision, where the operators before and after use float32."""
         if ms.get_context("device_target") == "CPU":
             yield from (self._point(node) for node in self if node.ours == HAND_ON and node.is_half)
 
     def points_between_uses(self) -> Iterator[Point]:
-        """Return the points at operators that copy a tensor which is used elsewhere, and whose copy several times."""
+        """Return the points that copy a tensor that has other uses, while the copy has several uses."""
         for node in self:
             if node.ours == HAND_ON:
                 others = [user for user in self._users[self._taken_from(node)] if not self._leads_to(user, node)]
@@ -206,7 +207,7 @@ class _Nodes:
                     yield self._point(node)
 
     def _taken_from(self, node: _Node) -> str:
-        """Return the tensor that a tap is on; ours may have been given dimensions before."""
+        """Return the name of the tensor before a tap; a reshape or cast of ours may come between."""
         given = self._nodes.get(node.inputs[0])
         return given.inputs[0] if given is not None and given.kind in _MADE_PLAIN else node.inputs[0]
 
@@ -217,7 +218,7 @@ class _Nodes:
         return user.ours == HAND_ON or not (user.ours or user.kind in _NO_USE)
 
     def _num_uses(self, name: str) -> int:
-        """Return how many terms the gradient with respect to a tensor has."""
+        """Return the number of terms in the gradient with respect to a tensor."""
         num = self._leaving.count(name)
         for user in self._users[name]:
             if user.ours == HAND_ON or (user.kind == "Depend" and user.inputs[0] == name):
@@ -227,7 +228,7 @@ class _Nodes:
         return num
 
     def order(self) -> Counter[int]:
-        """Return the number of sums by their terms; those that begin with another go on with it. Products are at 0."""
+        """Count sums by their number of terms, with sums in first place merged; at 0, products with two constants."""
         needed = list(self.needed())
         going_on = {first for node in needed if node.kind == _SUM and (first := self._first_sum(node))}
         found = Counter(self._num_terms(node) for node in needed if node.kind == _SUM and node.name not in going_on)
@@ -246,7 +247,7 @@ class _Nodes:
         return len(self._terms(node)) + others
 
     def _factor(self, node: _Node) -> str | None:
-        """Return what is multiplied by a constant."""
+        """Return the variable that is multiplied by a constant; ``None`` if the node is no such product."""
         if node.kind not in _PRODUCTS or self._other_than_one(node) is not None:
             return None
         names = [self._origin(name) for name in node.inputs[:2]]
@@ -254,7 +255,7 @@ class _Nodes:
         return others[0] if len(others) == 1 else None
 
     def _other_than_one(self, node: _Node) -> str | None:
-        """Return what is multiplied by ones, which the compiler leaves out where it knows that they are."""
+        """Return what is multiplied by ones: the compiler removes such a product only if it knows the ones."""
         if node.kind == "Mul":
             for factor, other in (node.inputs[:2], node.inputs[1::-1]):
                 if self._is_one(factor):
@@ -271,7 +272,7 @@ class _Nodes:
         return dtype is not None and bool((np.frombuffer(tensor.raw_data, dtype) == 1).all())
 
     def _origin(self, name: str, kinds: frozenset[str] = _UNCHANGED) -> str:
-        """Return what a tensor has been before anything of ``kinds``, or ours."""
+        """Return the tensor before all operators of ``kinds``, and before our copies."""
         while (node := self._nodes.get(name)) is not None:
             if node.kind in kinds or node.ours == HAND_ON:
                 name = node.inputs[0]
@@ -282,7 +283,7 @@ class _Nodes:
         return name
 
     def _point(self, node: _Node) -> Point:
-        """Return the point of one of our operators, which has its number as the second input."""
+        """Return the point of one of our operators, whose second input is the point's number."""
         number = self._tensors[self._origin(node.inputs[1])]
         return station().points[int(np.frombuffer(number.raw_data, np.int64)[0])]
 

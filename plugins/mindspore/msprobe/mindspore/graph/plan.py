@@ -1,4 +1,4 @@
-"""Which points are compiled into a graph, and the numbers by which graphs know their gradients."""
+"""Which points are compiled into a graph, and the numbers by which graphs identify their gradients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """Where a gradient is taken: the number of a Cell, and of a tensor at one of its ends."""
+    """Where a gradient is taken: the number of a Cell, and of a tensor among its arguments or results."""
 
     cell: int
     place: int
 
 
 class Points:
-    """All places of the process where a gradient may be taken, by number: compiled graphs refer to them."""
+    """All points of the process, by number, since compiled graphs refer to them by number."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Points:
         return self._points[number]
 
     def number_of(self, point: Point) -> int:
-        """Return the number of a point; the compiler asks many times for each."""
+        """Return the number of a point; idempotent, since the compiler asks many times for each."""
         with self._lock:
             if point not in self._numbers:
                 self._numbers[point] = len(self._points)
@@ -39,11 +39,11 @@ class Tap(IntEnum):
     """How the gradient of a tensor is taken.
 
     Attributes:
-        NONE: It is not.
-        CELL: By a Cell with a ``bprop`` of its own. Where all of a backward pass is compiled with the forward, nothing
-            of it is left in the forward.
-        OPERATOR: By an operator that copies the tensor. A function whose gradient is taken outside of it keeps one
-            result of each Cell with a ``bprop``, which would be that of the Cell's last call for all of them.
+        NONE: Not at all.
+        CELL: By a Cell with a ``bprop``. If the whole backward pass is compiled together with the forward, it leaves
+            nothing in the forward.
+        OPERATOR: By an operator that copies the tensor. If the gradient of a function is taken outside of it, the
+            compiler keeps one result for each Cell with a ``bprop``, and all calls would get that of the last.
     """
 
     NONE = 0
@@ -56,10 +56,10 @@ class Plan:
     """Which points are compiled into a graph.
 
     Attributes:
-        by_call: Whether they see what was given by position and what by name, as hooks do. Not everything can be
-            compiled so.
+        by_call: Whether points distinguish positional and keyword arguments, as hooks do. Not everything can be
+            compiled this way.
         tap: How gradients of inputs and results are taken.
-        untapped: Where they are not.
+        untapped: Points where they are not taken.
         hooked: Names of the parameters whose gradients are taken; ``None`` for all.
     """
 
@@ -73,11 +73,11 @@ class Plan:
         return Tap.NONE if point in self.untapped else self.tap
 
     def hooks(self, parameter: str) -> bool:
-        """Whether the gradient of the parameter of this name is taken."""
+        """Whether the gradient of the parameter with this name is taken."""
         return self.hooked is None or parameter in self.hooked
 
     def without(self, points: frozenset[Point]) -> Plan:
-        """Return the plan with these points left out."""
+        """Return the plan without these points."""
         return replace(self, untapped=self.untapped | points)
 
     def without_taps(self) -> Plan:
@@ -85,7 +85,7 @@ class Plan:
         return replace(self, tap=Tap.NONE)
 
     def by_signature(self) -> Plan:
-        """Return the plan with points that do not see how arguments were given."""
+        """Return the plan with points that do not distinguish positional and keyword arguments."""
         return replace(self, by_call=False)
 
     def hooking(self, parameters: frozenset[str]) -> Plan:

@@ -1,8 +1,8 @@
-"""What compiles points into Cells: values lined up and put back, and what the compiler is asked about them.
+"""Functions to be compiled into Cells: flatten and rebuild values, and query what the compiler knows about them.
 
-The functions here, in `taps` and in `dumps` are read by MindSpore's compiler, not called: they keep to what it
-understands, and what looks like a test of a type or a loop over a container is done with while it compiles. The first
-parameter of a method has to be named ``self``.
+MindSpore's compiler reads the functions here, in `taps` and in `dumps`; nothing calls them. They use only what the
+compiler supports, and it evaluates type tests and loops over containers at compile time. It requires that the first
+parameter of a method is named ``self``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.layouts import FIRST_RESULT, MAX_DEPTH, TreeReader, is_readable, takes_gradient
 from msprobe.mindspore.graph.plan import Point, Tap
 
-# ruff: noqa: RUF005  # the compiler knows no unpacking in a tuple
+# ruff: noqa: RUF005  # the compiler cannot unpack in a tuple
 
 _TENSOR: Any = type(ms.tensor_type)
 
@@ -40,7 +40,7 @@ def _constant(number: int) -> _Abstract:
 
 
 class _DescribeArguments(PrimitiveWithInfer):
-    """The number of a layout, from a Cell's number and what the compiler knows of its arguments and parameters."""
+    """The number of a layout, from a Cell's number and the compiler's types of its arguments and parameters."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -48,7 +48,7 @@ class _DescribeArguments(PrimitiveWithInfer):
     def __infer__(self, *args: _Abstract) -> _Abstract:
         cell, positional, named, parameters = args
         reader = TreeReader(has_tap=_has_tap(cell["value"]))
-        # The reader goes as deep as the functions below, for which arguments lie in a pair.
+        # The reader has the same depth limit as the functions below, which get the arguments as a pair.
         pair = reader.read({key: (positional[key], named[key]) for key in ("shape", "dtype", "value")})
         names = station().parameter_names(cell["value"])
         own = zip(names, parameters["shape"], parameters["dtype"], strict=True)
@@ -57,7 +57,7 @@ class _DescribeArguments(PrimitiveWithInfer):
 
 
 class _DescribeResults(PrimitiveWithInfer):
-    """The number of a layout, from a Cell's number and what the compiler knows of its results."""
+    """The number of a layout, from a Cell's number and the compiler's types of its results."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -70,7 +70,7 @@ class _DescribeResults(PrimitiveWithInfer):
 
 
 class _IsReadable(PrimitiveWithInfer):
-    """Whether the values of a tensor can be handed out."""
+    """Whether the values of a tensor can be passed out."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -81,7 +81,7 @@ class _IsReadable(PrimitiveWithInfer):
 
 
 class _TakesGradient(PrimitiveWithInfer):
-    """Whether the gradient of a tensor can be handed out."""
+    """Whether the gradient of a tensor can be passed out."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -92,7 +92,7 @@ class _TakesGradient(PrimitiveWithInfer):
 
 
 class _TapAt(PrimitiveWithInfer):
-    """How the gradient of a tensor is taken at a place of a Cell; see `msprobe.mindspore.graph.plan.Tap`."""
+    """How the gradient of a tensor is taken at a point of a Cell; see `msprobe.mindspore.graph.plan.Tap`."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -105,7 +105,7 @@ class _TapAt(PrimitiveWithInfer):
 
 
 class _PointTensor(PrimitiveWithInfer):
-    """The number of a place of a Cell as a tensor."""
+    """The number of a point of a Cell, as a tensor."""
 
     @prim_attr_register
     def __init__(self) -> None: ...
@@ -138,7 +138,7 @@ copied = Primitive("TensorMove")
 
 
 def plain(x: Any) -> Any:
-    """As the operators take it: neither bfloat16 nor without dimensions."""
+    """Convert a tensor to a form that our operators accept: not bfloat16, and at least one dimension."""
     if x.dtype == ms.bfloat16:
         x = ops.cast(x, ms.float32)
     if x.ndim == 0:
@@ -147,7 +147,7 @@ def plain(x: Any) -> Any:
 
 
 def like(x: Any, given: Any) -> Any:
-    """What has been made plain, as it was given."""
+    """Undo `plain`: return ``x`` with dtype and number of dimensions of ``given``."""
     if given.dtype == ms.bfloat16:
         x = ops.cast(x, ms.bfloat16)
     if given.ndim == 0:
@@ -156,12 +156,12 @@ def like(x: Any, given: Any) -> Any:
 
 
 def readable(values: Any) -> Any:
-    """Those of the tensors that can be handed out, as operators take them."""
+    """Return the tensors that can be passed out, in a form that our operators accept."""
     shown = ()
     for x in values:
         if may_be_read(x):
             if isinstance(x, Parameter):
-                x = copied(x)  # noqa: PLW2901  # as it is now: the program may write to it
+                x = copied(x)  # noqa: PLW2901  # its current value: the program may write to it later
             shown = shown + (plain(ops.stop_gradient(x)),)
     return shown
 
@@ -177,7 +177,7 @@ def _rebuild_tensor(x: Any, values: Any, n: Any) -> Any:
 
 
 def _flatten_with(flatten_item: Any) -> Any:
-    """Return what lines up the tensors in a container, given that for its items: the compiler knows no recursion."""
+    """Return a function that flattens a container, given one for its items: the compiler supports no recursion."""
 
     def flatten(x: Any) -> Any:
         values = ()
@@ -195,7 +195,7 @@ def _flatten_with(flatten_item: Any) -> Any:
 
 
 def _rebuild_with(rebuild_item: Any) -> Any:
-    """Return what puts tensors in the places of those in a container, given that for its items."""
+    """Return a function that rebuilds a container with other tensors, given one for its items."""
 
     def rebuild(x: Any, values: Any, n: Any) -> Any:
         if isinstance(x, Tensor):

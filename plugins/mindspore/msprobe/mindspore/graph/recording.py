@@ -1,4 +1,4 @@
-"""From what arrives of compiled graphs to calls of the recorder: the same names and records as in the dynamic graph."""
+"""Turns values of compiled graphs into calls of the recorder, with the names and records of the dynamic graph."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FORWARD, _BACKWARD, _PARAMETERS, _NUM_LANES = range(4)
 
 
 class _Run:
-    """One run of a graph: forward, backward and gradients of parameters stand in this order in the dump.
+    """One run of a graph: in the dump forward precedes backward, which precedes the gradients of parameters.
 
-    The backend runs them as it likes: the end of the outermost Cell often comes last.
+    The backend runs them in its own order: the end of the outermost Cell often comes last.
     """
 
     __slots__ = ("_clocks", "_recorder", "has_gradients", "last", "parameter_gradients")
@@ -39,11 +39,11 @@ class _Run:
 
     @contextmanager
     def lane(self, number: int) -> Iterator[None]:
-        """Return a block in which reports stand in their part of the run."""
+        """Return a block in which records get the position of this part of the run."""
         recorder = self._recorder
-        if self.has_gradients:  # a forward call may still come, and stands before all of them
+        if self.has_gradients:  # a forward call may still come, and must precede all gradients
             recorder.set_clock(self._clocks[number], self._clocks[_FORWARD])
-        else:  # calls of the dynamic graph may have come in between
+        else:  # there may have been calls of the dynamic graph since
             recorder.set_clock(max(self._clocks[number], recorder.clock))
         try:
             yield
@@ -52,7 +52,7 @@ class _Run:
 
 
 class _GraphCall:
-    """A call of a Cell whose graph is running, or has run."""
+    """A call of a Cell whose graph is running or has run."""
 
     __slots__ = ("call", "early", "has_ended", "has_gradients", "left_out", "num_inputs", "num_outputs", "run", "slots")
 
@@ -69,7 +69,7 @@ class _GraphCall:
 
 
 class Recording:
-    """Takes what arrives within one window; see `station.Taker`."""
+    """Consumes the values of one window; see `collector.Taker`."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class Recording:
         cells: Mapping[int, tuple[str, str]],
         parameters: Mapping[int, tuple[str, str, TensorMeta]],
     ) -> None:
-        """Begin with nothing.
+        """Begin without any calls.
 
         Args:
-            recorder: Is told.
-            cells: Path and class of each Cell that is recorded, by its number.
-            parameters: Of each parameter, by its number: path stem of its Cell, its name there, and what it is.
+            recorder: Receives every call.
+            cells: Path and class of each recorded Cell, by the Cell's number.
+            parameters: Stem of its Cell, name and description of each parameter, by the parameter's number.
         """
         self._recorder = recorder
         self._cells = cells
@@ -93,7 +93,7 @@ class Recording:
         self._num_open = 0
         self._is_shut = False
         self.num_calls = 0
-        self.around: object = ()  # the calls of the dynamic graph that a compiled function runs in
+        self.around: object = ()  # the calls of the dynamic graph around a compiled function
 
     @property
     def is_open(self) -> bool:
@@ -101,17 +101,17 @@ class Recording:
         return not self._is_shut and self._recorder.is_open
 
     def shut(self) -> None:
-        """Record no new calls; gradients of those that have begun are still taken."""
+        """Record no new calls; gradients of earlier calls are still recorded."""
         self._is_shut = True
 
     def _guarded(self, where: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001  # the training waits for us
+        except Exception as error:  # noqa: BLE001  # the training must continue
             self._recorder.note_failure(where, error)
 
     def begin(self, number: int, layout: Layout, arrays: Sequence[_Array]) -> None:
-        """Open a call, and record arguments and parameters."""
+        """Open a call, and record its arguments and parameters."""
         if not self.is_open or layout.cell not in self._cells:
             return
         path, type_name = self._cells[layout.cell]
@@ -141,7 +141,7 @@ class Recording:
             graph_call.num_inputs = _add_slots(graph_call, recorder.input_gradients(call, args, kwargs))
 
     def end(self, number: int, layout: Layout, arrays: Sequence[_Array]) -> None:
-        """Record results, and close the call."""
+        """Record the results of a call, and close it."""
         graph_call = self._calls.get(number)
         if graph_call is not None:
             self._guarded(self._cells[layout.cell][0], lambda: self._end(graph_call, layout, arrays))
@@ -173,7 +173,7 @@ class Recording:
         if graph_call.has_ended:
             self._guarded("a gradient", lambda: self._gradient(graph_call, place, array))
         else:
-            # A constant, such as the gradient of the loss: nothing has to be computed for it.
+            # A constant, such as the gradient of the loss, may come before the call ends.
             graph_call.early.append((place, array.copy()))
 
     def _gradient(self, graph_call: _GraphCall, place: int, array: _Array) -> None:
@@ -192,16 +192,16 @@ class Recording:
             self._recorder.record_gradient(graph_call.call, slot, gradient)
 
     def parameter_gradient(self, parameter: int, array: _Array) -> None:
-        """Take the gradient with respect to a parameter, as far as the backward pass has added it up.
+        """Keep the gradient with respect to a parameter, as accumulated so far.
 
-        Where there are loops, branches or recomputed Cells, it comes several times, and at last complete.
+        With loops, branches or recomputed Cells it comes several times; the last one is complete.
         """
         if parameter in self._parameters and self.is_open:
             self._run.has_gradients = True
             self._run.parameter_gradients[parameter] = array.copy()
 
     def end_run(self) -> None:
-        """Record the gradients of parameters, and which others were left out: no graph is running."""
+        """Record gradients of parameters, and which gradients were left out: no graph is running now."""
         if self._run.has_gradients:
             self._guarded("a gradient", self._record_left_out)
         gradients = self._run.parameter_gradients
@@ -232,13 +232,13 @@ def _add_slots(graph_call: _GraphCall, slots: Sequence[tuple[GradientSlot, Any]]
 
 
 class _Filled:
-    """A layout with the arrays that have arrived for it."""
+    """A layout with the arrays that have arrived for its tensors."""
 
     def __init__(self, layout: Layout, arrays: Sequence[_Array]) -> None:
         self._arrays = {place.number: array for place, array in zip(layout.read, arrays, strict=False)}
 
     def value(self, place: Place, meta: TensorMeta | None = None) -> GraphValues:
-        """Return what stands for one tensor; ``meta`` is what else is known of it."""
+        """Return the values of one tensor; ``meta`` replaces the description in the layout."""
         array = self._arrays.get(place.number)
         if array is None and place.is_empty:
             array = np.empty(place.meta.shape, np.float32)
@@ -251,7 +251,7 @@ class _Filled:
         )
 
     def tree(self, tree: Tree) -> Any:
-        """Return the arguments or results."""
+        """Return the arguments or results, with values in place of tensors."""
         if isinstance(tree, Place):
             return self.value(tree)
         if isinstance(tree, Mapping):

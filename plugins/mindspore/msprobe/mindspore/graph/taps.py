@@ -1,7 +1,7 @@
-"""Points that hand values to Python while the graph runs, on the CPU; see `reading` for how they are compiled.
+"""Points that pass values to Python while the graph runs, on the CPU; see `reading` for how they are compiled.
 
-Each value passes through a Cell that does nothing forward and hands on the gradient backward, so that the gradient can
-be seen; the value itself is looked at beside the way. Nothing that the training computes is computed otherwise.
+Each value passes through a Cell that is the identity in forward and backward, so that its gradient can be taken; the
+value itself is read by a separate operator. The training's own computation stays the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from msprobe.mindspore.graph.reading import (
     tap_at,
 )
 
-# ruff: noqa: ARG002, RUF005  # the compiler names what a bprop takes, and knows no unpacking in a tuple
+# ruff: noqa: ARG002, RUF005  # the compiler names the arguments of a bprop, and cannot unpack in a tuple
 
 _begin = operators(station().begin, 1)
 _more = operators(station().more, 1)
@@ -40,13 +40,13 @@ _CELL, _OPERATOR = int(Tap.CELL), int(Tap.OPERATOR)
 
 
 def _taken(_x: Any, point: Any, call: Any, _out: Any, dout: Any) -> Any:
-    """Backward of a tap: the compiler passes its inputs, its result, and the gradient."""
+    """Backward of a tap, to which the compiler passes the tap's inputs, result and gradient."""
     shown = _gradient(call, point, plain(dout))
     return ops.depend(dout, shown), ops.zeros_like(point), ops.zeros_like(call)
 
 
 class _Tap(nn.Cell):
-    """Hands its first input on, and shows the gradient with respect to it."""
+    """Returns its first input unchanged, and passes out the gradient with respect to it."""
 
     def construct(self, x: Any, point: Any, call: Any) -> Any:
         return x
@@ -64,8 +64,8 @@ def _tapped(values: Any, cell: Any, call: Any, first: Any) -> Any:
     for i in range(len(values)):
         x = values[i]
         tap = tap_at(cell, first + i, x)
-        # Parameters pass by: the compiler takes those of one shape for equal arguments, and gives every call of a tap
-        # the first one's result; and the callee may write to them.
+        # Parameters are passed on without a tap. The compiler treats parameters of one shape as equal arguments, and
+        # would give every call of a tap the result of the first; also, the callee may write to them.
         if not isinstance(x, Parameter):
             if tap == _CELL:
                 x = _tap(x, point_tensor(cell, first + i), call)
@@ -76,7 +76,7 @@ def _tapped(values: Any, cell: Any, call: Any, first: Any) -> Any:
 
 
 def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
-    """Begin a call: return its number, and the arguments to go on with."""
+    """Begin a call: return its number, and the arguments to continue with."""
     given = flatten_all((args, kwargs))
     own = ()
     for parameter in parameters:
@@ -93,7 +93,7 @@ def opened(cell: Any, parameters: Any, args: Any, kwargs: Any) -> Any:
 
 
 def closed(cell: Any, call: Any, output: Any) -> Any:
-    """End a call: return the results to go on with."""
+    """End a call: return the results to continue with."""
     results = flatten_all(output)
     shown = readable(results)
     first = shown[:MOST]
@@ -107,7 +107,7 @@ def closed(cell: Any, call: Any, output: Any) -> Any:
 
 
 def construct(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands for the construct of a Cell while graphs are compiled."""
+    """Replace the construct of a Cell while graphs are compiled."""
     call, args, kwargs = opened(self._msprobe_cell, self._msprobe_parameters, args, kwargs)
     return closed(self._msprobe_cell, call, self._msprobe_construct(*args, **kwargs))
 

@@ -1,8 +1,8 @@
-"""What ``TensorDump`` has written, as if it had arrived while the graph ran.
+"""Reads the files of ``TensorDump``, and passes their values on as if they had come while the graph ran.
 
-A file is called ``{what}_{dtype}_{n}.npy``, with n counting all files of the process, in the order in which they were
-asked for. Forwards come in the order of the program. A gradient belongs to the last call before it that has none yet,
-since a backward pass goes the other way; on Ascend nothing tells more.
+A file is called ``{stem}_{dtype}_{n}.npy``, where n counts all files of the process in the order of their operators.
+Forwards come in program order. A gradient belongs to the last earlier call that has none yet, since a backward pass
+goes in reverse order; on Ascend there is no further information.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from msprobe.mindspore.graph.plan import Point
 from msprobe_core.plugin import PluginError
 
 _GRADIENT = re.compile(r".*/1_(?P<layout>\d+)_(?P<place>\d+)")
-"""A path that `Arrivals.stem` gives to a gradient."""
+"""Path of a gradient, as returned by `Arrivals.stem`."""
 
 _FILE = re.compile(r"(?P<kind>\d)_(?P<first>\d+)_(?P<second>\d+)_.*_(?P<order>\d+)\.npy")
 
@@ -39,12 +39,12 @@ _TIMEOUT_S = 600.0
 
 
 class Kind(IntEnum):
-    """What a file holds, and what its two numbers are."""
+    """What a file holds; the comments say what its two numbers are."""
 
-    VALUE = 0  # one end of a call: layout, and position among what is read
-    GRADIENT = 1  # layout, and number of the place
+    VALUE = 0  # a value of a call: layout, and position among its values
+    GRADIENT = 1  # layout, and number of the tensor
     PARAMETER = 2  # number of the parameter, and 0
-    FLAG = 3  # nothing: all files before it have been written
+    FLAG = 3  # a counter; all files before it have been written
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +68,20 @@ class Arrivals:
         atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
 
     def stem(self, kind: Kind, first: int, second: int) -> str:
-        """Return where a point writes to."""
+        """Return the path that a point writes to, without the suffix that ``TensorDump`` adds."""
         return str(self._directory / f"{kind.value}_{first}_{second}")
 
     def drop(self) -> None:
-        """Forget what has been written: nobody wanted it."""
+        """Delete files that were written while nothing was recorded."""
         self._wait()
         for arrival in self._listed():
             arrival.path.unlink(missing_ok=True)
 
     def replay(self, layouts: Layouts, taker: Taker) -> None:
-        """Hand over what has been written, and forget it.
+        """Pass the values of all files to ``taker``, and delete the files.
 
         Raises:
-            PluginError: files that were asked for did not come.
+            PluginError: expected files were not written in time.
         """
         self._wait()
         arrivals = self._listed()
@@ -101,7 +101,7 @@ class Arrivals:
                 yield _Arrival(Kind(int(found["kind"])), first, second, order, path)
 
     def _wait(self) -> None:
-        """Return when everything has been written that was asked for: files come late, but one after the other."""
+        """Wait until all values have been written: files come with delay, but in order."""
         number = next(self._flags)
         ops.TensorDump()(self.stem(Kind.FLAG, number, 0), Tensor([number]))
         end = time.monotonic() + _TIMEOUT_S
@@ -115,7 +115,7 @@ class Arrivals:
 
 
 class _Replay:
-    """Finds the calls in a list of files."""
+    """Assigns a list of files to calls."""
 
     def __init__(self, layouts: Layouts, taker: Taker) -> None:
         self._layouts = layouts
@@ -127,7 +127,7 @@ class _Replay:
         self._early: list[_Arrival] = []
 
     def run(self, arrivals: Sequence[_Arrival]) -> None:
-        """Hand everything over."""
+        """Pass all values on."""
         take: dict[Kind, Callable[[_Arrival], object]] = {
             Kind.VALUE: self._take_value,
             Kind.GRADIENT: self._take_gradient,
@@ -175,12 +175,12 @@ class _Replay:
 
 
 def point_in(path: str) -> Point | None:
-    """Return the point whose gradients are written to a path; ``None`` if it is not one of those."""
+    """Return the point whose gradients are written to ``path``; ``None`` if it is no path of a gradient."""
     found = _GRADIENT.fullmatch(path)
     return None if found is None else Point(station().layouts[int(found["layout"])].cell, int(found["place"]))
 
 
 @functools.cache
 def arrivals() -> Arrivals:
-    """Return the process's directory: graphs refer to it as long as it lives."""
+    """Return the instance of this process: graphs refer to its directory permanently."""
     return Arrivals()

@@ -1,4 +1,4 @@
-"""Tensors as they come out of a graph that has been compiled: arrays, with what the compiler knew of them."""
+"""Tensors taken out of a compiled graph: arrays with the compiler's description of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BFLOAT16 = "BFloat16"
 
 
 class GraphValues(HostValues):
-    """Stands for a tensor of the graph wherever the recorder sees one.
+    """Represents a tensor of the graph to the recorder.
 
     Attributes:
-        meta: What it is.
+        meta: Description of the tensor.
         takes_gradient: Whether a gradient with respect to it may come.
-        number: Which tensor of its call it is.
+        number: Index of the tensor among those of its call.
         is_left_out: See `msprobe.mindspore.graph.layouts.Place`.
     """
 
@@ -35,11 +35,11 @@ class GraphValues(HostValues):
         takes_gradient: bool = False,
         is_left_out: bool = False,
     ) -> None:
-        """Make one.
+        """Convert the elements.
 
         Args:
-            meta: What it is.
-            array: Its elements, bfloat16 widened to float32; ``None`` if they did not come.
+            meta: Description of the tensor.
+            array: Its elements, bfloat16 widened to float32; ``None`` if the graph did not pass them out.
             number: See above.
             takes_gradient: See above.
             is_left_out: See above.
@@ -60,14 +60,14 @@ class GraphValues(HostValues):
         """Return the elements.
 
         Raises:
-            PluginError: they did not come out of the graph.
+            PluginError: the graph did not pass them out.
         """
         if not self._is_known:
             raise PluginError(_WHY_LEFT_OUT if self.is_left_out else _WHY_UNKNOWN)
         return self
 
     def part(self, ranges: Mapping[int, tuple[int, int]]) -> HostValues | None:
-        """Return what lies from begin to end in each dimension that ``ranges`` names; ``None`` if nothing is known."""
+        """Return the elements in the given ranges, [begin, end) by dimension; ``None`` if the elements are unknown."""
         if not self._is_known:
             return None
         slices = tuple(slice(*ranges.get(dim, (None, None))) for dim in range(self.array.ndim))
