@@ -1,1 +1,1 @@
-"""Look at a run, or at two and where they part: one page, and files for other viewers."""
+"""View one run, or two and where they diverge: as one page, and as files for other viewers."""

@@ -1,8 +1,8 @@
-"""Make a page's data of a run, or of two.
+"""Build a page's data from one run or two.
 
-Units, which are ranks of steps, are read, compared and judged wherever there is room for it, see
-`msprobe_core.execute.units`, and then added one by one; of each no more is kept than its graph, compressed in a file,
-and its share of the overview. So memory is bounded by the largest unit.
+Units, each one rank in one step, are read, compared and judged by an executor, see `msprobe_core.execute.units`, and
+then added one by one. Of each unit only its graph, compressed in a file, and its share of the overview are kept, so
+that memory is bounded by the largest unit.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from msprobe_core.view.trends import findings_of, holds_monitored_alone, monitor
 from msprobe_core.view.view_codes import ViewCode
 
 ViewProgress: TypeAlias = Callable[[int, int, str], None]
-"""Told how many units are done, of how many, and which one was the last."""
+"""Called with the number of finished units, their total number, and the label of the last one."""
 
 MAX_MAPS = 24
 _MAX_MAPS_OF_CULPRITS, _MAX_MAPS_OF_OTHERS = 8, 2
@@ -82,9 +82,9 @@ class ViewOptions:
     """What to show.
 
     Attributes:
-        locate: How two runs are compared and searched, which steps and ranks are looked at.
-        ranks: How the ranks of the target are arranged; ``None`` if nobody said.
-        has_maps: Whether tensors are read for maps.
+        locate: How two runs are compared and searched, and which steps and ranks are selected.
+        ranks: Arrangement of the target's ranks; ``None`` if it was not given.
+        has_maps: Whether tensors are read to draw maps.
     """
 
     locate: LocateOptions = field(default_factory=LocateOptions)
@@ -94,7 +94,7 @@ class ViewOptions:
 
 @dataclass(frozen=True)
 class _Task:
-    """One unit."""
+    """One unit to be shown."""
 
     label: str
     step: int | None
@@ -111,21 +111,21 @@ def build(
     location: Location | None = None,
     progress: ViewProgress | None = None,
 ) -> ViewData:
-    """Make the data of a page; graphs are in ``cache``, and null in what is returned.
+    """Build the data of a page; graphs go to ``cache``, and are null in the result.
 
     Args:
-        target: A run, a step, a rank's directory or a dump; or what a monitor has written.
-        golden: The trusted run, of the same kind; ``None`` to look at one run.
-        cache: Takes the graphs, by index of the unit.
+        target: A run, a step, a rank's directory or a dump; or files of a monitor.
+        golden: The trusted run, of the same kind; ``None`` to view one run.
+        cache: Receives the graphs, by index of the unit.
         options: What to show.
-        location: What an earlier search has found; the search is made if there is none.
-        progress: Told what is done.
+        location: Result of an earlier search; if ``None``, the search runs here.
+        progress: Called after each unit.
 
     Raises:
-        CompareError: there is nothing to look at, or the two have nothing in common.
+        CompareError: the target is empty, or the two have nothing in common.
         DumpError: a single dump cannot be read.
-        ConfigError: there is no such executor.
-        StoreError: there is no room for the graphs.
+        ConfigError: the executor is unknown.
+        StoreError: the graphs cannot be stored.
     """
     options = options or ViewOptions()
     check_exists(target)
@@ -173,7 +173,7 @@ class _Builder:
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _read_all(self, tasks: Sequence[DumpTask]) -> None:
-        """Have the calls of all dumps in the cache; one alone raises its error."""
+        """Put the calls of all dumps into the cache; the error of a dump is raised if it is the only one."""
         if len(tasks) == 1:
             self._cache.put_calls(0, packed_dump(tasks[0]))
             self._progress(1, 1, tasks[0].label)
@@ -253,7 +253,7 @@ class _Builder:
         return unit.calls
 
     def _communication(self, tasks: Sequence[_Task], offset: int) -> Communication | None:
-        """Return who communicates with whom in a step; ``None`` where there is one rank, or ranks were merged."""
+        """Return who communicates with whom in a step; ``None`` if there is one rank, or if ranks were merged."""
         units = {task.rank: offset + i for i, task in enumerate(tasks) if task.rank is not None}
         paths = {task.rank: task.target for task in tasks if task.rank is not None}
         if len(units) < 2 or any(task.pair is not None and task.pair.target_parts for task in tasks):
@@ -306,7 +306,7 @@ class _Builder:
             return {}
 
     def _note(self, task: _Task, notes: Iterable[Finding]) -> None:
-        """Keep what there is to say once, with the unit that it was said of first."""
+        """Keep each finding once, with the first unit that reported it."""
         new = {note.text: note for note in notes if note.text not in self._said}
         self._said.update(new)
         self._notes += [_of(task.label, note) if task.label else note for note in new.values()]
@@ -323,7 +323,7 @@ class _Builder:
         for node, slot, target_file, golden_file in wanted:
             try:
                 self._maps += _maps(number, node, slot, (target, target_file), (golden, golden_file))
-            except DumpError as error:  # noqa: PERF203  # a tensor costs more than a try
+            except DumpError as error:  # noqa: PERF203  # reading a tensor costs more than the try
                 self._notes.append(Finding(ViewCode.NO_MAP, fields={"entry": node, "slot": slot, "why": str(error)}))
 
     # --- the document -------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class _Builder:
         )
 
     def _monitored(self, target: Path, golden: Path | None) -> list[Trend]:
-        """Return the trends of what monitors have written beside the dumps; what they say is a note."""
+        """Return the trends from monitor files next to the dumps; problems with reading them become notes."""
         try:
             found = findings_of(target, golden, self._options.locate.chosen)
         except MsprobeError as error:
@@ -373,7 +373,7 @@ class _Builder:
     def _side(self, path: Path, first: Path) -> Side:
         try:
             header = read_dump(first).header
-        except (CompareError, DumpError):  # several ranks in one, or a rank that cannot be read, which is told
+        except (CompareError, DumpError):  # several ranks in one, or an unreadable rank, which is reported elsewhere
             return Side(shown(str(path)), "", "", "")
         ranks = self._options.ranks
         return Side(
@@ -382,10 +382,10 @@ class _Builder:
 
 
 def _tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[_Task], Sequence[str]]:
-    """Return the units of a run, and what there is to say of others that lie there.
+    """Return the units of a run, and messages about parts of the run that were skipped.
 
     Raises:
-        CompareError: there is nothing there, or none of the steps and ranks that were chosen.
+        CompareError: the run is empty, or has none of the selected steps and ranks.
         DumpError: it cannot be read, or holds no dump.
     """
     check_exists(target)
@@ -423,7 +423,7 @@ def _tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[_Task], Sequence[s
 
 
 def _placed(culprit: Culprit, graph: Graph) -> Culprit:
-    """Return a culprit with the name that its node has in the graph, ``None`` if there is no such node."""
+    """Return a culprit with its node's name in the graph; ``None`` as name if there is no such node."""
     known = set(graph.name)
     own = None if culprit.node is None else culprit.node + GOLDEN_MARK
     if culprit.kind == FaultKind.MISSING_CALL.value and own in known:
@@ -441,7 +441,7 @@ def _has_files(calls: Calls) -> bool:
 
 
 def _worth_a_map(calls: Calls, culprits: Sequence[str | None], room: int) -> list[tuple[str, str, str, str]]:
-    """Return node, slot and files of the values whose maps say most: those of culprits, then the worst ones."""
+    """Return node, slot and files of the values most worth a map: those of culprits, then those with largest error."""
     if room <= 0:
         return []
     names = calls.calls.select("name", "excess").with_row_index("call")

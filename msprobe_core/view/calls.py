@@ -1,7 +1,7 @@
-"""The calls of one rank in one step and their values, of one dump or of two side by side, in the same columns.
+"""The calls of one rank in one step and their values, from one dump or from two side by side, in the same columns.
 
 ``calls`` has a row per call in execution order, ``values`` a row per value in the order of its calls. Everything that
-is shown of a run goes through these two frames.
+the page shows of a run is derived from these two frames.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from msprobe_core.view.view_codes import ViewCode
 
 SIDES = ("target", "golden")
 _SHOWN = (*STATISTICS, "num_nan", "num_inf", "requires_grad", "value", "checksum")
-"""Statistics of a value, as pages have them."""
+"""Statistics of a value that pages show."""
 
 _NUM_DIGITS = 7
 GOLDEN_MARK = " (golden)"
-"""Behind the name of a call of the golden run alone, where the target calls another so."""
+"""Suffix of the name of a call that only the golden run has, if the target has another call of the same name."""
 
 _TENSOR_METRICS = {
     "cosine": "cosine_similarity",
@@ -56,15 +56,15 @@ class Calls:
     """The calls of one rank in one step.
 
     Attributes:
-        calls: ``name`` (unique), ``entry`` (as the dump of the side that has it calls it), ``phase``, ``side``,
-            ``partner``, ``excess`` (null: nothing to hold against), ``score``, ``is_flagged``.
-        reasons: What is wrong with calls, by name.
+        calls: ``name`` (unique), ``entry`` (entry name in the dump that has the call), ``phase``, ``side``,
+            ``partner``, ``excess`` (null: nothing to compare with), ``score``, ``is_flagged``.
+        reasons: Findings of calls, by name.
         values: ``call`` (row in ``calls``), ``slot``, ``role``, ``kind``, ``verdict``, ``findings``, ``identity``
-            (equal for equal tensors, null where a value is not worth following); ``dtype``, ``shape``, ``file`` and the
-            statistics, each with ``_target`` and ``_golden``; ``numel``; the metrics.
+            (equal for equal tensors, null for values that are too common to follow); ``dtype``, ``shape``, ``file``
+            and the statistics, each with ``_target`` and ``_golden``; ``numel``; the metrics.
         metrics: Names of the columns that are metrics.
-        statistics: Names of the statistics that some value has.
-        parents: Name of the enclosing call by name of the call.
+        statistics: Names of the statistics that at least one value has.
+        parents: Name of the enclosing call, by name of the call.
         stacks: Frames by name of the call, innermost first.
         is_pair: Whether there are two sides.
     """
@@ -80,7 +80,7 @@ class Calls:
 
 
 def calls_of_dump(dump: Dump) -> Calls:
-    """Return the calls of one dump; those that make NaN or Inf of what had none are flagged."""
+    """Return the calls of one dump; calls that turn finite inputs into NaN or Inf are flagged."""
     kept = ("entry", "role", "phase", "key")
     if not dump.frame.height and dump.parents:  # task structure: calls without values
         dump, _ = structure_dumps(dump, dump)
@@ -152,7 +152,7 @@ _METRIC = "metric."
 
 
 def _named(nodes: pl.DataFrame) -> pl.DataFrame:
-    """Add ``side``, ``name`` and ``partner``; make ``entry_golden`` that which the golden dump has."""
+    """Add ``side``, ``name`` and ``partner``; let ``entry_golden`` be the entry name in the golden dump."""
     side = pl.coalesce(pl.col("only_on"), pl.lit("both"))
     nodes = nodes.with_columns(side=side, entry_golden=pl.coalesce("entry_golden", "entry"))
     taken = nodes.filter(pl.col("side") != "golden")["entry"].to_list()
@@ -165,7 +165,7 @@ def _named(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reasons(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return ``entry``, ``slot`` and `FINDINGS`: what is wrong with what a call made, else with what it was given."""
+    """Return ``entry``, ``slot`` and `FINDINGS` of the worst result of each call, or else of its worst input."""
     is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]) | (pl.col("excess") > 1)
     own = rows.filter(is_wrong & (pl.col(FINDINGS).list.len() > 0)).select(
         "entry",
@@ -183,7 +183,7 @@ def _reason(side: str, slot: str | None, cell: Sequence[Mapping[str, Any]] | Non
     found = findings_of(cell)
     if not found:
         return None
-    # That it is wrong goes without saying, but not of what stands beside it.
+    # The first finding needs no level if it is an error; the level of the others must be shown.
     shown = [each if i == 0 and each.level is Level.ERROR else said(each) for i, each in enumerate(found)]
     return Finding(ViewCode.VALUE, found[0].level, {"slot": slot, "findings": shown}) if slot else shown[0]
 
@@ -216,7 +216,7 @@ def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tuple[pl.DataFrame, list[str]]:
-    """Return the values in the order of their calls, and which statistics there are."""
+    """Return the values in the order of their calls, and the names of the statistics that exist."""
     places = calls.select("entry").with_row_index("call")
     rows = rows.join(places, on="entry", how="left", maintain_order="left").sort("call", maintain_order=True)
     statistics = (*_SHOWN, *(name for name in FP8_NAMES if f"{name}_target" in rows.columns))
@@ -252,9 +252,9 @@ def _statistic(name: str, side: str) -> pl.Expr:
 
 
 def _slot(side: str, key_column: str = "key") -> pl.Expr:
-    """Return where a value stands in its call: its name without that of the call."""
+    """Return the slot of a value in its call: its name without the call's name."""
     entry = pl.col("entry") if side == "target" else pl.coalesce("entry_golden", "entry")
-    # A tensor whose file could not be called like it has the file's name, and its key tells.
+    # A tensor whose file could not have the value's name is called like its file; the key has the slot then.
     name, key = (pl.col(column).str.strip_prefix(entry) for column in (f"name_{side}", key_column))
     is_changed = name == pl.col(f"name_{side}")
     own = pl.when(is_changed).then(key.str.strip_prefix(".0")).otherwise(name).str.strip_prefix(".")
@@ -265,7 +265,7 @@ _IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
 
 
 def _identity(sides: Sequence[str]) -> pl.Expr:
-    """Return a number that equal tensors share; null of those that many calls may make, such as all zeros."""
+    """Return a number shared by equal tensors; null for values that many calls may produce, such as all zeros."""
     found: list[pl.Expr] = []
     for side in sides:
         high, low, numel = (pl.col(f"{name}_{side}") for name in ("max", "min", "numel"))
@@ -287,7 +287,7 @@ def _is_bad(side: str) -> pl.Expr:
 def _of_both_sides(
     unit: UnitResult, calls: pl.DataFrame
 ) -> tuple[Mapping[str, str | None], Mapping[str, Sequence[str]]]:
-    """Return parents and stacks by the names that calls have here."""
+    """Return parents and stacks by the names of calls in this module."""
     parents = dict(unit.parents)
     stacks = dict(unit.stacks)
     lone = calls.filter(pl.col("side") == "golden")
@@ -304,5 +304,5 @@ def _of_both_sides(
 
 
 def is_late(phase: str) -> bool:
-    """Whether a call belongs to what comes after the forward pass."""
+    """Whether a call of this phase runs after the forward pass."""
     return phase in (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)

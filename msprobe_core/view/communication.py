@@ -1,4 +1,4 @@
-"""Who communicates with whom: the calls of communication of all ranks of a step, matched by the order room."""
+"""Who communicates with whom: the communication calls of all ranks of a step, matched by `msprobe_core.order`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from msprobe_core.view.data import Peers
 from msprobe_core.view.view_codes import ViewCode
 
 MAX_PEERS = 64
-"""Named at one call."""
+"""Maximum number of peers named at one call."""
 
 _MANY_RANKS = 64
-"""From this many ranks on only messages from one rank to another are told: a collective's peers are then all ranks."""
+"""From this number of ranks on, only point-to-point messages are shown: the peers of a collective are all ranks."""
 
 _ONE_TO_ONE = SENDS | RECEIVES | {"batch_isend_irecv"}
 
 _Messages = dict[str, tuple[list[tuple[int, str]], list[tuple[int, str]]]]
-"""By call, to whom it sends and from whom it receives, as unit and name."""
+"""By call: the receivers of its data and the senders to it, as unit and name."""
 
 
 class Communication:
     """Who communicates with whom in one step."""
 
     def __init__(self, units: Mapping[int, int], read: Callable[[int], Dump]) -> None:
-        """Read the calls of communication of all ranks.
+        """Read the communication calls of all ranks.
 
         Args:
             units: Index of the unit by rank.
-            read: Returns the dump of a rank; each is read once and not kept.
+            read: Returns the dump of a rank; called once per rank, and the dump is not kept.
         """
         self.notes: list[Finding] = []
         self._messages: dict[int, _Messages] = {rank: {} for rank in units}
@@ -40,7 +40,7 @@ class Communication:
         for rank in sorted(units):
             try:
                 calls[rank] = calls_of(read(rank), rank)
-            except (CompareError, DumpError) as error:  # noqa: PERF203  # told once, a rank costs more than a try
+            except (CompareError, DumpError) as error:  # noqa: PERF203  # reading a rank costs more than the try
                 self.notes.append(Finding(ViewCode.NO_COMMUNICATION, fields={"rank": rank, "why": str(error)}))
         if sum(bool(own.communication) for own in calls.values()) < 2:
             return
@@ -61,7 +61,7 @@ class Communication:
             sent.append((units[rank], entry))
 
     def peers(self, rank: int | None) -> dict[str, Peers]:
-        """Return with whom the calls of a rank communicate, by name."""
+        """Return the peers of a rank's calls, by name of the call."""
         if rank is None:
             return {}
         return {entry: _peers_of(*messages) for entry, messages in self._messages.get(rank, {}).items()}

@@ -1,7 +1,7 @@
-"""What a page shows, as it stands in the file; docs/view_format.md describes it for those who read it elsewhere.
+"""The content of a page, in the form of the file; docs/view_format.md describes it for other readers.
 
-Columns, not objects: a graph of 50,000 calls has 150,000 values, and a browser reads columns several times faster.
-Numbers are rounded to seven digits; those that are not finite are the texts ``nan``, ``inf`` and ``-inf``.
+Columns instead of objects: a graph of 50,000 calls has 150,000 values, and browsers read columns several times faster.
+Numbers are rounded to seven digits; non-finite numbers are the texts ``nan``, ``inf`` and ``-inf``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ FORMAT = "msprobe-view"
 VERSION = 2
 
 Number = float | int | str | None
-"""A number; the text of one that is not finite; ``None`` where there is none."""
+"""A number; the text of one that is not finite; ``None`` if there is none."""
 
 Severity = float | str | None
-"""0 is right, 0.5 the limit, 1 as wrong as can be, see `severity_of`; ``None`` where there is nothing to hold against.
+"""0 is right, 0.5 the limit, 1 the largest, see `severity_of`; ``None`` if there is nothing to compare with.
 (Never a text: the type is shared with columns of numbers.)"""
 
 
 class Said(msgspec.Struct, frozen=True):
-    """A finding: the page has the templates of its code in every language."""
+    """A finding; the page has the templates of its code in every language."""
 
     code: str
     level: str = Level.NOTE.value
@@ -51,13 +51,13 @@ Text: TypeAlias = Said | str
 
 
 def said_of(finding: Finding) -> Said:
-    """Return a finding as pages have it; those of other packages, whose templates no page has, as their text."""
+    """Return a finding in the page's form; one of another package, for which pages have no templates, as its text."""
     of_core = finding.code.package() == Code.package()
     return msgspec.convert(content_of(_typed(finding) if of_core else noted(finding.text)), Said)
 
 
 def _typed(finding: Finding) -> Finding:
-    """Return a finding with text for whole floats without a format, which pages cannot tell from integers."""
+    """Convert whole floats without a format to text: in JSON, pages cannot distinguish them from integers."""
     plain = {part.field for part in template_of(finding.code) if isinstance(part, Place) and not part.spec}
     fields = {name: _page_field(value, is_plain=name in plain) for name, value in finding.fields.items()}
     return replace(finding, fields=fields)
@@ -74,12 +74,12 @@ def _page_field(value: Field, *, is_plain: bool) -> Field:
 
 
 def text_of(text: Text) -> str:
-    """Return what a page says in English."""
+    """Return a text in English."""
     return text.text if isinstance(text, Said) else text
 
 
 class Kind(str, Enum):
-    """What a page is of."""
+    """What a page shows."""
 
     DUMP = "dump"
     COMPARISON = "comparison"
@@ -87,7 +87,7 @@ class Kind(str, Enum):
 
 
 class NodeKind(str, Enum):
-    """What a node of a graph is."""
+    """Kind of a node of a graph."""
 
     MODULE = "module"
     API = "api"
@@ -96,7 +96,7 @@ class NodeKind(str, Enum):
 
 
 class State(str, Enum):
-    """What a page's first sentence says."""
+    """State of a run, or of a comparison, in a page's first sentence."""
 
     AGREE = "agree"
     FAULT = "fault"
@@ -105,7 +105,7 @@ class State(str, Enum):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """Which release has made the data, and when (ISO 8601, UTC)."""
+    """The release that produced the data, and the time (ISO 8601, UTC)."""
 
     msprobe: str
     at: str
@@ -122,7 +122,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Sides(msgspec.Struct, frozen=True):
-    """The runs; ``golden`` is ``None`` where a single dump is looked at."""
+    """The runs; ``golden`` is ``None`` if only one run is viewed."""
 
     target: Side
     golden: Side | None = None
@@ -137,7 +137,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many calls were looked at, how many of them are beyond what is allowed, how many have no partner."""
+    """Number of calls that were examined, of those beyond their limit, and of those without a partner."""
 
     nodes: int = 0
     flagged: int = 0
@@ -145,9 +145,9 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The answer, what it rests on, and against what measure of rounding it was found.
+    """The answer, the checks that it rests on, and the noise floors by which it was judged.
 
-    ``incomplete`` says in words which dumps ended early, are damaged or missing, so that the answer is not of all.
+    ``incomplete`` lists, as texts, which dumps ended early, are damaged or missing, and so are not part of the answer.
     """
 
     state: State
@@ -160,7 +160,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """One value that speaks for a culprit."""
+    """One value that supports a culprit."""
 
     row: str
     message: Sequence[Text] = ()
@@ -169,22 +169,22 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Culprit(msgspec.Struct, frozen=True):
-    """A place where the fault may be.
+    """A possible location of the fault.
 
     Attributes:
         unit: Index in ``units`` of the first rank that shows it.
         node: Its name in that unit's graph; ``None`` if the graph has no such node.
-        step: Number of the step; ``None`` where only one was given.
-        ranks: All that show it.
-        kind: What sort of fault, in words.
+        step: Number of the step; ``None`` if only one step was given.
+        ranks: All ranks that show it.
+        kind: Type of fault, as text.
         strength: ``strong``, ``moderate`` or ``weak``.
         score: In units of what rounding explains.
-        limit: What the score must exceed.
+        limit: The score must exceed it.
         reason: Why it is suspected.
-        evidence: Its values, those that differ most first.
-        parents: Names of the calls that enclose it, innermost first.
+        evidence: Its values, largest difference first.
+        parents: Names of the enclosing calls, innermost first.
         stack: Frames, innermost first.
-        command: What to run next; empty if there is nothing to say.
+        command: The command to run next; empty if there is none.
     """
 
     unit: int
@@ -203,13 +203,13 @@ class Culprit(msgspec.Struct, frozen=True):
 
 
 class Peers(msgspec.Struct, frozen=True):
-    """Where a call of communication sends to and receives from.
+    """The peers of a communication call.
 
     Attributes:
-        peers: Index of the unit, and name of the node there.
-        sends: Indices in ``peers`` of those that receive from this call.
-        receives: Likewise of those whose data this call receives.
-        more: How many further peers there are.
+        peers: Index of the unit, and name of the node in its graph.
+        sends: Indices in ``peers`` of the receivers of this call's data.
+        receives: Indices in ``peers`` of the senders to this call.
+        more: Number of further peers.
     """
 
     peers: Sequence[tuple[int, str]]
@@ -224,15 +224,15 @@ class Values(msgspec.Struct, frozen=True):
     Attributes:
         slot: ``input.0``, ``kwargs.mask``, ``output.0``, ``parameters.weight``, or a parameter's name for gradients.
         dtype: Of target and golden.
-        shape: Likewise, as text.
+        shape: Of target and golden, as text.
         target: Columns by statistic; a statistic that no value has is left out. ``value`` holds arguments as text,
             ``checksum`` text as well, the others numbers.
-        golden: Likewise; ``None`` where a single dump is looked at.
-        metrics: Columns by name: errors of target against golden, ``error`` being the one that was judged, ``limit``
-            and ``score``, the error in units of what rounding explains.
-        verdict: ``pass``, ``warning``, ``error`` or ``none``, where there is nothing to hold against.
-        reason: What was found of each value, with what levels.
-        file: Of the tensors of target and golden.
+        golden: The same columns of golden; ``None`` if only one run is viewed.
+        metrics: Columns by name: errors of target against golden, of which ``error`` was judged, ``limit``, and
+            ``score``, the error in units of what rounding explains.
+        verdict: ``pass``, ``warning`` or ``error``; ``none`` if there is nothing to compare with.
+        reason: Findings of each value, with their levels.
+        file: Tensor files of target and golden.
     """
 
     slot: Sequence[str]
@@ -247,28 +247,28 @@ class Values(msgspec.Struct, frozen=True):
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """The calls of one rank in one step, as columns; parents stand before their children, calls in execution order.
+    """The calls of one rank in one step, as columns; parents precede their children, calls are in execution order.
 
     Attributes:
         name: Unique within the graph.
-        label: What to show in a small place.
+        label: Short form of the name.
         type: Class of a module, prefix of an API.
         kind: A `NodeKind`.
         phase: ``forward``, ``backward``, ``parameters_grad``, ``optimizer`` or empty.
         parent: Index of the enclosing node; -1 at the top.
-        micro_step: Which micro-batch of the step.
-        severity: The worst of the node and all in it.
-        own: Of the node by itself.
-        side: ``both``, ``target`` or ``golden``: who has it.
-        partner: What the golden run calls it.
-        score: Largest error of what it made, in units of what rounding explains.
+        micro_step: Number of the micro-batch within the step.
+        severity: Largest severity of the node and its descendants.
+        own: Severity of the node alone.
+        side: ``both``, ``target`` or ``golden``: which runs have it.
+        partner: Its name in the golden run.
+        score: Largest error of its outputs, in units of what rounding explains.
         reason: Why it is beyond its limit; empty if it is not.
         stack: Index in ``stacks``; -1 if unknown.
         rows: Indices in ``values``.
-        communication: Of calls of communication; ``None`` for others.
-        edges: Producer, consumer and, where it is known, index in ``values`` of the consumer's input.
+        communication: Peers of communication calls; ``None`` for other calls.
+        edges: Producer, consumer and, if known, index in ``values`` of the consumer's input.
         stacks: Frames, innermost first.
-        values: Of all nodes.
+        values: The values of all nodes.
     """
 
     name: Sequence[str]
@@ -297,15 +297,15 @@ class Unit(msgspec.Struct, frozen=True):
 
     Attributes:
         label: ``step0/rank1``, ``rank0``; empty for a single dump.
-        step: ``None`` where only one was given.
-        micro_steps: How many there are.
+        step: ``None`` if only one step was given.
+        micro_steps: Number of micro steps.
         rank: ``None`` outside of a job.
-        groups: Its number within groups of ranks: ``tp``, ``pp``, ``dp``, …
-        paths: Where the dumps of target and golden are.
-        nodes: How many its graph has.
-        flagged: How many of them are beyond their limit.
-        severity: The worst of all.
-        graph: ``None`` where it is fetched when it is needed, or where the file has no room for it.
+        groups: Its rank within groups of ranks: ``tp``, ``pp``, ``dp``, …
+        paths: Paths of the dumps of target and golden.
+        nodes: Number of nodes in its graph.
+        flagged: Number of nodes beyond their limit.
+        severity: Largest severity of all nodes.
+        graph: ``None`` if it is fetched on demand, or if the file has no room for it.
     """
 
     label: str
@@ -321,20 +321,20 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """A row of the overview: a part of the model, by the order in which the first call of it is complete."""
+    """A row of the overview: a part of the model; rows are ordered by when the first call of each part completes."""
 
     name: str
     order: int
 
 
 class MicroHeat(msgspec.Struct, frozen=True):
-    """Worst severity by layer and micro step of a unit.
+    """Largest severity by layer and micro step of a unit.
 
     Attributes:
-        columns: Index of the unit, and which micro step of it.
+        columns: Index of the unit, and number of the micro step in it.
         forward: By layer and column.
-        backward: Likewise.
-        parameters: Likewise, of gradients and updates of parameters.
+        backward: By layer and column.
+        parameters: Of gradients and updates of parameters, by layer and column.
     """
 
     columns: Sequence[tuple[int, int]]
@@ -344,7 +344,7 @@ class MicroHeat(msgspec.Struct, frozen=True):
 
 
 class Heat(msgspec.Struct, frozen=True):
-    """Worst severity by layer and unit; ``micro_steps`` by micro step too, where a unit has several."""
+    """Largest severity by layer and unit; ``micro_steps`` has it by micro step, if a unit has several."""
 
     layers: int
     units: int
@@ -357,7 +357,7 @@ class Heat(msgspec.Struct, frozen=True):
 class Trend(msgspec.Struct, frozen=True):
     """One statistic of one value over steps, for each rank (``-`` outside of a job).
 
-    ``origin`` is ``dump`` or ``monitor``; what a monitor has followed may be of one ``micro_step``.
+    ``origin`` is ``dump`` or ``monitor``; a monitor's trend may be limited to one ``micro_step``.
     """
 
     name: str
@@ -372,22 +372,22 @@ class Trend(msgspec.Struct, frozen=True):
 
 
 class TensorMap(msgspec.Struct, frozen=True):
-    """Where in a tensor the error sits: mean over bins, at most 128 by 128.
+    """Where in a tensor the error is: means over bins, at most 128 by 128.
 
     Attributes:
         unit: Index in ``units``.
-        node: Name in its graph.
-        slot: Which value.
-        axes: What rows and columns are: ``row``, ``column``, ``token``, ``channel``, ``head``, ….
-        shape: How many bins.
-        sizes: How many places the bins cover along each axis.
+        node: Name of the node in its graph.
+        slot: Slot of the value.
+        axes: Meaning of rows and columns: ``row``, ``column``, ``token``, ``channel``, ``head``, ….
+        shape: Number of bins along each axis.
+        sizes: Number of positions covered by the bins along each axis.
         worst: Index, in the whole tensor, of the element with the largest absolute error.
-        error: Root of the mean squared difference in the bin over that of golden in the whole tensor.
-        target: Mean of the values.
-        golden: Likewise.
-        tokens: Error of each token, [sequences, tokens], see `msprobe_core.compare.tokens.token_errors`; of more than
-            128 by 1,024 the largest in each bin. ``None`` of shapes whose tokens are not known.
-        token_sizes: How many sequences and tokens there are.
+        error: Root mean square of the difference in the bin, divided by that of golden in the whole tensor.
+        target: Mean of the target's values in the bin.
+        golden: Mean of golden's values in the bin.
+        tokens: Error of each token, [sequences, tokens], see `msprobe_core.compare.tokens.token_errors`; for more than
+            128 by 1,024 tokens, the largest in each bin. ``None`` if the shape has no known token dimension.
+        token_sizes: Number of sequences and tokens.
     """
 
     unit: int
@@ -405,25 +405,25 @@ class TensorMap(msgspec.Struct, frozen=True):
 
 
 class ViewData(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a page shows.
+    """Everything that a page shows.
 
     Attributes:
         format: `FORMAT`.
         version: `VERSION`.
-        made: By what, and when.
-        kind: What it is of.
-        title: For people.
+        made: Release and time.
+        kind: What the page shows.
+        title: Title for the reader.
         sides: The runs.
         verdict: The answer.
-        culprits: The best first.
+        culprits: Strongest first.
         units: By step and rank.
         layers: Rows of the overview.
-        heat: The overview; ``None`` if there is nothing to hold against.
-        trends: Over steps, of what stands for the layers.
-        tensors: Where in tensors errors sit.
-        commands: Commands that dig deeper by what they do; ``{target}``, ``{golden}`` and ``{node}`` stand for the
-            paths of a unit and the name of a node, to be quoted for a shell.
-        notes: What there is to say about the data.
+        heat: The overview; ``None`` if there is nothing to compare with.
+        trends: Statistics over steps, for values that represent the layers.
+        tensors: Where in tensors the errors are.
+        commands: Commands for further investigation, by purpose; ``{target}``, ``{golden}`` and ``{node}`` stand for
+            the paths of a unit and the name of a node, to be quoted for a shell.
+        notes: Notes about the data.
     """
 
     format: str = FORMAT
@@ -444,14 +444,14 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECADES_BELOW, _DECADES_ABOVE = 4.0, 3.0
-"""How far below and above its limit an error is told from none and from any larger one."""
+"""Range of severities, in decades of the error below and above its limit."""
 
 
 def severity_of(excess: float | None) -> float | None:
     """Return the severity of an error.
 
     Args:
-        excess: The error over its limit; ``None`` where there is nothing to hold against.
+        excess: The error divided by its limit; ``None`` if there is nothing to compare with.
 
     Returns: 0.5 at the limit, on a logarithmic scale from 0, four decades below it, to 1, three decades above it.
     """
@@ -467,7 +467,7 @@ def severity_of(excess: float | None) -> float | None:
 
 
 def number(value: float | None) -> Number:
-    """Return a number as the file has it."""
+    """Return a number in the form of the file."""
     if value is None or math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,7 +1,7 @@
-"""Whose output is whose input: a tensor is known again by its fingerprint, or its statistics where it has none.
+"""Data flow: which call's output is which call's input. Tensors are matched by fingerprint, or else by statistics.
 
-Edges connect the innermost calls that were recorded. A value that several calls in a row pass on, such as the output of
-a dropout that is switched off, comes from the last of them.
+Edges connect the innermost recorded calls. A value that several consecutive calls pass on unchanged, such as the output
+of a disabled dropout, is attributed to the last of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Edge = tuple[int, int, int]
 
 
 def edges_of(tree: Tree, values: pl.DataFrame) -> list[Edge]:
-    """Return the edges of a unit, by consumer in execution order.
+    """Return the edges of a unit, ordered by consumer in execution order.
 
     Args:
-        tree: Its nodes; ``calls`` are rows of the frame that ``values`` refers to.
+        tree: The unit's nodes; ``calls`` are rows of the frame that ``values`` refers to.
         values: With ``call``, ``role`` and ``identity``, in the order of calls.
     """
     return _Search(tree, values).edges()
@@ -30,7 +30,7 @@ def edges_of(tree: Tree, values: pl.DataFrame) -> list[Edge]:
 
 @dataclass
 class _Pending:
-    """An input of a module that something outside of it has made; an edge if no call in the module takes it."""
+    """An input of a module that was produced outside of it; becomes an edge if no call in the module consumes it."""
 
     producer: int
     identity: int
@@ -48,7 +48,7 @@ class _Search:
         self._has_inner = [False] * len(tree.names)
         starts = list(range(num_calls))
         start_of = dict(zip(self._node_of, starts, strict=True))
-        # Children stand behind their parents in the tree.
+        # Children follow their parents in the tree, so that the reverse order visits children first.
         for node in range(len(tree.names) - 1, -1, -1):
             parent = tree.parents[node]
             if parent != -1:
@@ -60,8 +60,8 @@ class _Search:
             if node != -1 and self._has_inner[node]:
                 self._starting.setdefault(start_of[node], []).append(call)
         self._inputs, self._outputs = _by_call(values)
-        self._made_inside: dict[int, int] = {}  # by innermost calls
-        self._made_outside: dict[int, int] = {}  # by modules, of what nothing recorded in them has made
+        self._made_inside: dict[int, int] = {}  # by the innermost recorded calls
+        self._made_outside: dict[int, int] = {}  # by modules, for outputs that no recorded call inside produced
         self._taken: set[tuple[int, int]] = set()
         self._pending: dict[int, list[_Pending]] = {}
 

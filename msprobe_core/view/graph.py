@@ -1,4 +1,4 @@
-"""One unit's graph, as the page has it."""
+"""The graph of one unit, in the form that the page reads."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAX_FRAMES = 24
 
 @dataclass(frozen=True)
 class UnitGraph:
-    """A graph, and what the overview needs of it.
+    """A graph, and its figures for the overview.
 
     Attributes:
-        graph: What the page has.
+        graph: The graph in the page's form.
         tree: Its nodes.
-        worst: Of all nodes; ``None`` if there is nothing to hold against.
-        num_flagged: Calls with an error that is not explained.
-        num_unmatched: Calls that one side has alone.
+        worst: Largest severity of all nodes; ``None`` if there is nothing to compare with.
+        num_flagged: Number of calls with an error that no rule explains.
+        num_unmatched: Number of calls that only one side has.
     """
 
     graph: Graph
@@ -45,7 +45,7 @@ class UnitGraph:
 
     @property
     def num_calls(self) -> int:
-        """How many calls were recorded."""
+        """Number of recorded calls."""
         return sum(call != -1 for call in self.tree.calls)
 
 
@@ -54,7 +54,7 @@ def graph_of(own: Calls, peers: Mapping[str, Peers] | None = None) -> UnitGraph:
 
     Args:
         own: Its calls.
-        peers: By name of a call of communication, with whom it communicates.
+        peers: Communication partners by name of a call.
     """
     calls = own.calls
     columns = {name: calls[name].to_list() for name in calls.columns}
@@ -103,9 +103,9 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _aggregated(tree: Tree, own: Sequence[float | None]) -> list[Severity]:
-    """Return for each node the worst of it and all that is in it."""
+    """Return for each node the largest severity of the node and its descendants."""
     worst = list(own)
-    for node in range(len(worst) - 1, -1, -1):  # what is in a node stands behind it
+    for node in range(len(worst) - 1, -1, -1):  # descendants follow their ancestors, so visit them first
         parent, value = tree.parents[node], worst[node]
         if parent != -1 and value is not None:
             above = worst[parent]
@@ -114,7 +114,7 @@ def _aggregated(tree: Tree, own: Sequence[float | None]) -> list[Severity]:
 
 
 def _label(name: str, kind: NodeKind) -> str:
-    """Return what fits in a small place: the last part of a module's path, an API with its number; a later pass."""
+    """Return a short label: the end of a module's path, or an API with its index; with the number of later passes."""
     stem = None if kind is NodeKind.COLLECTION else names.stem_of(name)
     if stem is None:
         return name
@@ -142,7 +142,7 @@ def _phases(tree: Tree, phases: Sequence[str]) -> list[str]:
             found.append(_PHASES.get(phases[call], ""))
         else:
             found.append(_phase_of_name(tree.names[node]))
-    # A collection is of the phase of what is in it.
+    # A collection has the phase of its members.
     for node in range(len(found) - 1, -1, -1):
         parent = tree.parents[node]
         if parent != -1 and tree.kinds[parent] is NodeKind.COLLECTION and not found[parent]:
@@ -157,7 +157,7 @@ def _phase_of_name(name: str) -> str:
 
 
 def _stacks(own: Calls, columns: Mapping[str, Sequence[str]]) -> tuple[list[Sequence[str]], list[int]]:
-    """Return the different stacks, and which each call has; a backward has that of its forward."""
+    """Return the distinct stacks, and the index of each call's stack; a backward has the stack of its forward."""
     found: dict[tuple[str, ...], int] = {}
     places: list[int] = []
     for name in columns["name"]:
@@ -201,7 +201,7 @@ def _values(own: Calls) -> Values:
 
 
 def numbers_of(column: pl.Series) -> Sequence[Number]:
-    """Return a column as the file has it."""
+    """Return a column as a list in the form of the file."""
     if column.dtype == pl.Float64 and not column.is_finite().all():
         return [number(value) for value in column.to_list()]
     return column.to_list()

@@ -1,4 +1,4 @@
-"""What is made of each unit, in a file each: there may be thousands of units, and one is needed at a time."""
+"""Files with each unit's calls and graph: there may be thousands of units, but only one is needed at a time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LEVEL = 6
 
 
 class GraphCache:
-    """Keeps calls and graphs by number of the unit until it is closed, for the owner only."""
+    """Stores calls and graphs by number of the unit until it is closed; readable for the owner only."""
 
     def __init__(self) -> None:
-        """Make the directory.
+        """Create a temporary directory.
 
         Raises:
-            StoreError: there is no room for temporary files.
+            StoreError: it cannot be created.
         """
         try:
             self._place = tempfile.TemporaryDirectory(prefix="msprobe-view-")
@@ -29,29 +29,29 @@ class GraphCache:
         self.sizes: dict[int, int] = {}
 
     def close(self) -> None:
-        """Remove all of it."""
+        """Delete all files."""
         self._place.cleanup()
 
     def put(self, number: int, graph: Graph) -> None:
-        """Keep the graph of a unit.
+        """Store the graph of a unit.
 
         Raises:
-            StoreError: there is no room for it.
+            StoreError: it cannot be written.
         """
         content = encode(graph)
         self.sizes[number] = len(content)
         self._write(self._path(number), gzip.compress(content, _LEVEL, mtime=0))
 
     def put_calls(self, number: int, content: bytes) -> None:
-        """Keep the calls of a unit, see `msprobe_core.view.packed_calls`, until they are taken.
+        """Store the calls of a unit, see `msprobe_core.view.packed_calls`, until they are taken.
 
         Raises:
-            StoreError: there is no room for them.
+            StoreError: they cannot be written.
         """
         self._write(self._path_of_calls(number), content)
 
     def take_calls(self, number: int) -> bytes | None:
-        """Return the calls of a unit, and remove them; ``None`` if there are none."""
+        """Return the calls of a unit, and delete them; ``None`` if there are none."""
         path = self._path_of_calls(number)
         try:
             content = path.read_bytes()

@@ -1,7 +1,6 @@
-"""Where in a tensor the error sits: the mean error of bins over rows and columns.
+"""Where in a tensor the error is: mean errors over bins of rows and columns.
 
-Tensors are read in pieces, and of each no more is kept than the bins: of a tensor of 100 million elements as much as of
-one of ten thousand.
+Tensors are read in chunks, and only the bins are kept, so that memory does not depend on the size of the tensor.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from msprobe_core.view.data import Number, TensorMap, number
 MAX_BINS = 128
 MAX_TOKENS = 1024
 MAX_ELEMENTS = 1 << 27
-"""Of a tensor that is read for its map; 128 million elements take some seconds."""
+"""Largest tensor that is read for its map; 128 million elements take some seconds."""
 
 _CHUNK = 1 << 20
 
@@ -32,12 +31,12 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Axes:
-    """How a tensor's elements lie on a map.
+    """Arrangement of a tensor's elements on a map.
 
     Attributes:
-        names: What rows and columns are.
-        rows: Dimensions of the tensor that make the rows; the other dimensions that are not columns are averaged over.
-        columns: Likewise.
+        names: Meaning of rows and columns.
+        rows: Dimensions of the tensor that form the rows; averages are taken over dimensions in neither.
+        columns: Dimensions that form the columns.
     """
 
     names: tuple[str, str]
@@ -46,10 +45,10 @@ class Axes:
 
 
 def axes_of(shape: Sequence[int]) -> list[Axes]:
-    """Return the maps that a shape suggests, the most telling first.
+    """Return the maps that suit a shape, the most informative first.
 
     Four dimensions are read as batch, heads, tokens and channels (or tokens and tokens), three as batch, tokens and
-    channels, two as rows and columns; so frameworks have attention and transformers.
+    channels, two as rows and columns, which is the convention of attention and transformers in the frameworks.
     """
     match len(shape):
         case 0 | 1:
@@ -65,15 +64,15 @@ def axes_of(shape: Sequence[int]) -> list[Axes]:
 
 
 def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: TensorSource, axes: Axes) -> TensorMap | None:
-    """Return where two tensors differ; ``None`` if their shapes differ, or there is too much or too little of them.
+    """Return where two tensors differ; ``None`` if their shapes differ, or if they are empty or too large.
 
     Args:
         unit: Index of the unit.
         node: Name of the node.
-        slot: Which value of it.
-        target: Under test.
-        golden: Trusted.
-        axes: How elements lie on the map.
+        slot: Slot of the value.
+        target: Values under test.
+        golden: Trusted values.
+        axes: Arrangement of elements on the map.
 
     Raises:
         DumpError: a tensor cannot be read.
@@ -123,7 +122,7 @@ def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: Tensor
 
 
 def _pairs(target: TensorSource, golden: TensorSource) -> Iterator[tuple[_Floats, _Floats]]:
-    """Yield both tensors in pieces, complex numbers as their magnitudes."""
+    """Yield both tensors in chunks, complex numbers as their magnitudes."""
     for values, trusted in zip(target.chunks(_CHUNK), golden.chunks(_CHUNK), strict=True):
         yield _floats(values), _floats(trusted)
 
@@ -138,7 +137,7 @@ def _floats(values: Any) -> _Floats:
 
 
 class _Placement:
-    """Which bin each element of a tensor belongs to."""
+    """Assigns elements of a tensor to bins."""
 
     def __init__(self, shape: Sequence[int], axes: Axes) -> None:
         self._shape = shape
@@ -150,7 +149,7 @@ class _Placement:
         self._strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
     def bins(self, begin: int, num: int) -> NDArray[np.int64]:
-        """Return the bins of elements that follow each other in C order."""
+        """Return the bins of consecutive elements in C order."""
         flat = np.arange(begin, begin + num, dtype=np.int64)
         places: list[NDArray[np.int64]] = []
         for dims, size, num_bins in zip(self._along, self.sizes, self.shape, strict=True):
@@ -166,7 +165,7 @@ def _is_parameter(slot: str) -> bool:
 
 
 def _largest_of_bins(errors: _Floats) -> list[list[Number]]:
-    """Return the errors of tokens, of more than there is room for the largest in each bin: outliers stay in sight."""
+    """Return the errors of tokens; if there are too many, the largest in each bin, so that outliers stay visible."""
     shape = min(errors.shape[0], MAX_BINS), min(errors.shape[1], MAX_TOKENS)
     for axis, num_bins in enumerate(shape):
         begins = [-(-i * errors.shape[axis] // num_bins) for i in range(num_bins)]

@@ -1,4 +1,4 @@
-"""What somebody wants to look at: one or two runs, or the result of a comparison or a search, which says which two."""
+"""What to view: one or two runs, or the result of a comparison or a search, which names the two runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from msprobe_core.view.suspects import Location, read_location
 
 @dataclass(frozen=True)
 class Subject:
-    """What to look at.
+    """What to view.
 
     Attributes:
         target: A run, a step, a rank's directory or a dump.
-        golden: The trusted run; ``None`` to look at one.
-        location: What a search has found; ``None`` if it is still to be made.
+        golden: The trusted run; ``None`` to view one run.
+        location: Result of a search; ``None`` if the search is still to be run.
     """
 
     target: Path
@@ -44,15 +44,15 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 def subject_of(path: Path, golden: Path | None = None) -> Subject:
-    """Return what to look at.
+    """Determine what to view.
 
     Args:
-        path: A run, a step, a rank's directory or a dump; or what ``msprobe compare`` or ``locate`` has written: its
+        path: A run, a step, a rank's directory or a dump; or a result of ``msprobe compare`` or ``locate``: its
             directory, ``locate.json`` or ``summary.json``.
         golden: The trusted run.
 
     Raises:
-        CompareError: there is nothing at ``path``, or the runs that a result is of are not there any more.
+        CompareError: ``path`` does not exist or is empty, or the runs that a result names no longer exist.
     """
     check_exists(path)
     if golden is not None:
@@ -68,10 +68,10 @@ def subject_of(path: Path, golden: Path | None = None) -> Subject:
 
 
 def requested(path: Path) -> Subject:
-    """Return what a ``compare.json`` asks for, whose ``bench_path`` may be left out.
+    """Return the runs named in a ``compare.json``, whose ``bench_path`` may be left out.
 
     Raises:
-        CompareError: it is none, or names what is not there.
+        CompareError: the file is invalid, or names a path that does not exist.
     """
     request = _decoded(path, _Request, "a compare.json, which names npu_path and, to compare, bench_path")
     golden = None if request.bench_path is None else Path(request.bench_path)
@@ -79,7 +79,7 @@ def requested(path: Path) -> Subject:
 
 
 def _result_in(path: Path) -> Path | None:
-    """Return the file of a result; ``None`` if there is none. What a search has found says more than a summary."""
+    """Return the result file in a directory; ``None`` if there is none. A search result is preferred to a summary."""
     names = (LOCATE_FILE, SUMMARY_FILE)
     if path.is_file():
         return path if path.name in names else None

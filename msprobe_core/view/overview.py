@@ -1,7 +1,7 @@
-"""What is seen of all units at once: severity by layer, and statistics over steps and ranks.
+"""An overview of all units: severity by layer, and statistics over steps and ranks.
 
-A layer is a part of a model as people name it: what stands in a list of modules, such as ``model.layers.3``, and the
-modules beside these, such as ``model.embed_tokens``. Units are added one by one, and none is kept.
+A layer is a part of a model in the usual sense: an item of a list of modules, such as ``model.layers.3``, or a module
+next to such a list, such as ``model.embed_tokens``. Units are added one by one, and not kept.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ OPTIMIZER = "optimizer"
 _PARTS = ("forward", "backward", "parameters")
 _PART_OF_PHASE = {"forward": 0, "backward": 1, "parameters_grad": 2, "optimizer": 2, "": 0}
 _DEPTH = 2
-"""Parts of a path that name a layer where no number does."""
+"""Number of leading path parts that name a layer, in paths without a number."""
 
 _MAX_FOLLOWED = 150
-"""Values whose statistics are followed over steps and ranks."""
+"""Number of values whose statistics are followed over steps and ranks."""
 
 _MAX_NUMBERS = 400_000
-"""Numbers of all trends together; beyond, norms alone are followed."""
+"""Maximum number of numbers in all trends together; if it is exceeded, only norms are followed."""
 
 
 def layer_of(path: str) -> str:
@@ -44,17 +44,17 @@ def layer_of(path: str) -> str:
     numbered = [i for i, part in enumerate(parts) if part.isdigit()]
     if not numbered:
         return ".".join(parts[:_DEPTH])
-    # A model given as one of a list has its number first.
+    # In a model given as an item of a list, the first number is its index in the list.
     inner = [i for i in numbered if i > 0]
     return ".".join(parts[: (inner or numbered)[0] + 1])
 
 
 _Cells: TypeAlias = tuple[dict[str, float], dict[str, float], dict[str, float]]
-"""Worst severity by layer, of each of `_PARTS`."""
+"""Largest severity by layer, for each of `_PARTS`."""
 
 
 def _worst(several: Iterable[_Cells]) -> _Cells:
-    """Return the worst of several for each part and layer."""
+    """Return the largest severity of several for each part and layer."""
     found: _Cells = ({}, {}, {})
     for cells in several:
         for part, own in zip(found, cells, strict=True):
@@ -65,7 +65,7 @@ def _worst(several: Iterable[_Cells]) -> _Cells:
 
 @dataclass
 class _Followed:
-    """One value of one call over steps and ranks: by side, rank and step its statistics."""
+    """Statistics of one value of one call, by side, rank and step."""
 
     phase: str
     found: dict[str, dict[str, dict[int, list[Number]]]] = field(
@@ -74,10 +74,10 @@ class _Followed:
 
 
 class Overview:
-    """Collects what an overview shows, from unit after unit.
+    """Collects the content of an overview, unit by unit.
 
     Attributes:
-        culprits: Names of calls all of whose values are followed over steps, beside those that stand for layers.
+        culprits: Names of calls whose values are all followed over steps, besides those that represent layers.
     """
 
     def __init__(self) -> None:
@@ -93,11 +93,11 @@ class Overview:
         """Add a unit."""
         layers = _layers(unit)
         cells: dict[int, _Cells] = {micro_step: ({}, {}, {}) for micro_step in sorted({*unit.tree.micro_steps})}
-        # What encloses others is complete after them: the first layer that is wrong stands before what contains it.
+        # An enclosing layer completes after the layers in it, so the first wrong layer precedes those around it.
         completed: dict[str, int] = {}
         for node, call in enumerate(unit.tree.calls):
             if call != -1:
-                completed.setdefault(layers[node], call)  # of its outermost call, which stands before what is in it
+                completed.setdefault(layers[node], call)  # the layer's outermost call, which precedes those inside it
         for layer in sorted(completed, key=completed.__getitem__):
             self._layers.setdefault(layer)
         for node, layer in enumerate(layers):
@@ -116,7 +116,7 @@ class Overview:
         return [Layer(name, i) for i, name in enumerate(self._layers)]
 
     def heat(self) -> Heat | None:
-        """Return the severities; ``None`` if there are none at all."""
+        """Return the severities; ``None`` if there are none."""
         if not any(part for by_micro_step in self._cells for cells in by_micro_step.values() for part in cells):
             return None
         merged = [_worst(by_micro_step.values()) for by_micro_step in self._cells]
@@ -129,7 +129,7 @@ class Overview:
         return MicroHeat(columns, *self._tables([self._cells[unit][micro_step] for unit, micro_step in columns]))
 
     def _tables(self, columns: Sequence[_Cells]) -> list[list[list[Severity]]]:
-        """Return a table for each part: by layer and column."""
+        """Return a table, by layer and column, for each part."""
         return [
             [[cells[part].get(layer) for cells in columns] for layer in self._layers] for part in range(len(_PARTS))
         ]
@@ -158,7 +158,7 @@ class Overview:
                 followed.found.setdefault(side, {}).setdefault(rank, {})[step] = shown
 
     def trends(self) -> list[Trend]:
-        """Return the statistics over steps and ranks; none where there is one step of one rank."""
+        """Return the statistics over steps and ranks; none if there is only one step of one rank."""
         if len(self._steps) * len(self._ranks) < 2:
             return []
         total = len(self._followed) * len(self._steps) * len(self._ranks) * len(STATISTICS) * (1 + self._is_pair)
@@ -205,7 +205,7 @@ def _layers(unit: UnitGraph) -> list[str]:
 
 
 def _telling(unit: UnitGraph, layers: Sequence[str]) -> list[int]:
-    """Return the nodes that stand for the layers: the outermost of each, and gradients of parameters directly in it."""
+    """Return the nodes that represent layers: the outermost of each, and gradients of the parameters directly in it."""
     tree, seen = unit.tree, set[tuple[str, str, int]]()
     found: list[int] = []
     for node, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""The calls of a unit as bytes, which go from the process that compared it to the one that makes the page."""
+"""Serialise the calls of a unit, to pass them from the process that compared it to the one that builds the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
 
 @dataclass(frozen=True)
 class UnitCalls:
-    """The calls of one unit, what there is to note about it, and how its dump ended early or is damaged."""
+    """The calls of one unit, notes about it, and findings if its dump ended early or is damaged."""
 
     calls: Calls
     notes: Sequence[str]
@@ -31,19 +31,19 @@ class UnitCalls:
 
 @dataclass(frozen=True)
 class DumpTask:
-    """One dump of a run to read: what progress calls it, and its directory or file."""
+    """One dump of a run to read: its label for progress messages, and its directory or file."""
 
     label: str
     target: Path
 
     @property
     def files(self) -> Sequence[Path]:
-        """Its files."""
+        """The files of the dump."""
         return files_of([self.target])
 
 
 def packed_dump(task: DumpTask) -> bytes:
-    """Return the calls of one dump.
+    """Read one dump, and return its calls as bytes.
 
     Raises:
         CompareError: no reader recognises it.
@@ -55,7 +55,7 @@ def packed_dump(task: DumpTask) -> bytes:
 
 
 def packed_pair(unit: UnitResult) -> bytes:
-    """Return the calls of two dumps; what ended early is known to the search for the first fault."""
+    """Return the calls of two dumps as bytes, without what ended early: the search for the divergence reports that."""
     return packed(UnitCalls(calls_of_pair(unit), [*unit.notes, *(finding.text for finding in unit.replicas)]))
 
 
@@ -69,7 +69,7 @@ def packed(unit: UnitCalls) -> bytes:
 
 
 def unpacked(content: bytes) -> UnitCalls:
-    """Return what `packed` has made bytes of."""
+    """Undo `packed`."""
     return msgspec.msgpack.decode(content, type=UnitCalls, dec_hook=_decoded)
 
 

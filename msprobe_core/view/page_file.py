@@ -1,6 +1,6 @@
-"""Put data into the page: one file that needs no server and no network.
+"""Embed data in the page: one file that needs no server and no network.
 
-Data stand in the page as base64, which has no character that could end its element, whatever a dump calls its modules.
+The data are base64, which has no character that could end its element, whatever names a dump contains.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from msprobe_core.view.graph_cache import GraphCache
 
 PLACEHOLDER = "<!--msprobe-data-->"
 MAX_BYTES = 256 << 20
-"""Graphs in one file, in bytes of JSON: about 500,000 calls. A browser takes some seconds for as many."""
+"""Size of all graphs in one file, in bytes of JSON: about 500,000 calls, which a browser reads in some seconds."""
 
 _OFFLINE = "connect-src 'none'"
 _LEVEL = 6
 _GZIP = 16 + zlib.MAX_WBITS
-"""Tells zlib to write the header of gzip."""
+"""Value of ``wbits`` that makes zlib write gzip's header."""
 
 
 def template() -> str:
     """Return the page without data.
 
     Raises:
-        StoreError: the package lacks it, or it has no place for data, as if it had been built in part.
+        StoreError: the package lacks it, or it has no place for data because it was built only in part.
     """
     page = resources.files("msprobe_core.view") / "page" / "index.html"
     try:
@@ -47,10 +47,10 @@ def template() -> str:
 
 
 def check_page(path: Path) -> None:
-    """Raise if a file that is no page of ours has this name; to be called before the work.
+    """Check that writing a page will not replace another file; to be called before the work begins.
 
     Raises:
-        StoreError: one has.
+        StoreError: the path is an existing file that is not a page of ours.
     """
     refuse_foreign_text(path, "msprobe view", b'<meta name="msprobe-page-source"')
 
@@ -59,13 +59,13 @@ def write_page(data: ViewData, cache: GraphCache, path: Path, units: Collection[
     """Write a page with its data; return its size in bytes.
 
     Args:
-        data: With graphs that are null.
-        cache: Has the graphs.
-        path: Of the page; its directory is created if it is missing.
-        units: Those whose graphs are in it.
+        data: The data, with null graphs.
+        cache: Holds the graphs.
+        path: Path of the page; its directory is created if it is missing.
+        units: Indices of the units whose graphs are embedded.
 
     Raises:
-        StoreError: it cannot be written; nothing of it is left then.
+        StoreError: it cannot be written; no part of it is left.
     """
     before, _, after = template().partition(PLACEHOLDER)
     make_directory(path.parent)
@@ -79,12 +79,12 @@ def write_page(data: ViewData, cache: GraphCache, path: Path, units: Collection[
 
 
 def served_page(source: dict[str, str]) -> bytes:
-    """Return the page that asks a server for its data.
+    """Return a page that requests its data from a server.
 
     Args:
-        source: Where they are; see docs/view_format.md.
+        source: Addresses of the data; see docs/view_format.md.
     """
-    text = encode_json(source).decode().replace("<", "\\u003c")  # text of a script is taken as it stands
+    text = encode_json(source).decode().replace("<", "\\u003c")  # HTML does not unescape the text of a script
     element = f'<script type="application/json" id="msprobe-source">{text}</script>'
     page = template()
     assert page.count(_OFFLINE) == 1, "the page forbids itself the network, in one place"
@@ -93,7 +93,7 @@ def served_page(source: dict[str, str]) -> bytes:
 
 
 def units_that_fit(data: ViewData, cache: GraphCache, max_bytes: int = MAX_BYTES) -> list[int]:
-    """Return the units whose graphs belong in one file: those of culprits first, then the worst, as many as fit."""
+    """Return the units to embed in one file, as many as fit: those of culprits first, then by severity."""
     culprits = {culprit.unit: i for i, culprit in reversed(list(enumerate(data.culprits)))}
 
     def key(number: int) -> tuple[int, float, int]:
@@ -111,12 +111,12 @@ def units_that_fit(data: ViewData, cache: GraphCache, max_bytes: int = MAX_BYTES
 
 
 def document(data: ViewData, cache: GraphCache, units: Collection[int]) -> Iterator[bytes]:
-    """Yield the whole document in pieces, of which each holds one graph at the most.
+    """Yield the whole document in pieces, each of which holds at most one graph.
 
     Args:
-        data: With graphs that are null.
-        cache: Has the graphs.
-        units: Those whose graphs are in it.
+        data: The data, with null graphs.
+        cache: Holds the graphs.
+        units: Indices of the units whose graphs are included.
     """
     yield b"{"
     for i, name in enumerate(data.__struct_fields__):
@@ -144,7 +144,7 @@ def _units(every: Collection[Unit], cache: GraphCache, chosen: Collection[int]) 
 
 
 def _write_packed(pieces: Iterator[bytes], file: BinaryIO) -> None:
-    """Write base64 of gzip, without holding more than a piece."""
+    """Write base64 of gzip, holding one piece at a time in memory."""
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP)
     left = b""
     for piece in pieces:
@@ -153,7 +153,7 @@ def _write_packed(pieces: Iterator[bytes], file: BinaryIO) -> None:
 
 
 def _write_encoded(content: bytes, file: BinaryIO) -> bytes:
-    """Write as much as makes whole groups of characters; return the rest."""
+    """Write complete base64 groups; return the remaining bytes."""
     end = len(content) // 3 * 3
     file.write(base64.b64encode(content[:end]))
     return content[end:]

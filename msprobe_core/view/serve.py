@@ -1,8 +1,8 @@
-"""Serve a page and its graphs to a browser on this machine, one graph when it is looked at.
+"""Serve a page and its graphs to a browser on this machine; graphs are sent when they are viewed.
 
-Nobody else gets anything: the server listens on the loopback interface only; each request needs the token that was
-drawn when it began, which is compared in constant time; and it must be meant for this host, so that a foreign page
-whose name was made to lead here (DNS rebinding) is refused.
+No other program gets access: the server listens on the loopback interface only; each request needs the random token of
+this server, compared in constant time; and its host must be this one, so that a foreign page whose name resolves to
+this machine (DNS rebinding) is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""The page has all that it needs in itself; a name that became code in spite of everything could send nothing away."""
+"""The page needs nothing from elsewhere; even if a name in a dump became code, it could not send anything away."""
 
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 
@@ -53,9 +53,9 @@ class PageServer(ThreadingHTTPServer):
         """Begin to listen.
 
         Args:
-            data: With graphs that are null.
-            cache: Has the graphs; stays open as long as the server.
-            port: 0 for any that is free.
+            data: The data, with null graphs.
+            cache: Holds the graphs; must stay open as long as the server.
+            port: 0 for any free port.
 
         Raises:
             StoreError: the port is taken.
@@ -73,13 +73,13 @@ class PageServer(ThreadingHTTPServer):
         self.page = served_page({"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"})
         self.index = gzip.compress(b"".join(document(data, cache, ())), mtime=0)
 
-    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # as the library calls it
-        """Print nothing of a request that failed: anybody on this machine can send one to its owner's terminal."""
-        _logger.debug("a request of %s failed", client_address, exc_info=True)  # noqa: LOG014  # it is called in one
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # the library's signature
+        """Print nothing about failed requests: any user of this machine could write to the owner's terminal."""
+        _logger.debug("a request of %s failed", client_address, exc_info=True)  # noqa: LOG014  # called in a handler
 
     @property
     def url(self) -> str:
-        """Where the page is; whoever has it can look at the data."""
+        """Address of the page, with the token that gives access to the data."""
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
 
@@ -90,13 +90,13 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "msprobe"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = 30  # of a connection that says nothing, in seconds
+    timeout = 30  # seconds until a silent connection is closed
 
-    def do_GET(self) -> None:  # as the library calls it
+    def do_GET(self) -> None:  # the library's name
         """Answer with the page, the index, or a graph."""
         try:
             address = urlsplit(self.path)
-        except ValueError:  # half an address of IPv6
+        except ValueError:  # an incomplete IPv6 address
             address = urlsplit("")
         if not self._is_for_us(address.query):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"give the address that msprobe view has printed\n")
@@ -128,8 +128,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.wfile.write(content)
-        except (BrokenPipeError, ConnectionResetError):  # the browser has seen enough
+        except (BrokenPipeError, ConnectionResetError):  # the browser has closed the connection
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # as the library calls it
-        """Say nothing: requests hold the token."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the library's signature
+        """Log nothing: requests contain the token."""

@@ -1,4 +1,4 @@
-"""What a search for the first fault has found, as pages have it: from the search, or from its ``locate.json``."""
+"""Results of a search for the divergence in the page's form, from the search itself or from its ``locate.json``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Calls(msgspec.Struct, frozen=True):
 
 
 class Location(msgspec.Struct, frozen=True):
-    """What a ``locate.json`` holds, as far as pages need it."""
+    """The content of a ``locate.json``, as far as pages need it."""
 
     version: int
     verdict: str
@@ -89,20 +89,20 @@ class Location(msgspec.Struct, frozen=True):
     incomplete_finding: tuple[Said, ...] = ()
 
     def noted(self) -> list[Finding]:
-        """Return what there is to say about the data."""
+        """Return the notes about the data."""
         return _each(self.notes, self.notes_finding)
 
 
 def location_of(result: LocateResult) -> Location:
-    """Return what has been found."""
+    """Return the result of a search."""
     return msgspec.convert(location_content(result), Location)
 
 
 def read_location(path: Path) -> Location:
-    """Return what a ``locate.json`` holds.
+    """Read a ``locate.json``.
 
     Raises:
-        CompareError: it is none, or of a later version.
+        CompareError: it is invalid, or of a later version.
     """
     try:
         found = msgspec.json.decode(read_plain(path), type=Location)
@@ -116,7 +116,7 @@ def read_location(path: Path) -> Location:
 
 
 def _known(text: str, said: Said | None) -> Finding:
-    """Return what a file says; the text if this release does not have its code, or it has other fields."""
+    """Return a finding of a file; its text alone if its code or fields are unknown to this release."""
     try:
         found = noted(text) if said is None else finding_of(msgspec.to_builtins(said))
         return found if found.text else noted(text)
@@ -135,11 +135,11 @@ Places = Mapping[tuple[int | None, int | None], int]
 
 
 def verdict_of(found: Location, counts: Counts) -> Verdict:
-    """Return the answer.
+    """Return the answer of a search.
 
     Args:
-        found: By the search.
-        counts: Of what is in the page.
+        found: Result of the search.
+        counts: Counts of the calls in the page.
     """
     state = State(found.verdict)
     noise = _known(found.noise, found.noise_finding)
@@ -195,12 +195,12 @@ def _sentence(state: State, found: Location) -> Finding:
 
 
 def where(step: int | None, micro_step: int | None, ranks: Sequence[int]) -> Field:
-    """Return a place as a field of a sentence, which begins with a space; empty if nothing is known of it.
+    """Return a place as a field of a sentence, with a leading space; empty if unknown.
 
     Args:
         step: Number of the step.
-        micro_step: Which micro-batch; the first goes without saying.
-        ranks: All that show it.
+        micro_step: Number of the micro-batch; 0 is not mentioned.
+        ranks: All ranks that show it.
     """
     places = [] if step is None else [Finding(ViewCode.STEP, fields={"step": step})]
     places += [Finding(ViewCode.MICRO_STEP, fields={"micro_step": micro_step})] if micro_step else []
@@ -214,8 +214,8 @@ def culprits_of(found: Location, places: Places) -> list[Culprit]:
     """Return the suspects.
 
     Args:
-        found: By the search.
-        places: Of the units in the page.
+        found: Result of the search.
+        places: Units in the page.
     """
     return [
         Culprit(
@@ -239,7 +239,7 @@ def culprits_of(found: Location, places: Places) -> list[Culprit]:
 
 
 def _evidence(own: _Evidence) -> Evidence:
-    """Return a value as evidence; findings that are not known give way to their texts as a whole."""
+    """Return a value as evidence; if a finding is unknown, the texts replace all findings."""
     found = [_known("", each) for each in own.message_finding]
     if not all(each.text for each in found) or not found:
         found = [noted(own.message)] if own.message else []
@@ -255,7 +255,7 @@ def _strength(text: str) -> str:
 
 
 def _unit_of(places: Places, step: int | None, ranks: Sequence[int]) -> int | None:
-    """Return the unit of a suspect: that of its first rank, else the first of its step."""
+    """Return the unit of a suspect: that of its first rank, or else the first unit of its step."""
     exact = places.get((step, min(ranks, default=None)))
     if exact is not None:
         return exact
@@ -263,7 +263,7 @@ def _unit_of(places: Places, step: int | None, ranks: Sequence[int]) -> int | No
 
 
 def overflow_culprits(result: OverflowResult, places: Places) -> list[Culprit]:
-    """Return what made NaN or Inf first, of a single run."""
+    """Return the calls of a single run that produced NaN or Inf first."""
     first = result.first
     if first is None:
         return []
@@ -299,13 +299,13 @@ def _value(value: Value) -> Finding:
 def overflow_verdict(
     result: OverflowResult | None, counts: Counts, incomplete: Sequence[Finding] = (), *, has_values: bool
 ) -> Verdict:
-    """Return what is to say of a single run.
+    """Return the answer for a single run.
 
     Args:
-        result: Of the search for NaN and Inf; ``None`` if there was none to search for.
-        counts: Of what is in the page.
+        result: Result of the search for NaN and Inf; ``None`` if the search was not possible.
+        counts: Counts of the calls in the page.
         incomplete: Which dumps ended early, are damaged or missing.
-        has_values: Whether the dumps say anything of values.
+        has_values: Whether the dumps contain values.
     """
     first = None if result is None else result.first
     if first is None:

@@ -1,4 +1,4 @@
-"""The calls of a unit as a tree: modules around what runs in them, and collections of what runs in none."""
+"""The calls of a unit as a tree: modules with the calls inside them, and collections of calls outside of modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msprobe_core.model import Phase
 from msprobe_core.view.data import NodeKind
 
 _MAX_LOOSE = 200
-"""Calls in one collection, where nothing else divides them: more are too many to look at."""
+"""Maximum number of calls in one collection that nothing else divides: more would be too many to look at."""
 
 _BETWEEN = "Apis_Between_Modules"
 _STEPPERS = (names.OPTIMIZER, names.CLIP_GRAD)
@@ -18,14 +18,14 @@ _STEPPERS = (names.OPTIMIZER, names.CLIP_GRAD)
 
 @dataclass
 class Tree:
-    """Nodes, parents before what is in them, siblings in the order of their first call.
+    """Nodes; parents precede their descendants, siblings are in the order of their first call.
 
     Attributes:
-        names: Unique.
-        kinds: Of each.
+        names: Unique names.
+        kinds: Kind of each node.
         parents: Index of the enclosing node; -1 at the top.
-        calls: Row of the node's call; -1 of nodes that are no recorded call.
-        micro_steps: Of each, from 0.
+        calls: Row of the node's call; -1 for nodes without a recorded call.
+        micro_steps: Micro step of each node, from 0.
         is_stepping: Whether the node belongs to the optimizer.
     """
 
@@ -41,9 +41,9 @@ def tree_of(entries: Sequence[str], phases: Sequence[str], parents: Mapping[str,
     """Return the tree of a unit's calls.
 
     Args:
-        entries: Unique names, in execution order: what is in a call stands before it.
-        phases: Of each.
-        parents: Name of the enclosing call; it may be one that was not recorded.
+        entries: Unique names, in execution order; an enclosing call follows the calls inside it.
+        phases: Phase of each call.
+        parents: Name of the enclosing call, which may not be recorded itself.
     """
     return _Builder(entries, phases, parents).build()
 
@@ -71,7 +71,7 @@ class _Builder:
         return self._walk()
 
     def _hang(self, node: int) -> None:
-        """Put a node, and what is known to be around it and was not recorded, under their parents."""
+        """Put a node under its parent, together with ancestors that were not recorded."""
         seen = {node}
         while True:
             parent = self._parent_of(node)
@@ -85,7 +85,7 @@ class _Builder:
                 self._phases.append(self._phases[node])
                 self._above.append(-1)
                 self._starts.append(self._starts[node])
-            if place in seen or self._is_around(node, place):  # a file may say that a call encloses itself
+            if place in seen or self._is_around(node, place):  # a file may claim that a call encloses itself
                 return
             self._above[node] = place
             if not is_new:
@@ -110,7 +110,7 @@ class _Builder:
         return parent
 
     def _start(self) -> None:
-        """Let each node begin when the first of what is in it does."""
+        """Set the start of each node to that of its first descendant."""
         for i in range(self._num_calls):
             above, start = self._above[i], self._starts[i]
             while above != -1 and self._starts[above] > start:
@@ -118,7 +118,7 @@ class _Builder:
                 above = self._above[above]
 
     def _gather(self) -> None:
-        """Put calls at the top that are in no module, and stand beside each other, into collections."""
+        """Gather consecutive top-level calls that are in no module into collections."""
         top = self._children.get(-1, [])
         gathered: list[int] = []
         run: list[int] = []
@@ -145,7 +145,7 @@ class _Builder:
     def _collect(self, run: Sequence[int], number: int) -> int:
         place = len(self._nodes)
         name = f"{_BETWEEN}.{number}"
-        while name in self._places:  # a program may call its own so
+        while name in self._places:  # a program's call may have this name
             name += "_"
         self._places[name] = place
         self._nodes.append(name)
@@ -176,7 +176,7 @@ class _Builder:
         return tree
 
     def _running(self) -> dict[int, int]:
-        """Return, for calls that are in no module, the micro step whose forward had begun last."""
+        """Return, for calls in no module, the micro step whose forward began last before them."""
         tops = [node for node in range(len(self._nodes)) if self._above[node] == -1]
         found: dict[int, int] = {}
         latest = 0

@@ -1,4 +1,4 @@
-"""What monitors have written, as pages have it: trends, and where values stop being finite or two trainings part."""
+"""Monitor files in the page's form: trends, and where values become non-finite or two trainings diverge."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from msprobe_core.view.data import (
 from msprobe_core.view.trends_codes import TrendsCode
 
 MAX_NUMBERS = 1_000_000
-"""Numbers of all trends of a page: some 10 MB of JSON. Beyond, norms alone are shown, then the first values alone."""
+"""Maximum number of numbers in all trends of a page, some 10 MB of JSON. Beyond it, only norms are shown, then only the
+first values."""
 
 _PHASES = {
     Quantity.PARAM_ORIGIN.value: "",
@@ -60,17 +61,17 @@ _PHASES = {
 }
 _NUM_DIGITS = 7
 _LIMIT = 100 * DIVERGED
-"""In percent."""
+"""Limit of the relative difference, in percent."""
 _MAX_RANKS = 4
 
 
 @dataclass(frozen=True)
 class MonitorFindings:
-    """What the files of one monitor, or of two, say.
+    """Findings from the files of one monitor, or of two.
 
     Attributes:
-        verdict: With details.
-        trends: Those of what the sentence is about stand first.
+        verdict: The answer, with details.
+        trends: Trends of the values that the answer names come first.
         notes: What was left out.
     """
 
@@ -80,22 +81,22 @@ class MonitorFindings:
 
 
 def holds_monitored_alone(path: Path) -> bool:
-    """Whether there is what a monitor has written at a path, and no dump."""
+    """Whether a path holds monitor files and no dump."""
     if is_dump(path) or find_monitored(path) is None:
         return False
     return not (holds_units(path) or find_kernel_units(path))
 
 
 def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewData:
-    """Return the data of a page of a monitor's files; it has trends alone.
+    """Return the data of a page for monitor files; it contains trends only.
 
     Args:
-        target: A directory with one for each rank, or that of a rank.
-        golden: The trusted training, of the same kind; ``None`` to look at one.
-        chosen: Which steps and ranks.
+        target: A directory with one directory for each rank, or that of one rank.
+        golden: The trusted training, of the same kind; ``None`` to view one training.
+        chosen: Selected steps and ranks.
 
     Raises:
-        CompareError: the golden run has no monitor's files, or the two have nothing in common.
+        CompareError: the golden run has no monitor files, or the two have nothing in common.
         DumpError: a file cannot be read.
     """
     found = findings_of(target, golden, chosen)
@@ -119,7 +120,7 @@ def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewDat
 
 
 def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFindings | None:
-    """Return what monitors have written beside dumps, or alone; ``None`` if a side has nothing of a monitor.
+    """Return findings from monitor files, with or without dumps; ``None`` if a side has no monitor files.
 
     Raises:
         CompareError: the two have nothing in common.
@@ -182,7 +183,7 @@ def _verdict_of_two(target: Monitored, golden: Monitored, divergence: Divergence
 
 
 def _place(divergence: Divergence) -> dict[str, Field]:
-    """Return the fields that say where something happens: ``place`` and ``value``."""
+    """Return the fields for the location of an event: ``place`` and ``value``."""
     parts = [Finding(TrendsCode.STEP, fields={"step": divergence.step})]
     if divergence.place.micro_step:
         parts.append(Finding(TrendsCode.MICRO_STEP, fields={"micro_step": divergence.place.micro_step}))
@@ -229,7 +230,7 @@ def _extent(run: Monitored) -> Finding:
 
 
 def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place], notes: list[Finding]) -> list[Trend]:
-    """Return statistics over steps of all values as far as a page has room, ``first`` first."""
+    """Return statistics of all values over steps, as many as fit in a page; those of ``first`` come first."""
     found = [_histories(run) for run in (target, golden) if run is not None]
     places = list(dict.fromkeys([*first, *found[0]]))
     steps = sorted({step for run in (target, golden) if run is not None for step in run.steps})

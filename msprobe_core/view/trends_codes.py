@@ -1,4 +1,4 @@
-"""Codes of what monitors' values show; their templates are in ``wording``."""
+"""Codes of findings in monitored values; their templates are in ``wording``."""
 
 from __future__ import annotations
 

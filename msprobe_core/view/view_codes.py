@@ -1,4 +1,4 @@
-"""What pages say themselves, beside what searches and comparisons have found."""
+"""Codes of texts that pages add to the findings of searches and comparisons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msprobe_core.findings import Code
 
 
 class ViewCode(Code):
-    """What a page says."""
+    """Texts of the page."""
 
     AGREE = "view.agree"
     INSUFFICIENT = "view.insufficient"

@@ -1,4 +1,4 @@
-"""Registers the plugin for the RL trainer verl, which records every stage of a step without editing verl."""
+"""The RL trainer verl: record every stage of a step without editing verl, and compare stages and runs."""
 
 from __future__ import annotations
 
