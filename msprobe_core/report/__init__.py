@@ -1,4 +1,4 @@
-"""Results for people and for programs: tables, a summary, a few lines on the terminal; and comparing from a script."""
+"""Results as tables, summaries and terminal output, and functions to compare from a script."""
 
 from msprobe_core.report.api import Comparison, compare, compare_distributed
 from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, time_stamp, write_report

@@ -1,4 +1,4 @@
-"""Compare from a script, in the words of published tutorials: `compare` and `compare_distributed` of mstt 8.x.
+"""Compare from a script with the functions of published tutorials: `compare` and `compare_distributed` of mstt 8.x.
 
 ::
 
@@ -7,8 +7,8 @@
     compare({"npu_json_path": "npu/dump.json", "bench_json_path": "gpu/dump.json"}, "output")
     compare_distributed("npu_dump/step0", "gpu_dump/step0", "output")
 
-What such scripts read afterwards is what they know: a spreadsheet with the columns of 8.x, and a file of advice. What
-comes back says what was found.
+Scripts find the result files that they expect: a spreadsheet with the columns of 8.x, and a file of advice. The
+returned object holds the findings.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _KNOWN = (*_TARGET, *_GOLDEN, *_STACK, "is_print_compare_log")
 
 @dataclass(frozen=True)
 class Comparison(ComparisonResult[UnitSummary]):
-    """What a comparison found, and where its tables and its summary are.
+    """The findings of a comparison, and the paths of its tables and its summary.
 
     Attributes:
-        files: The paths.
+        files: Paths of the result files.
     """
 
     files: ReportFiles = field(kw_only=True)
@@ -70,27 +70,27 @@ def compare(
 
     Args:
         input_param: ``npu_json_path``, the run under test, and ``bench_json_path``, the trusted one (``npu_path`` and
-            ``bench_path`` mean the same); ``stack_json_path`` if the target's stacks are not beside its dump;
-            ``is_print_compare_log`` is accepted.
+            ``bench_path`` mean the same); ``stack_json_path`` if the target's stacks are not next to its dump;
+            ``is_print_compare_log`` is accepted and ignored.
         output_path: Directory for the results; created if it is missing.
-        stack_mode: Show where calls came from, in a column.
-        auto_analyze: Write ``advisor_{time}.txt``, which names the first suspicious row of the call where the
-            dumps part, and says what to look at.
-        fuzzy_match: Pair calls also where their numbers differ.
+        stack_mode: Add a column with the call stacks.
+        auto_analyze: Write ``advisor_{time}.txt``, which names the first suspicious row of the call at which the
+            dumps diverge, and says what to examine.
+        fuzzy_match: Also pair calls with different indices.
         highlight: Colour rows by the rules of 8.x instead of our verdict.
-        data_mapping: File of names of rows that belong together.
-        cell_mapping: File of names of modules; ``True`` pairs them by their paths.
-        api_mapping: File of names of APIs; ``True`` takes the maps of the plugins.
-        layer_mapping: File of names of layers; ``True`` pairs them by their paths.
-        executor: Where several pairs are compared; ``processes`` needs a script with ``if __name__ == "__main__":``.
-        workers: How many pairs are compared at a time, by an executor that has a choice.
+        data_mapping: File that pairs names of rows.
+        cell_mapping: File that pairs names of modules; ``True`` pairs them by their paths.
+        api_mapping: File that pairs names of APIs; ``True`` uses the maps of the plugins.
+        layer_mapping: File that pairs names of layers; ``True`` pairs them by their paths.
+        executor: Executor for several pairs; ``processes`` needs a script with ``if __name__ == "__main__":``.
+        workers: Number of pairs compared at a time, for executors that support it.
 
-    Returns: what was found; ``agrees`` and ``first_fault`` are the short of it, ``files`` says where it is.
+    Returns: the findings; ``agrees`` and ``first_fault`` summarise them, ``files`` has the paths.
 
     Raises:
         ConfigError: a setting is unknown or missing.
         CompareError: the two cannot be compared.
-        DumpError: one of them cannot be read.
+        DumpError: a dump cannot be read.
         StoreError: a result cannot be written.
     """
     matching = read_matching(
@@ -123,25 +123,25 @@ def compare_pair(
     layer_mapping: OptionalFile = None,
     is_print_compare_log: bool = True,
 ) -> Comparison:
-    """Compare two dumps as ``pt_compare`` and ``ms_compare`` of 26.x do, and write a table with the columns of 26.x.
+    """Compare two dumps like ``pt_compare`` and ``ms_compare`` of 26.x, and write a table with the columns of 26.x.
 
     Args:
         input_param: See `compare`.
         output_path: See `compare`.
         xlsx: Write a spreadsheet instead of csv.
-        fuzzy_match: See `compare`; so are those below.
-        data_mapping: See there.
-        cell_mapping: See there.
-        api_mapping: See there.
-        layer_mapping: See there.
-        is_print_compare_log: Accepted.
+        fuzzy_match: See `compare`.
+        data_mapping: See `compare`.
+        cell_mapping: See `compare`.
+        api_mapping: See `compare`.
+        layer_mapping: See `compare`.
+        is_print_compare_log: Accepted and ignored.
 
-    Returns: what was found.
+    Returns: the findings.
 
     Raises:
         ConfigError: a setting is unknown or missing.
         CompareError: the two cannot be compared.
-        DumpError: one of them cannot be read.
+        DumpError: a dump cannot be read.
         StoreError: a result cannot be written.
     """
     del is_print_compare_log
@@ -175,28 +175,28 @@ def compare_distributed(
     executor: str = "inline",
     workers: int | None = None,
 ) -> Comparison:
-    """Compare the ranks of two steps, paired by number, and write a spreadsheet for each; or the steps of two runs.
+    """Compare the ranks of two steps, paired by rank, or the steps of two runs; write a spreadsheet for each pair.
 
     Args:
         npu_dump_dir: Step or run under test, such as ``dump/step0``.
         bench_dump_dir: The trusted one, of the same kind.
         output_path: Directory for the results; created if it is missing.
-        stack_mode: See `compare`; so are those below.
-        auto_analyze: See there.
-        fuzzy_match: See there.
-        highlight: See there.
-        is_print_compare_log: Accepted.
-        data_mapping: See there.
-        cell_mapping: See there.
-        api_mapping: See there.
-        layer_mapping: See there.
-        executor: See there.
-        workers: See there.
+        stack_mode: See `compare`.
+        auto_analyze: See `compare`.
+        fuzzy_match: See `compare`.
+        highlight: See `compare`.
+        is_print_compare_log: Accepted and ignored.
+        data_mapping: See `compare`.
+        cell_mapping: See `compare`.
+        api_mapping: See `compare`.
+        layer_mapping: See `compare`.
+        executor: See `compare`.
+        workers: See `compare`.
 
-    Returns: what was found; ranks that could not be compared are in ``missing``.
+    Returns: the findings; ``missing`` lists ranks that could not be compared.
 
     Raises:
-        ConfigError: a setting cannot be.
+        ConfigError: a setting is invalid.
         CompareError: there is nothing to compare.
         StoreError: a result cannot be written.
     """
@@ -239,16 +239,16 @@ def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> Tabl
 
 
 def _options(stacks: Path | None, matching: Matching) -> CompareOptions:
-    # A directory of stacks is that of the dump, where they are found anyway.
+    # A directory of stacks is the dump's own, where the stacks are found without the option.
     return CompareOptions(stack_path=stacks if stacks is not None and stacks.is_file() else None, matching=matching)
 
 
 def _inputs(input_param: Mapping[str, object]) -> tuple[Path, Path, Path | None]:
-    """Return the target, the golden run and the target's stacks, if they are elsewhere.
+    """Return the target, the golden run, and the target's stacks if they are elsewhere.
 
     Raises:
         ConfigError: a field is unknown or missing.
-        CompareError: the stacks are not there.
+        CompareError: the file of stacks does not exist.
     """
     unknown = [str(key) for key in input_param if key not in _KNOWN]
     if unknown:
@@ -267,10 +267,10 @@ def _required(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path
 
 
 def _given(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path | None:
-    """Return the path that stands under one of some names for the same thing; ``None`` if there is none.
+    """Return the path under one of several names of the same setting; ``None`` if there is none.
 
     Raises:
-        ConfigError: it is no path, or there are two.
+        ConfigError: it is not a path, or two names are given.
     """
     found = {name: value for name in names if (value := input_param.get(name)) is not None and value != ""}
     for name, value in found.items():

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from msprobe_core.store.layout import create_file
 
 @contextmanager
 def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
-    """Give a file to write to, for its owner only, which has the name ``path`` once all of it is written.
+    """Open a file for its owner only, which gets the name ``path`` once it is complete.
 
     Raises:
-        StoreError: it cannot be written; nothing of it is left then.
+        StoreError: it cannot be written; no part of it is left.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -36,12 +36,12 @@ def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
 
 
 def unused_paths(directory: Path, stem: str, suffixes: Sequence[str]) -> list[Path]:
-    """Return paths of one stem that are not taken: two commands may end within one second.
+    """Return unused paths with a common stem: two commands may end within one second.
 
     Args:
-        directory: Where.
-        stem: What their names begin with.
-        suffixes: What each ends in, without the dot.
+        directory: Directory of the paths.
+        stem: Common beginning of the names.
+        suffixes: Suffix of each path, without the dot.
     """
     number = 1
     while True:

@@ -29,10 +29,10 @@ HEADLINES = {
 
 
 def check_confirmation(directory: Path) -> None:
-    """Raise if the directory holds a ``confirm.json`` that this command has not written; to be called before the work.
+    """Check that writing ``confirm.json`` will not replace a foreign file; to be called before the work begins.
 
     Raises:
-        StoreError: it does.
+        StoreError: the directory holds a ``confirm.json`` that this command has not written.
     """
     refuse_foreign_json(directory / CONFIRM_FILE, "msprobe confirm", ("version", "entry", "verdict"))
 
@@ -52,7 +52,7 @@ def write_confirmation(found: Confirmation, directory: Path) -> Path:
 
 
 def print_confirmation(found: Confirmation, path: Path | None, console: Console) -> None:
-    """Print who is wrong, why, and the figures."""
+    """Print which side is wrong, why, and the figures."""
     from rich.text import Text
 
     for line in confirmation_lines(found):
@@ -62,7 +62,7 @@ def print_confirmation(found: Confirmation, path: Path | None, console: Console)
 
 
 def confirmation_lines(found: Confirmation) -> Iterator[str]:
-    """Yield the lines of the text."""
+    """Yield the lines of the printed text."""
     yield f"{found.asked}: {HEADLINES[found.verdict]}"
     if found.entry != found.asked:
         yield f"  at {found.entry}"

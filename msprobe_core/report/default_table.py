@@ -1,7 +1,7 @@
-"""Our own table: numbers as numbers, the verdict and its reason beside the name, and every measure there is.
+"""The default table: numbers as numbers, the verdict and its reason next to the name, and all available metrics.
 
-What a row lacks is an empty cell. The headers are the same in every mode; a column that no row has anything in is left
-out, but for those that a mode is about.
+Missing values are empty cells. The headers are the same in every mode; columns without any value are left out, except
+those that belong to the mode.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIDES = ("target", "golden")
 PERCENTILE_HEADERS = {
     f"{kind}_{name}": f"{kind}_error_p{percent:g}" for kind in ("abs", "rel") for name, percent in PERCENTILES.items()
 }
-"""What tables and pages call the percentiles of the errors of elements."""
+"""Headers of the percentiles of elementwise errors, in tables and pages."""
 
 _TENSOR_HEADERS = {
     "cosine": "cosine_similarity",
@@ -39,12 +39,12 @@ _TENSOR_HEADERS = {
     "within_5e3": "share_within_0.005",
     **PERCENTILE_HEADERS,
 }
-"""What tables call the metrics of tensors; one that is not here is called as it is."""
+"""Headers of tensor metrics; metrics that are not listed have their own name as header."""
 
 _COUNTS = ("num_nan", "num_inf")
 
 _NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]})
-"""What belongs to the metrics of tensors and is shown in other ways."""
+"""Fields of the tensor metrics that are shown in other columns."""
 
 _JUDGED = "judged_error"
 
@@ -54,7 +54,7 @@ _OF_MODE: dict[Mode, frozenset[str]] = {
     Mode.CHECKSUM: frozenset({_JUDGED, *[f"checksum_{side}" for side in _SIDES]}),
     Mode.STRUCTURE: frozenset(),
 }
-"""Columns of the result's rows that tables of a mode always have."""
+"""Columns of the result's rows that tables of a mode always contain."""
 
 
 def own_table(result: UnitResult, *, has_stacks: bool) -> Table:
@@ -62,7 +62,7 @@ def own_table(result: UnitResult, *, has_stacks: bool) -> Table:
 
     Args:
         result: What to show.
-        has_stacks: Whether there is a column of call stacks; without stacks there is none in any case.
+        has_stacks: Whether there is a column of call stacks; without recorded stacks there is none in any case.
     """
     always = _OF_MODE[result.mode]
     present = set(result.rows.columns)
@@ -83,7 +83,7 @@ def _has_any(rows: pl.DataFrame, name: str) -> bool:
 
 
 def _columns(of_rows: Sequence[str]) -> Iterator[tuple[str | None, Column]]:
-    """Yield all columns that there can be, each with the column of the rows that it needs."""
+    """Yield all possible columns, each with the column of the rows that it needs, if any."""
     yield from _verdicts()
     yield from _pairwise("dtype", "dtype")
     yield from _pairwise("shape", "shape")
@@ -124,7 +124,7 @@ def _pairwise(header: str, name: str, width: Width = Width.NUMBER) -> Iterator[t
 
 
 def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
-    """Yield what is known of each pair; a metric that `TensorMetrics` gains appears by itself."""
+    """Yield the metrics of each pair; a metric added to `TensorMetrics` appears automatically."""
     for field in msgspec.structs.fields(TensorMetrics):
         if field.name not in _NO_MEASURES:
             yield field.name, Column(_TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
@@ -132,7 +132,7 @@ def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
         if name.startswith(custom_metrics.PREFIX):
             yield name, Column(name.removeprefix(custom_metrics.PREFIX), pl.col(name))
     yield SKETCH_ERROR, Column("estimated_rel_error", pl.col(SKETCH_ERROR))
-    # Those of arguments that are numbers would say the same four times; both values are shown.
+    # The four differences of a scalar argument would be equal, and both its values are shown already.
     is_tensor = pl.col("kind_target") == RowKind.TENSOR.value
     for name in STATISTICS:
         yield f"{name}_diff", Column(f"{name}_diff", pl.when(is_tensor).then(pl.col(f"{name}_diff")))
@@ -141,5 +141,5 @@ def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
 
 
 def _stack_text(frames: Sequence[str]) -> str:
-    """Return a stack in one line, the innermost call first."""
+    """Return a stack in one line, innermost call first."""
     return " < ".join(" ".join(frame.split()) for frame in frames)

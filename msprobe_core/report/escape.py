@@ -1,6 +1,6 @@
-"""Make texts of dumps safe to show, above all in a spreadsheet: nothing in them is run, and none breaks the file.
+"""Make texts of dumps safe to show, above all in a spreadsheet: they execute nothing and do not break the file.
 
-Names and arguments in a dump are what a program made them; a dump may come from anybody.
+Names and arguments in a dump are arbitrary text from a program, and the dump may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 import polars as pl
 
 MAX_CELL_UNITS = 32_767
-"""How much text a cell of a spreadsheet holds, in UTF-16 code units. What is longer goes on in other cells when a
-csv file is opened, and there it may begin a formula. Source: Microsoft, *Excel specifications and limits*."""
+"""Maximum length of text in a cell of a spreadsheet, in UTF-16 code units. When a csv file with longer text is opened,
+the rest goes to other cells, where it may begin a formula. Source: Microsoft, *Excel specifications and limits*."""
 
 _NO_CHARACTER = "[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]"
-"""What the format of spreadsheets, XML 1.0, has no place for (section 2.2), and terminals may obey."""
+"""Characters that the format of spreadsheets, XML 1.0, cannot hold (section 2.2), and that terminals may interpret."""
 
 _FORMULA_SIGNS = re.escape("=+-@") + "".join(map(chr, (0xFF1D, 0xFF0B, 0xFF0D, 0xFF20, 0xFE66, 0xFE62, 0xFE63, 0xFE6B)))
-"""What begins a formula; wide and small forms of the signs do in spreadsheets set to East Asian languages."""
+"""Beginnings of formulas, including full-width and small signs in spreadsheets set to East Asian languages."""
 
 _WOULD_RUN = rf"^[\s\p{{Cf}}]*[{_FORMULA_SIGNS}]|^[\t\r\n]"
-"""Source: OWASP, *CSV Injection*; with blanks and invisible characters before the sign, which importers may strip."""
+"""Source: OWASP, *CSV Injection*; also blanks and invisible characters before the sign, which importers may strip."""
 
 _SIGNED_NUMBER = r"^[+-](\d+(\.\d*)?([eE][+-]?\d+)?%?|inf)$"
 
@@ -28,10 +28,10 @@ _RISKY = f"{_NO_CHARACTER}|{_WOULD_RUN}"
 
 
 def guarded(cells: pl.DataFrame) -> pl.DataFrame:
-    """Return ``cells`` with texts that are safe; columns of other types stay as they are.
+    """Return ``cells`` with safe texts; columns of other types are unchanged.
 
-    A text that would be run is quoted with an apostrophe; a number with a sign is no such text. Characters that cannot
-    be in a file become U+FFFD. A text that no cell can hold is cut, and ends in an ellipsis.
+    A text that a spreadsheet would execute gets an apostrophe in front, unless it is a signed number. Characters that a
+    file cannot hold become U+FFFD. A text that is too long for a cell is cut, and ends in an ellipsis.
     """
     risky = [name for name, kind in cells.schema.items() if kind == pl.String and _is_risky(cells[name])]
     quoted = cells.with_columns(_quoted(name) for name in risky)
@@ -39,7 +39,7 @@ def guarded(cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_risky(texts: pl.Series) -> bool:
-    # Looked at first, because there is hardly ever anything to do.
+    # Test first, because texts hardly ever need a change.
     return bool((texts.str.contains(_RISKY) | _is_long(texts)).any())
 
 

@@ -1,4 +1,4 @@
-"""Write the result files of a comparison: tables as csv, xlsx or Parquet, and the summary; for their owner only."""
+"""Write the result files of a comparison: tables as csv, xlsx or Parquet, and the summary; private to their owner."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
 from msprobe_core.store.layout import make_directory
 
 _MANY_PAIRS = 64
-"""More pairs than these have tables in Parquet if nobody asks for another form: a thousand csv files of 10,000 rows are
-several gigabytes that nobody opens."""
+"""With more pairs than this, tables are written as Parquet unless another form is requested: a thousand csv files of
+10,000 rows are several gigabytes that no one opens."""
 
 
 class TableForm(str, Enum):
-    """What kind of file tables are written to; the values are the suffixes."""
+    """Kind of file for tables; the values are the suffixes."""
 
     CSV = "csv"
     XLSX = "xlsx"
@@ -45,7 +45,7 @@ class TableForm(str, Enum):
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """Where the results are: the tables of each unit, in the order of the units, the summary, and files of names."""
+    """Paths of the results: the tables of each unit, in the order of the units, the summary, and files of names."""
 
     tables: Sequence[Sequence[Path]]
     summary: Path
@@ -57,16 +57,15 @@ class TableOptions:
     """How tables are written; the same for all units, and sent to the processes that write them.
 
     Attributes:
-        stamp: What file names end in: the time, see `time_stamp`.
-        form: What kind of file; ``None`` for csv, or Parquet where there are very many pairs.
-        layout: Which columns, and what their cells look like.
-        has_stacks: Whether there is a column of call stacks, where they are known; ``None`` for what the layout has by
-            itself.
+        stamp: Suffix of file names: the time, see `time_stamp`.
+        form: Kind of file; ``None`` for csv, or Parquet if there are very many pairs.
+        layout: The columns, and the format of their cells.
+        has_stacks: Whether there is a column of recorded call stacks; ``None`` for the default of the layout.
         has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict, with the
             reasons among its messages.
-        has_advice: Whether a text file of advice is written beside the table, as 8.x does.
-        has_calls: Whether a file of all calls is written beside it, for `msprobe_core.report.difference`.
-        max_sheet_rows: How many rows a sheet may have, the header included; the worst of a longer table are shown.
+        has_advice: Whether a text file of advice is written next to the table, as 8.x does.
+        has_calls: Whether a file of all calls is written next to it, for `msprobe_core.report.difference`.
+        max_sheet_rows: Maximum number of rows in a sheet, including the header; of a longer table the worst are shown.
     """
 
     stamp: str
@@ -80,7 +79,7 @@ class TableOptions:
 
 
 def time_stamp() -> str:
-    """Return the time as file names have it: 14 digits, local time, as people look for it."""
+    """Return the time for file names: 14 digits, in local time, which users expect."""
     return datetime.now().strftime("%Y%m%d%H%M%S")
 
 
@@ -90,9 +89,9 @@ def write_report(
     """Write a table for each unit, and the summary.
 
     Args:
-        result: What to write.
+        result: The result to write.
         directory: Created if it is missing.
-        options: How; csv in our layout if not given.
+        options: How to write tables; by default csv in our layout.
 
     Raises:
         StoreError: a file cannot be written.
@@ -102,14 +101,14 @@ def write_report(
 
 
 def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> UnitFiles:
-    """Write the tables of one unit; return where they are.
+    """Write the tables of one unit; return their paths.
 
-    Of a table that is longer than a sheet a spreadsheet has the worst rows, and a csv file beside it all.
+    If a table is longer than a sheet, the spreadsheet has the worst rows, and a csv file next to it has all rows.
 
     Args:
-        unit: What to write.
-        directory: Of the whole result; created if it is missing. Units of several steps get a directory for each step.
-        options: How.
+        unit: The result to write.
+        directory: Directory of the whole result; created if it is missing. With several steps, each has a subdirectory.
+        options: How to write tables.
 
     Raises:
         StoreError: a file cannot be written.
@@ -124,7 +123,7 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
     kind = "debug_compare_result" if _holds_saved_values(unit) else "compare_result"
     marks = [*([name] if unit.rank is not None else []), options.stamp]
     if options.layout is TableLayout.C and is_of_kernels(unit):
-        marks = [str(unit.rank), str(unit.step or 0), options.stamp]  # as 26.x names them
+        marks = [str(unit.rank), str(unit.step or 0), options.stamp]  # the naming of 26.x
     paths = unused_paths(directory, "_".join([kind, *marks]), [form.value for form in forms])
     for form, path in zip(forms, paths, strict=True):
         is_shortened = is_too_long and form is TableForm.XLSX
@@ -137,13 +136,13 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
 
 
 def write_table(table: Table, path: Path, form: TableForm, note: str | None = None) -> None:
-    """Write one table as a whole, or not at all.
+    """Write one table completely, or not at all.
 
     Args:
-        table: What to write.
-        path: Of the file.
-        form: What kind of file.
-        note: What a spreadsheet says below the table.
+        table: The table to write.
+        path: Path of the file.
+        form: Kind of file.
+        note: Text that a spreadsheet shows below the table.
 
     Raises:
         StoreError: it cannot be written.
@@ -170,10 +169,10 @@ def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """Writes what a comparison of runs finds to files; a `msprobe_core.compare.run.ResultWriter`.
+    """Writes the findings of a comparison of runs to files; a `msprobe_core.compare.run.ResultWriter`.
 
     Attributes:
-        directory: For the results; created if it is missing.
+        directory: Directory of the results; created if it is missing.
         tables: How tables are written.
         overwrites: Whether a result file may replace one of the same name that msprobe has not written.
     """
@@ -184,16 +183,16 @@ class ResultFiles:
 
     @property
     def settings(self) -> object:
-        """How tables are written, whenever."""
+        """How tables are written, independent of the time."""
         return replace(self.tables, stamp="")
 
     def check(self) -> None:
-        """Raise if the summary would replace another file."""
+        """Check that the summary will not replace another file; raises `StoreError` if it would."""
         if not self.overwrites:
             check_summary_file(self.directory)
 
     def for_pairs(self, number: int) -> ResultFiles:
-        """Create the directory, and return what writes the results of so many pairs."""
+        """Create the directory, and return a writer for the results of ``number`` pairs."""
         make_directory(self.directory)
         is_parquet = self.tables.form is None and number > _MANY_PAIRS
         return replace(self, tables=replace(self.tables, form=TableForm.PARQUET)) if is_parquet else self
@@ -210,7 +209,7 @@ class ResultFiles:
         *,
         resumes: bool,
     ) -> ReportFiles:
-        """Write the summary and, where there are files of calls, where units part first; return where everything is."""
+        """Write the summary and, if there are files of calls, where units diverge first; return all paths."""
         if resumes:
             forget_differences(self.directory)
         calls = {unit.label: own.calls for unit, own in zip(result.units, files, strict=True) if own.calls is not None}
@@ -222,10 +221,10 @@ class ResultFiles:
 def write_summary(
     result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]], directory: Path
 ) -> ReportFiles:
-    """Write ``summary.json`` and, where names have no partner, files of what they may be.
+    """Write ``summary.json`` and, if names have no partner, files with suggestions for them.
 
     Args:
-        result: What it sums up.
+        result: The result to summarise.
         tables: The tables of each unit.
         directory: Created if it is missing.
 
@@ -237,7 +236,7 @@ def write_summary(
 
 
 def _write_suggestions(result: ComparisonResult[UnitSummary], directory: Path) -> Sequence[Path]:
-    """Write a file of names for each option that takes one; those of an earlier comparison may have been edited."""
+    """Write a file of names for each option that takes one, without replacing earlier ones, which may be edited."""
     suggestions = {(each.kind, each.target): each for unit in result.units for each in unit.suggestions}
     written: list[Path] = []
     for kind in NameKind:

@@ -1,4 +1,4 @@
-"""Which table a layout is."""
+"""The table of each layout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def table_of(
     """Return the table of one result.
 
     Args:
-        result: What to show.
-        layout: Which columns, and what their cells look like.
-        has_stacks: Whether there is a column of call stacks, where they are known; ``None`` for what the layout has by
-            itself: all but ``A`` have one.
+        result: The result to show.
+        layout: The columns, and the format of their cells.
+        has_stacks: Whether there is a column of recorded call stacks; ``None`` for the default of the layout: all but
+            ``A`` have one.
         has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict.
     """
     if has_stacks is None:
@@ -37,5 +37,5 @@ def table_of(
 
 
 def is_of_kernels(result: UnitResult) -> bool:
-    """Whether the dumps are of kernels, for which some layouts have a table of its own."""
+    """Whether the dumps are of kernels, for which some layouts have a separate table."""
     return result.target.is_dir() and holds_kernels(result.target)

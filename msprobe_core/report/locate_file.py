@@ -1,4 +1,4 @@
-"""Write ``locate.json``: what a search came to, for programs."""
+"""Write ``locate.json``: the result of a search, for programs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ VERSION = 1
 
 
 def check_location(directory: Path) -> None:
-    """Raise if the directory holds a ``locate.json`` that this command has not written; to be called before the work.
+    """Check that writing ``locate.json`` will not replace a foreign file; to be called before the work begins.
 
     Raises:
-        StoreError: it does.
+        StoreError: the directory holds a ``locate.json`` that this command has not written.
     """
     refuse_foreign_json(directory / LOCATE_FILE, "msprobe locate", ("version", "verdict", "examined", "suspects"))
 
@@ -31,8 +31,8 @@ def write_location(result: LocateResult, directory: Path) -> Path:
     """Write ``locate.json``; return its path.
 
     Args:
-        result: What was found.
-        directory: Where to; created if it is missing.
+        result: Result of the search.
+        directory: Directory of the file; created if it is missing.
 
     Raises:
         StoreError: it cannot be written.
@@ -45,7 +45,7 @@ def write_location(result: LocateResult, directory: Path) -> Path:
 
 
 def location_content(result: LocateResult) -> dict[str, Any]:
-    """Return what the file holds, in JSON's own types."""
+    """Return the content of the file, in JSON's types."""
     return {
         "version": VERSION,
         "verdict": result.verdict.value,

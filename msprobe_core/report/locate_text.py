@@ -1,4 +1,4 @@
-"""What the terminal shows of a search: preconditions, the suspects with their evidence, and the verdict."""
+"""Terminal output of a search: preconditions, the suspects with their evidence, and the verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msprobe_core.store.stack_text import frames_of_user
 
 _STYLES = {CheckState.HOLDS: "green", CheckState.DIFFERS: "red", CheckState.UNKNOWN: "yellow"}
 _DETAILED = 3
-"""Suspects that are shown with their evidence; of the others there is a line each."""
+"""Number of suspects shown with their evidence; each of the others gets one line."""
 _MAX_SHOWN = 4
 _MAX_FRAMES = 3
 _MAX_NOTES = 6
@@ -29,9 +29,9 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
     """Print the result; the last line is the verdict.
 
     Args:
-        result: What was found.
-        file: Where all of it is.
-        console: Where to.
+        result: Result of the search.
+        file: Path of the complete result.
+        console: Console to print to.
     """
     line = f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."
     console.print(Text(line), soft_wrap=True)
@@ -60,7 +60,7 @@ def _place(step: int | None, rank: int | None) -> str:
 
 
 def place_of(suspect: Suspect) -> str:
-    """Return step, micro step and ranks of a suspect in words; empty where there is one of each."""
+    """Return step, micro step and ranks of a suspect as text; parts with only one possible value are omitted."""
     parts = [f"step {suspect.step}"] if suspect.step is not None else []
     parts += [f"micro step {suspect.micro_step}"] if suspect.micro_step else []
     if suspect.ranks:

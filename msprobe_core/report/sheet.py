@@ -1,8 +1,8 @@
 """Write spreadsheets of many rows.
 
-openpyxl makes the book: sheets, styles, widths, filters and the first line. It would make an object of each further
-cell, 1.7 million of them for 60,000 rows, which takes 13 s; rows are therefore put into XML a column at a time and let
-into the sheets that it has made, which takes less than 2 s.
+openpyxl makes the book: sheets, styles, widths, filters and the first line. It would create an object for each further
+cell, 1.7 million of them for 60,000 rows, which takes 13 s. Instead, rows are formatted as XML one column at a time and
+inserted into openpyxl's sheets, which takes less than 2 s.
 
 Source of the format: ECMA-376-1, *Office Open XML*, 5th ed., sections 18.3.1.4 (cells), 18.3.1.73 (rows) and 18.18.11
 (types of cells).
@@ -22,13 +22,13 @@ from msprobe_core.judge.formatting import formatted
 from msprobe_core.report.escape import guarded
 
 MAX_SHEET_ROWS = 1_048_576
-"""Rows of a sheet, the header included. Source: Microsoft, *Excel specifications and limits*."""
+"""Maximum number of rows of a sheet, with its header. Source: Microsoft, *Excel specifications and limits*."""
 
 PERCENT = "0.0000%"
 
 _END_OF_ROWS = b"</sheetData>"
 _LEVEL = 3
-"""Of compression; level 6 takes twice as long for files that are a tenth smaller."""
+"""Compression level; level 6 takes twice as long for files that are a tenth smaller."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class SheetColumn:
     """A column of a sheet.
 
     Attributes:
-        header: Its first cell.
-        width: In characters.
-        number_format: Of its numbers, as spreadsheets write formats; empty for none.
+        header: Text of its first cell.
+        width: Width in characters.
+        number_format: Format of its numbers in spreadsheet notation; empty for none.
     """
 
     header: str
@@ -52,8 +52,8 @@ class SheetPart:
 
     Attributes:
         cells: Texts, numbers or truth values, one column for each of the sheet's; null is an empty cell.
-        numbers: By column, numbers that take the place of its texts where they are finite.
-        fills: Colour of each row as RGB in hexadecimal, null for none; ``None`` where no row has one.
+        numbers: By column, numbers that replace its texts where they are finite.
+        fills: Colour of each row as RGB in hexadecimal, null for none; ``None`` if no row has one.
     """
 
     cells: pl.DataFrame
@@ -66,11 +66,11 @@ class Sheet:
     """A sheet: a header, which stays in view and has filters, and rows below.
 
     Attributes:
-        title: On its tab; 31 characters at the most.
+        title: Text on its tab; at most 31 characters.
         columns: From left to right.
-        num_rows: Below the header; `MAX_SHEET_ROWS` less one at the most.
-        parts: The rows, taken one part after the other.
-        colours: That fills may have.
+        num_rows: Number of rows below the header; at most `MAX_SHEET_ROWS` - 1.
+        parts: The rows; each part is consumed before the next is requested.
+        colours: All colours that fills may have.
     """
 
     title: str
@@ -110,8 +110,8 @@ _Styles = Mapping[tuple[str | None, str], int]
 
 
 def _empty_book(sheets: Sequence[Sheet]) -> tuple[io.BytesIO, _Styles]:
-    """Return a book whose sheets have their header only, and the numbers of the styles that rows need."""
-    # Imported here: openpyxl takes longer to import than a small comparison takes.
+    """Return a book whose sheets have only their headers, and the numbers of the styles that rows need."""
+    # Import here: importing openpyxl takes longer than a small comparison.
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.styles import Font, PatternFill
@@ -189,7 +189,7 @@ def _cell(frame: pl.DataFrame, i: int, letter: str, number_format: str) -> pl.Ex
     if kind == pl.Boolean:
         filled = formatted('{} t="b"><v>{}</v></c>', start, value.cast(pl.Int8))
     elif kind.is_numeric():
-        filled = _number_or_text(start, value, _text(start, value.cast(pl.String)))  # NaN and Inf are no numbers there
+        filled = _number_or_text(start, value, _text(start, value.cast(pl.String)))  # the format has no NaN or Inf
     else:
         filled = _text(start, value.cast(pl.String))
     if f"number {i}" in frame.columns:
@@ -213,8 +213,8 @@ _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
 
 
 def _escaped(text: pl.Expr) -> pl.Expr:
-    """Return text as XML; what looks like an escaped character of the format (22.9.2.19) is escaped itself."""
+    """Return text as XML; text that looks like an escaped character of the format (22.9.2.19) is escaped itself."""
     looks_escaped = text.str.contains("_x[0-9A-Fa-f]{4}_")
-    # All of them, because two may share an underscore.
+    # Escape every "_x", because two sequences may share an underscore.
     escaped = pl.when(looks_escaped).then(text.str.replace_all("_x", "_x005F_x", literal=True)).otherwise(text)
     return escaped.str.replace_many(list(_ESCAPES), list(_ESCAPES.values()))

@@ -1,4 +1,4 @@
-"""Put a table on a sheet: the rows coloured by their verdict, the worst of them where there are too many."""
+"""Put a table on a sheet: rows are coloured by their verdict; if there are too many, only the worst are kept."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from msprobe_core.report.sheet import PERCENT, Sheet, SheetColumn, SheetPart, wr
 from msprobe_core.report.table import Table
 
 _SEVERITY = (Verdict.ERROR.value, Verdict.UNMATCHED.value, Verdict.WARNING.value, Verdict.PASS.value)
-"""What is worse comes first."""
+"""Verdicts, most severe first."""
 
 
 def shortened(table: Table, max_sheet_rows: int, rest: str) -> tuple[Table, str]:
-    """Return the worst rows of a table that is longer than a sheet, and a note that says so.
+    """Return the worst rows of a table that is longer than a sheet, and a note about the others.
 
     Args:
         table: All rows.
-        max_sheet_rows: How many rows a sheet may have, the header included.
-        rest: Name of the file that has all.
+        max_sheet_rows: Maximum number of rows in a sheet, including the header.
+        rest: Name of the file that has all rows.
     """
     shown = replace(table, is_shown=_are_worst(table.rows, max_sheet_rows - 1))
     note = (
@@ -38,9 +38,9 @@ def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> 
     """Write a table as a spreadsheet.
 
     Args:
-        table: What to write.
-        file: Where.
-        note: Stands on a second sheet.
+        table: The table to write.
+        file: File to write to.
+        note: Text for a second sheet.
 
     Raises:
         OSError: it cannot be written.
@@ -55,7 +55,7 @@ def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> 
 def _are_worst(rows: pl.DataFrame, number: int) -> pl.Series:
     """Return for each row whether it is one of the ``number`` worst."""
     severity = pl.col("verdict").replace_strict(_SEVERITY, range(len(_SEVERITY)), return_dtype=pl.Int8)
-    # What fails for another reason than its error, such as NaN, has none, and comes before all that have one.
+    # Rows that fail for another reason than their error, such as NaN, have no error, and sort before those that do.
     excess = pl.col("judged_error") / pl.col("limit")
     if "score" in rows.columns:
         excess = pl.coalesce(pl.col("score") / pl.col("score_limit"), excess)

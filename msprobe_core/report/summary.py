@@ -1,4 +1,4 @@
-"""Write ``summary.json``: the whole result for programs, but for its rows."""
+"""Write ``summary.json``: the whole result except its rows, for programs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SUMMARY_FILE = "summary.json"
 
 
 def check_summary_file(directory: Path) -> None:
-    """Raise if the directory holds a ``summary.json`` that this command has not written; to be called before the work.
+    """Check that writing ``summary.json`` will not replace a foreign file; to be called before the work begins.
 
     Raises:
-        StoreError: it does.
+        StoreError: the directory holds a ``summary.json`` that this command has not written.
     """
     refuse_foreign_json(directory / SUMMARY_FILE, "msprobe compare", ("agrees", "target", "golden", "units"))
 
@@ -38,9 +38,9 @@ def write_summary_file(
     """Write ``summary.json``; return its path.
 
     Args:
-        result: What it sums up.
+        result: The result to summarise.
         tables: The tables of each unit.
-        directory: Is there.
+        directory: An existing directory.
 
     Raises:
         StoreError: it cannot be written.
@@ -52,7 +52,7 @@ def write_summary_file(
 
 
 def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
-    """Return what there is to say about the tables of a unit: that one of them does not have all rows.
+    """Return notes about the tables of a unit: whether one of them does not have all rows.
 
     Args:
         unit: The unit.
@@ -155,11 +155,11 @@ class _Summary(msgspec.Struct):
 
 
 def incomplete_of(directory: Path, tables: Collection[Path]) -> Sequence[str]:
-    """Return what the comparison that has written some tables could not judge, in words; empty if that is unknown.
+    """Return, as texts, what the comparison that wrote some tables could not judge; empty if unknown.
 
     Args:
-        directory: Of the tables; a ``summary.json`` in it is read if it is of them.
-        tables: Their paths.
+        directory: Directory of the tables; its ``summary.json`` is read if it belongs to them.
+        tables: Paths of the tables.
     """
     try:
         summary = msgspec.json.decode(read_plain(directory / SUMMARY_FILE), type=_Summary)

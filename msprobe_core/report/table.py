@@ -1,4 +1,4 @@
-"""A table of results: its columns, whatever the layout, over rows that it shares with the result."""
+"""A table of results in any layout: columns computed from rows that it shares with the result."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from msprobe_core.judge.verdict import Verdict
 STACK_COLUMN = "stack_info"
 
 _SLICE_ROWS = 8_192
-"""How many rows are put into text at a time, so that a table of any length takes the same memory to write."""
+"""Number of rows formatted at a time, so that memory does not depend on the length of a table."""
 
 
 class TableLayout(str, Enum):
-    """Which columns a table has, and what its cells look like.
+    """The columns of a table, and the format of their cells.
 
     Attributes:
-        OURS: Numbers as numbers, target and golden, every measure there is.
-        A: That of mstt 8.x, for scripts that read it.
-        C: That of ``mindstudio-probe`` 26.x, likewise.
+        OURS: Numbers as numbers, target and golden, all available metrics.
+        A: The layout of mstt 8.x, for scripts that read it.
+        C: The layout of ``mindstudio-probe`` 26.x, for scripts that read it.
     """
 
     OURS = "ours"
@@ -33,7 +33,7 @@ class TableLayout(str, Enum):
 
 
 class Width(float, Enum):
-    """How wide a column is in a spreadsheet, in characters."""
+    """Width of a column in a spreadsheet, in characters."""
 
     NARROW = 10.0
     NUMBER = 16.0
@@ -46,11 +46,11 @@ class Column:
     """One column of a table.
 
     Attributes:
-        header: What its first cell says.
-        value: What its cells hold: texts, numbers or truth values.
-        number: The numbers behind texts, which spreadsheets get instead; null for a cell that has none.
+        header: Text of its first cell.
+        value: Content of its cells: texts, numbers or truth values.
+        number: Numbers for spreadsheets in place of texts; null for a cell without one.
         is_percent: Whether spreadsheets show the number, a ratio, in percent.
-        width: In a spreadsheet.
+        width: Width in a spreadsheet.
     """
 
     header: str
@@ -65,8 +65,8 @@ class Colours:
     """How a spreadsheet colours rows.
 
     Attributes:
-        column: Of the rows, by which they are coloured.
-        fills: Colour by what stands there, as RGB in hexadecimal; what is not here is not coloured.
+        column: Column of the rows that determines their colour.
+        fills: Colour by value of that column, as RGB in hexadecimal; rows with other values are not coloured.
     """
 
     column: str
@@ -89,10 +89,10 @@ class Table:
 
     Attributes:
         columns: From left to right.
-        rows: Those of the result.
-        colours: Of the rows, in a spreadsheet.
-        is_shown: Which rows are in the table; ``None`` for all. Not taken out beforehand, as a copy of so many rows
-            takes more memory than all else.
+        rows: The rows of the result.
+        colours: Colours of the rows in a spreadsheet.
+        is_shown: Which rows are in the table; ``None`` for all. The rows are not filtered beforehand, because a copy of
+            so many rows takes more memory than everything else.
     """
 
     columns: Sequence[Column]
@@ -102,16 +102,16 @@ class Table:
 
     @property
     def num_rows(self) -> int:
-        """How many rows the table has."""
+        """Number of rows in the table."""
         return self.rows.height if self.is_shown is None else int(self.is_shown.sum())
 
     def cells(self) -> Iterator[pl.DataFrame]:
-        """Yield what the cells hold, some rows at a time, with the headers as names."""
+        """Yield the content of the cells, some rows at a time, with the headers as names."""
         for part in self.slices():
             yield part.select(column.value.alias(column.header) for column in self.columns)
 
     def slices(self) -> Iterator[pl.DataFrame]:
-        """Yield the rows that cells are made of, likewise; at least once, so that an empty table has its columns."""
+        """Yield the rows some at a time, at least once, so that an empty table has its columns."""
         for start in range(0, max(self.rows.height, 1), _SLICE_ROWS):
             part = self.rows.slice(start, _SLICE_ROWS)
             yield part if self.is_shown is None else part.filter(self.is_shown.slice(start, _SLICE_ROWS))
@@ -121,20 +121,20 @@ def with_stacks(result: UnitResult, text_of: Callable[[Sequence[str]], str]) -> 
     """Return the rows with a column ``stack_info``: the target's stack on the first row of each entry, else null.
 
     Args:
-        result: Has the rows and the stacks.
-        text_of: Makes the text of a stack.
+        result: Provides the rows and the stacks.
+        text_of: Formats a stack as text.
     """
     is_first = (pl.int_range(pl.len()).over("entry") == 0) & (pl.col("match") != Match.GOLDEN.value)
     texts = _texts_of(result.stacks, text_of)
     entries = result.rows.select(pl.when(is_first).then(pl.col("entry")))["entry"].to_list()
     found = [None if entry is None else texts.get(entry) for entry in entries]
-    # Many calls share one stack of several kilobytes: each text is held once.
+    # Many calls share one stack of several kilobytes: an enum stores each text once.
     kind = pl.Enum(list(dict.fromkeys(text for text in found if text is not None)))
     return result.rows.with_columns(pl.Series(STACK_COLUMN, found, dtype=kind))
 
 
 def _texts_of(stacks: Mapping[str, Sequence[str]], text_of: Callable[[Sequence[str]], str]) -> dict[str, str]:
-    """Return the text of each entry's stack, made once for the entries that share one."""
+    """Return the text of each entry's stack, formatted once for entries that share one."""
     texts: dict[int, str] = {}
     for frames in stacks.values():
         if id(frames) not in texts:

@@ -1,4 +1,4 @@
-"""What the terminal shows of a comparison: counts, the first fault with its evidence, where to read on."""
+"""Terminal output of a comparison: counts, the divergence with its evidence, and paths of the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from msprobe_core.store.stack_text import frames_of_user
 _STYLES: dict[Verdict | Match, str] = {Verdict.PASS: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
 _MAX_FINDINGS = 4
 _MAX_UNITS = 4
-"""More pairs are summed up."""
+"""If there are more pairs, they are summarised."""
 _MAX_MISSING = 10
 _MAX_PLACES = 10
 _MAX_RUNS = 8
@@ -40,10 +40,10 @@ def print_summary(
     """Print the result; the last line is the verdict.
 
     Args:
-        result: What to print.
-        files: Where all of it is.
-        console: Where to.
-        allows_incomplete: Whether two runs may agree of which not all could be compared.
+        result: The result to print.
+        files: Paths of the complete result.
+        console: Console to print to.
+        allows_incomplete: Whether two runs may agree even if not everything could be compared.
     """
     paths = [path for unit_paths in files.tables for path in unit_paths]
     if len(result.units) > _MAX_UNITS:
@@ -77,7 +77,7 @@ def _print_first(title: str, lines: Sequence[str], limit: int, console: Console)
 
 
 def _suggestion_lines(result: ComparisonResult[UnitSummary], files: ReportFiles) -> Iterator[str]:
-    """Yield what names without partner may be, the first ones, and where all of them are."""
+    """Yield suggestions for names without a partner, the first ones only, and the paths of all of them."""
     found = {(each.kind, each.target): each for unit in result.units for each in unit.suggestions}
     for each in list(found.values())[:_MAX_SUGGESTIONS]:
         best = each.candidates[0]
@@ -88,7 +88,7 @@ def _suggestion_lines(result: ComparisonResult[UnitSummary], files: ReportFiles)
 
 
 def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None:
-    """Print what many pairs came to: how many agree, and where the others part, pairs with one place together."""
+    """Print a summary of many pairs: how many agree, and where the others diverge, grouped by place."""
     units = result.units
     num_rows, num_calls = sum(unit.num_rows for unit in units), sum(unit.num_nodes for unit in units)
     modes = ", ".join(sorted({unit.mode.value for unit in units}))
@@ -127,7 +127,7 @@ def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None
 
 
 def _ranks(units: Sequence[UnitSummary]) -> str:
-    """Return the ranks of some units in words: ``ranks 0-3, 7``."""
+    """Return ranks as text: ``ranks 0-3, 7``."""
     numbers = sorted(unit.rank for unit in units if unit.rank is not None)
     if not numbers:
         return ", ".join(unit.label for unit in units[:_MAX_FINDINGS])
@@ -148,7 +148,7 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     first = unit.first_fault
     faults = [fault for fault in (unit.fault, unit.lone_call) if fault is not None]
     faults.sort(key=lambda fault: (fault is not first, fault.position))
-    # Two frameworks compute the same by different calls, so a lone call counts only if the judge blames it.
+    # Two frameworks may compute the same with different calls, so an unmatched call counts only if the judge blames it.
     is_other_way = unit.is_foreign and unit.culprit is not Culprit.LONE
     if is_other_way:
         faults = [fault for fault in faults if fault.only_on is None]
@@ -169,13 +169,13 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
 
 
 def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign: bool = False) -> Iterator[Text]:
-    """Yield the lines that describe a fault; of a second one, the first may be the cause.
+    """Yield the lines that describe a fault; a second fault may be caused by the first.
 
     Args:
-        title: What it is.
+        title: Title of the paragraph.
         fault: The fault.
-        is_second: Whether another one was described before.
-        is_foreign: Whether it is a call without partner between two frameworks.
+        is_second: Whether another fault was described before.
+        is_foreign: Whether it is an unmatched call in a comparison of two frameworks.
     """
     yield Text(f"{title}: {fault.entry}", style="bold red")
     if fault.parent:
@@ -198,7 +198,7 @@ def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign
 
 
 def _tensor_lines(worst: WorstTensor) -> Iterator[Text]:
-    """Yield how the error of a tensor is distributed."""
+    """Yield the distribution of a tensor's error."""
     if worst.tokens is not None:
         yield Text(f"  {worst.row}  {worst.tokens.sentence()}")
     for kind, errors in (("absolute", worst.absolute), ("relative", worst.relative)):

@@ -16,7 +16,7 @@ from msprobe_core.report.table import Table
 def write_csv(table: Table, file: BinaryIO) -> None:
     """Write a table as csv: comma, UTF-8, quotes where they are needed (RFC 4180, with line feeds).
 
-    Texts that a spreadsheet would run are quoted, see `msprobe_core.report.escape`.
+    Texts that a spreadsheet would execute are escaped, see `msprobe_core.report.escape`.
 
     Raises:
         OSError: it cannot be written.
@@ -28,13 +28,13 @@ def write_csv(table: Table, file: BinaryIO) -> None:
 
 
 _SLICE = 10_000
-"""Rows that are Python objects at a time."""
+"""Number of rows converted to Python objects at a time."""
 
 
 def write_jsonl(table: Table, file: BinaryIO) -> None:
     """Write a table as JSON lines: one object for each row, with all columns and ``null`` for an empty cell.
 
-    JSON has no numbers that are not finite; these are the texts ``NaN``, ``Infinity`` and ``-Infinity``.
+    JSON has no non-finite numbers; they become the texts ``NaN``, ``Infinity`` and ``-Infinity``.
 
     Raises:
         OSError: it cannot be written.
@@ -53,7 +53,7 @@ def _json_cell(cell: Any) -> Any:
 
 
 def write_parquet(table: Table, file: BinaryIO) -> None:
-    """Write a table as Parquet, with the types that its columns have; texts are as they are.
+    """Write a table as Parquet, with the types of its columns; texts are unchanged.
 
     Raises:
         OSError: it cannot be written.
@@ -61,5 +61,5 @@ def write_parquet(table: Table, file: BinaryIO) -> None:
     shown = table.rows.lazy().select(column.value.alias(column.header) for column in table.columns)
     try:
         shown.sink_parquet(file)
-    except pl.exceptions.ComputeError as error:  # what polars makes of a disk that is full
+    except pl.exceptions.ComputeError as error:  # polars reports a full disk this way
         raise OSError(str(error)) from error
