@@ -1,17 +1,17 @@
-"""What recording costs: the time of a training step with and without the probe, and the bytes it writes.
+"""Cost of recording: the time of a training step with and without the probe, and the bytes written per step.
 
     python bench/capture_cost.py [--steps 7] [--threads 2] [--no-optimizer] [--alternate] [--against OTHER/bin/python]
 
 Two Llamas with random weights: a small one, whose step is bound by launching operations, and a large one, bound by
-memory bandwidth. Each case runs in a process of its own; a step is timed from before ``start`` to after ``stop``, and
-the median over the steps after the first two counts. The optimizer's step belongs to it, and its arithmetic on all
+memory bandwidth. Each case runs in a separate process; a step is timed from before ``start`` to after ``stop``, and the
+result is the median over the steps after the first two. A step includes that of the optimizer, whose arithmetic on all
 parameters is most of what is recorded of a large model; ``--no-optimizer`` leaves it out. ``--against`` measures
-another installation of a package ``msprobe.pytorch`` with the same interface, for example mindstudio-probe in a
-virtual environment of its own.
+another installation of a package ``msprobe.pytorch`` with the same interface, for example mindstudio-probe in its own
+virtual environment.
 
-``--alternate`` takes steps with and without the probe by turns, in one process, and shows the ratio of the two medians:
-processes differ from each other by more than the probe costs a large model. It needs a probe that costs nothing when it
-does not record, so it is not for others.
+``--alternate`` alternates steps with and without the probe in one process, and shows the ratio of the two medians:
+processes differ from each other by more than the probe costs a large model. It requires a probe without any cost when
+it does not record, so it is not suitable for ``--against``.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MODES = [*(("statistics", mode) for mode in ("statistics", "md5", "xor", "hash",
 
 
 def run_case(case: dict) -> dict:
-    """Train with one setting, in this process; return the times of the steps, in seconds, and the bytes per step."""
+    """Train with one setting in this process; return the times of the steps in seconds, and the bytes per step."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -78,7 +78,7 @@ def run_case(case: dict) -> dict:
 
 
 def measure(python: str, case: dict) -> dict:
-    """Run one case in a process of its own."""
+    """Run one case in a separate process."""
     with tempfile.TemporaryDirectory() as directory:
         program = json.dumps(case | {"directory": directory})
         done = subprocess.run(
@@ -122,7 +122,7 @@ def main() -> None:
         cases += [(level, level, *mode) for level in ("L0", "L1", "mix") for mode in modes]
         for label, level, task, summary_mode in cases:
             if model == "large" and task == "tensor":
-                continue  # gigabytes a step: measures the disk
+                continue  # gigabytes per step: this would measure the disk
             keeps = "tensors" if task == "tensor" else summary_mode
             line = f"{model:<7}{label:<7}{'' if label == 'idle' else keeps:<12}"
             for python in pythons.values():

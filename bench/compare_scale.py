@@ -2,9 +2,9 @@
 
     python bench/compare_scale.py [--apis 20000] [--runs 5] [--against /path/to/other/bin/msprobe]
 
-Each API has two inputs and one output, so that 20,000 APIs are 60,000 rows; some cases have sizes of their own.
-``--against`` runs the same comparison with another command of the same options, in turn with ours, for example that of
-mindstudio-probe in a virtual environment of its own; the ratio of medians is printed.
+Each API has two inputs and one output, so that 20,000 APIs are 60,000 rows; some cases have other sizes. ``--against``
+runs the same comparisons with another command that has the same options, alternating with ours, for example that of
+mindstudio-probe in its own virtual environment; the ratio of medians is printed.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Case:
-    """What is compared, and how.
+    """One comparison to time.
 
     Attributes:
-        name: In the table.
-        options: Of the command.
-        num_apis: Calls of each dump; ``None`` takes those of the command line.
+        name: Name in the table.
+        options: Options of the command.
+        num_apis: Number of calls in each dump; ``None`` uses that of the command line.
         checksum: Whether the records have checksums.
-        num_equal: Of so many checksums in ten both sides have the same.
-        num_ranks: How many dumps a side has; with more than one, the two sides are step directories.
-        shuffles: Whether one side makes neighbouring calls in another order.
+        num_equal: Number of checksums out of ten that are equal on both sides.
+        num_ranks: Number of dumps on each side; with more than one, the two sides are step directories.
+        shuffles: Whether one side has neighbouring calls in another order.
     """
 
     name: str
@@ -58,7 +58,7 @@ CASES = (
 
 
 def write_side(root: Path, case: Case, num_apis: int, seed: int) -> None:
-    """Write what one side of a comparison is given: a directory for each rank."""
+    """Write one side of a comparison: a directory for each rank."""
     for rank in range(case.num_ranks):
         write_dump(
             root / f"rank{rank}",
@@ -123,7 +123,7 @@ def run(command: list[str], out: Path) -> tuple[float, float, float]:
     pid = os.posix_spawn(command[0], command, os.environ, file_actions=silent)
     _, _, usage = os.wait4(pid, 0)
     wall = time.perf_counter() - begin
-    # Exit statuses do not tell: 1 is "they differ" for us and a failure for others.
+    # The exit status does not show success: 1 means "different" for ours, but failure for others.
     if not any(out.rglob("*.*")):
         raise SystemExit(f"no table came out of: {' '.join(command)}")
     return wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
@@ -149,7 +149,7 @@ def main() -> None:
         for i, case in enumerate(CASES):
             sides = [root / f"case{i}" / side for side in ("target", "golden")]
             for seed, side in enumerate(sides, 1):
-                # Not in this process: the peak memory of a child begins with what its parent has.
+                # In another process: the peak memory of a child starts at that of its parent.
                 writer = spawn.Process(target=write_side, args=(side, case, case.num_apis or arguments.apis, seed))
                 writer.start()
                 writer.join()

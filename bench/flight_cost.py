@@ -1,10 +1,10 @@
-"""What the flight recorder costs: the time of a training step with it over that without.
+"""Cost of the flight recorder: the time of a training step with it, relative to the time without.
 
     python bench/flight_cost.py [--steps 60] [--rounds 5] [--threads 1] [--width 128]
 
-The small Llama of ``idle_cost.py``, whose step is bound by launching operations, the worst case for what is done per
-call; ``--width`` makes its tensors larger. Each state runs in a process of its own, the states take turns, and the
-least median of a state's rounds counts. Times are those of the processor.
+The small Llama of ``idle_cost.py``, whose step is bound by launching operations, the worst case for a cost per call;
+``--width`` makes its tensors larger. Each state runs in a separate process, the states alternate, and the result is the
+least of the medians of a state's rounds. Times are CPU times.
 """
 
 import argparse

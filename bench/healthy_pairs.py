@@ -1,14 +1,14 @@
-"""How compare does on healthy pairs and on planted faults, on real architectures with random weights.
+"""Result of compare on healthy pairs and on planted faults, on real architectures with random weights.
 
     python bench/healthy_pairs.py [healthy] [faults]
 
 A healthy pair is the same model on the same data, once in float32 and once in bfloat16 (``pure``: weights and data
-converted; ``autocast``: under autocast). Nothing is wrong with either, so every flagged row is a false alarm. Prints a
-Markdown table: errors of all rows, and the largest relative error of each direction.
+converted; ``autocast``: under autocast). Neither has a fault, so every flagged row is a false alarm. Prints a Markdown
+table: errors of all rows, and the largest relative error of each direction.
 
-A planted fault is in one place of the target, which is otherwise the same program as the golden run, in float32 like
-that or under autocast. Prints whether it was found, and whether the first fault is where it was planted: in the call or
-the module, or in a module around it that is no wider than its own block.
+A planted fault is in one place of the target, which otherwise is the same program as the golden run, in float32 like
+the golden run or under autocast. Prints whether it was found, and whether the first fault is in the right place: in the
+call or module of the fault, or in a module around it that is no wider than its block.
 """
 
 import itertools
@@ -49,7 +49,7 @@ EIGHT_LAYERS = Architecture(
 
 
 def debugger_for(directory: str, mode: str) -> PrecisionDebugger:
-    """Return a debugger that records as ``mode`` says."""
+    """Return a debugger with the settings of ``mode``."""
     config = Path(f"{directory}.json")
     config.write_text(json.dumps({"level": "mix", "dump_path": directory, **MODES[mode]}))
     return PrecisionDebugger(str(config))
@@ -67,7 +67,7 @@ def record(directory: str, mode: str, model: torch.nn.Module, batch: dict, *, au
 
 
 def healthy() -> None:
-    """Count what is flagged of healthy pairs."""
+    """Count flagged rows of healthy pairs."""
     print("| model | pair | statistics | sketches | tensors | largest error forward | backward |")
     print("|---|---|---|---|---|---|---|")
     for name, architecture in {**ARCHITECTURES, "llama, 8 layers": EIGHT_LAYERS}.items():
@@ -97,11 +97,11 @@ class Fault:
     """A fault to plant.
 
     Attributes:
-        name: What the table calls it.
-        place: In the name of the right answer, or of a call around it.
-        plant: Does it to a model.
+        name: Name in the table.
+        place: Part of the name of the right answer, or of a call around it.
+        plant: Applies it to a model.
         model: Name of the architecture.
-        direction: Of the answer, forward or backward.
+        direction: Direction of the right answer, forward or backward.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Fault:
 
     @property
     def is_later(self) -> bool:
-        """Whether it shows in the step behind the first only."""
+        """Whether it has an effect in the second step only."""
         return self.name.startswith("optimizer")
 
 
@@ -132,16 +132,16 @@ PLANTED_IN = {"llama, 4 layers": FOUR_LAYERS, "gpt2, 4 layers": GPT2, "opt": ARC
 
 
 BARE = torch._C.TensorBase
-"""Has the methods of tensors that nothing records."""
+"""Has the methods of tensors, without being recorded."""
 
 
 def same(value: torch.Tensor) -> torch.Tensor:
-    """Return a value of its own."""
+    """Return a separate tensor with the same values."""
     return BARE.clone(value)
 
 
 def after(module: torch.nn.Module, forward: Callable = same, backward: Callable = same) -> None:
-    """Change what ``module`` gives, inside of it."""
+    """Change the result of ``module``, from inside."""
     own = module.forward
     module.forward = lambda *args, **kwargs: InKernel.apply(own(*args, **kwargs), forward, backward)
 
@@ -155,13 +155,13 @@ def rounded(value: torch.Tensor) -> torch.Tensor:
 
 
 def set_value(path: str, value: object) -> Callable[[torch.nn.Module], None]:
-    """Return what sets the attribute at ``path``."""
+    """Return a function that sets the attribute at ``path``."""
     owner, _, name = path.rpartition(".")
     return lambda model: setattr(model.get_submodule(owner), name, value)
 
 
 def change(path: str, do: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.nn.Module], None]:
-    """Return what changes the parameter at ``path``."""
+    """Return a function that changes the parameter at ``path``."""
 
     def plant(model: torch.nn.Module) -> None:
         with torch.no_grad():
@@ -180,7 +180,7 @@ def drop_residual(model: torch.nn.Module) -> None:
 
 
 def heads_swapped(weight: torch.Tensor) -> torch.Tensor:
-    """Return the rows of heads 0 and 1 in each other's place."""
+    """Return the weight with the rows of heads 0 and 1 exchanged."""
     heads = weight.reshape(8, 16, -1)
     return heads[[1, 0, *range(2, 8)]].reshape(weight.shape)
 
@@ -194,7 +194,7 @@ def reversed_along(dim: int) -> Callable:
 
 
 def inside(path: str, forward: Callable = same, backward: Callable = same) -> Callable[[torch.nn.Module], None]:
-    """Return what plants a change of the result of the module at ``path``."""
+    """Return a function that plants a change of the result of the module at ``path``."""
     return lambda model: after(model.get_submodule(path), forward, backward)
 
 
@@ -226,21 +226,21 @@ FAULTS = [
     Fault("gradient x 1.05", "mlp.down_proj", inside(DOWN, same, scaled_by(1.05)), direction="backward"),
     Fault("gradient x 1.2", "mlp.down_proj", inside(DOWN, same, scaled_by(1.2)), direction="backward"),
     Fault("gradient x -1", "mlp.down_proj", inside(DOWN, same, scaled_by(-1)), direction="backward"),
-    # Behind the rectifiers of both layers, where the limit is higher.
-    Fault("gradient x 1.2, behind relu", "q_proj", inside(OPT_QUERY, same, scaled_by(1.2)), "opt", "backward"),
-    Fault("gradient x 1.5, behind relu", "q_proj", inside(OPT_QUERY, same, scaled_by(1.5)), "opt", "backward"),
-    Fault("gradient x -1, behind relu", "q_proj", inside(OPT_QUERY, same, scaled_by(-1)), "opt", "backward"),
+    # After the rectifiers of both layers, where the limit is higher.
+    Fault("gradient x 1.2, after relu", "q_proj", inside(OPT_QUERY, same, scaled_by(1.2)), "opt", "backward"),
+    Fault("gradient x 1.5, after relu", "q_proj", inside(OPT_QUERY, same, scaled_by(1.5)), "opt", "backward"),
+    Fault("gradient x -1, after relu", "q_proj", inside(OPT_QUERY, same, scaled_by(-1)), "opt", "backward"),
     Fault("optimizer: rate x 1.2", "embed_tokens", lambda model: setattr(model, "rate", 1.2 * RATE)),
     Fault("optimizer: one weight left out", "q_proj",
           lambda model: setattr(model, "left_out", f"{LAYER}.self_attn.q_proj.weight")),
 ]  # fmt: skip
 
 RATE = 1.0
-"""Of the step before the one that is recorded; large, as one step has to show."""
+"""Learning rate of the step before the recorded one; large, because one step must have a visible effect."""
 
 
 def plant_and_record(directory: str, mode: str, fault: Fault, *, is_target: bool, autocast: bool) -> Path:
-    """Record a step of training: the first one, or behind it where the fault is in the optimizer."""
+    """Record a step of training: the first one, or the second if the fault is in the optimizer."""
     architecture = PLANTED_IN[fault.model]
     model, batch = architecture.build().eval(), architecture.batch()
     if fault.model == "gpt2, 4 layers":
@@ -259,7 +259,7 @@ def plant_and_record(directory: str, mode: str, fault: Fault, *, is_target: bool
 
 
 def outcome(fault: Fault, target: Path, golden: Path) -> str:
-    """Return what compare says of a planted fault."""
+    """Return the result of compare for a planted fault."""
     unit = compare_dumps(target, golden).units[0]
     found = unit.first_fault
     if found is None:
@@ -284,7 +284,7 @@ BLOCK = ".layers.2.LlamaDecoderLayer"
 
 
 def faults() -> None:
-    """Count which planted faults are found, and named."""
+    """Count the planted faults that are found, and those that are named."""
     columns = list(itertools.product(("float32", "autocast"), MODES))
     print(f"| fault | {' | '.join(f'{pair}, {mode}' for pair, mode in columns)} |")
     print(f"|---|{'---|' * len(columns)}")

@@ -1,11 +1,11 @@
-"""What a debugger costs that does not record: the time of a training step over that in a process without the probe.
+"""Cost of a debugger that does not record: the time of a training step, relative to that in a process without probe.
 
     python bench/idle_cost.py [--steps 60] [--rounds 5] [--threads 1]
 
 A small Llama with random weights, whose step is bound by launching operations, the worst case. Each state runs in a
-process of its own, the states take turns, and the least median of a state's rounds counts: what else runs on the
-machine can only make it longer. Times are those of the processor, on one thread, for the same reason. ``start``,
-``stop`` and ``step`` are inside the time.
+separate process, the states alternate, and the result is the least of the medians of a state's rounds: other load on
+the machine can only increase times. Times are CPU times on one thread, for the same reason. They include ``start``,
+``stop`` and ``step``.
 """
 
 import argparse

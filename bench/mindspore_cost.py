@@ -1,12 +1,12 @@
-"""What recording MindSpore costs: the time of a training step with and without the probe, and the bytes it writes.
+"""Cost of recording MindSpore: the time of a training step with and without the probe, and the bytes written.
 
     python bench/mindspore_cost.py [--steps 15] [--variants nn mint] [--sizes small wide] [--against /path/to/python]
 
-The Llama of examples/llama_pair in the dynamic graph, on the CPU, operators one by one (`launch_blocking`): a step is
-forward, backward and SGD. The small one is bound by launching operators; the wide one has layers of 64 times as many
-weights. Each case runs in a process of its own, in which steps without and with the probe take turns, so that work
-beside it slows both down; a recorded step is timed from before ``start`` to after ``step``. ``--against`` measures
-another installation of a package ``msprobe.mindspore`` with the same interface, in a virtual environment of its own.
+The Llama of examples/llama_pair in the dynamic graph, on the CPU, one operator at a time (`launch_blocking`): a step is
+forward, backward and SGD. The small one is bound by launching operators; the layers of the wide one have 64 times as
+many weights. Each case runs in a separate process, in which steps without and with the probe alternate, so that other
+load slows both down; a recorded step is timed from before ``start`` to after ``step``. ``--against`` measures
+another installation of a package ``msprobe.mindspore`` with the same interface, in its own virtual environment.
 """
 
 import argparse
@@ -25,7 +25,7 @@ NUM_WARM = 3
 
 
 def make_step(case: dict):
-    """Return the model and what trains it for one step."""
+    """Return the model, and a function that trains it for one step."""
     import mindspore as ms
     import mindspore_llama
     from llama_config import LlamaConfig, batch
@@ -47,7 +47,7 @@ def make_step(case: dict):
 
 
 def make_debugger(case: dict):
-    """Return the debugger that the case is about."""
+    """Return the debugger of the case."""
     from msprobe.mindspore import PrecisionDebugger
 
     root = Path(case["directory"])
@@ -60,7 +60,7 @@ def make_debugger(case: dict):
 
 
 def run_case(case: dict) -> dict:
-    """Train with one setting, in this process; return the times of both kinds of steps, in seconds, and bytes."""
+    """Train with one setting in this process; return the times of both kinds of steps in seconds, and the bytes."""
     sys.path.insert(0, str(EXAMPLE))
     model, step = make_step(case)
     debugger = make_debugger(case)
@@ -80,7 +80,7 @@ def run_case(case: dict) -> dict:
 
 
 def measure(python: str, case: dict) -> dict:
-    """Run one case in a process of its own."""
+    """Run one case in a separate process."""
     with tempfile.TemporaryDirectory() as directory:
         command = [python, __file__, "--case", json.dumps(case | {"directory": directory})]
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)

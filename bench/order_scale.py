@@ -1,9 +1,9 @@
-"""What it takes to order the calls of many ranks: time and memory by the number of ranks.
+"""Cost of ordering the calls of many ranks: time and memory by the number of ranks.
 
     python bench/order_scale.py [--ranks 1024] [--calls 2000] [--communication 0.1 1.0]
 
-Each rank is of a tensor-parallel group of 8, of a pipeline of 4 stages and of a data-parallel group across; of its
-calls the given share is communication in these. Reading the files is not part of it; looking through frames is.
+Each rank belongs to a tensor-parallel group of 8, to a pipeline of 4 stages and to a data-parallel group across them;
+the given share of its calls is communication in these groups. Reading files is not included; scanning frames is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TENSOR_PARALLEL, STAGES = 8, 4
 
 
 class Made:
-    """A dump that is made when it is asked for."""
+    """A dump that is generated on access."""
 
     header = RunHeader(task="statistics", level="mix", framework="pytorch")
 
@@ -32,7 +32,7 @@ class Made:
 
 
 class Job(dict[int, Any]):
-    """Dumps by rank; no two of them are held at a time."""
+    """Dumps by rank; only one of them is in memory at a time."""
 
     def __init__(self, num_ranks: int, num_calls: int, share: float) -> None:
         super().__init__(dict.fromkeys(range(num_ranks)))

@@ -1,9 +1,9 @@
-"""What ``msprobe overflow_check`` takes: time by the number of calls and ranks, where all is finite and where not.
+"""Cost of ``msprobe overflow_check``: time by the number of calls and ranks, with finite and with non-finite values.
 
     python bench/overflow_scale.py [--calls 20000] [--ranks 1 8 64] [--formats json arrow]
 
-Statistics of two inputs and an output per call. Where not all is finite, a call in the middle of the last rank makes
-NaN, and everything behind it, on all ranks, has it.
+Statistics of two inputs and an output per call. In the non-finite case, a call in the middle of the last rank produces
+NaN, which spreads to all later calls on all ranks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def tensor(number: int, *, is_bad: bool) -> dict[str, Any]:
 
 
 def write(directory: Path, rank: int, num_ranks: int, num_calls: int, *, is_bad: bool) -> None:
-    """Write the dump of a rank: a tenth of its calls is all-reduces."""
+    """Write the dump of a rank, in which a tenth of the calls are all-reduces."""
     data: dict[str, Any] = {}
     parents: dict[str, None] = {}
     begin = num_calls // 2
     for number in range(num_calls):
-        # An all-reduce is at each multiple of 10; behind the first after the culprit all ranks have it.
+        # Every tenth call is an all-reduce; the first one after the culprit spreads NaN to all ranks.
         reached = is_bad and (number > begin if rank == num_ranks - 1 else number > begin + 10)
         made = (
             reached or (is_bad and rank == num_ranks - 1 and number == begin + 1) or (is_bad and number == begin + 10)

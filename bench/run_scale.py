@@ -2,8 +2,8 @@
 
     python bench/run_scale.py [--ranks 1000] [--rows 10000] [--options "--executor processes"]
 
-Every rank has ``--rows`` values with statistics, three to a call; the two runs differ by a relative noise of 1e-4. The
-ranks of a run are hard links to the files of the first 8, so that they need no more disk than those.
+Every rank has ``--rows`` values with statistics, three per call; the two runs differ by a relative noise of 1e-4. The
+ranks of a run are hard links to the files of the first 8, so that they need no more disk space than those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = ("Functional.linear", "Tensor.__add__", "Tensor.__mul__", "Functional.s
 
 
 def write_rank(directory: Path, num_rows: int, *, rank: int, seed: int, noise: float) -> None:
-    """Write the dump of one rank; those of one rank differ between seeds by a relative ``noise``."""
+    """Write the dump of one rank; dumps of one rank differ between seeds by a relative ``noise``."""
     shared, own = random.Random(rank), random.Random(1000 * seed + rank)
     meta = TensorMeta("torch.Tensor", "torch.float32", (2, 256, 1024), True)
 
@@ -89,7 +89,7 @@ def main() -> None:
         if not (root / "out" / "summary.json").exists():
             raise SystemExit(f"no result; exit status {os.waitstatus_to_exitcode(status)}")
         size = sum(path.stat().st_size for path in (root / "out").rglob("*") if path.is_file())
-        # Of a process and the children that it has waited for.
+        # The maximum over this process's finished children and their finished children.
         workers = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"{arguments.ranks} ranks of {arguments.rows} rows, {os.cpu_count()} cores, options: {arguments.options}")
         print(f"{'wall s':>8}{'CPU s':>8}{'ms a rank':>11}{'peak MB of the command':>24}{'results MB':>12}")

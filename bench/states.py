@@ -1,6 +1,6 @@
-"""States of a training program measured beside each other: each in a process of its own, taking turns.
+"""Compare states of a training program, each in a separate process, with the states alternating.
 
-The least median of a state's rounds counts: what else runs on the machine can only make it longer.
+The result is the least of the medians of a state's rounds: other load on the machine can only increase times.
 """
 
 import json
@@ -18,9 +18,9 @@ def measure_in_turn(
 
     Args:
         script: Path of a program that prints the times of steps in seconds, as a JSON list in its last line.
-        states: What it is given as ``--state``.
-        num_rounds: How often each state has its turn.
-        options: What it is given besides.
+        states: Values of the program's option ``--state``.
+        num_rounds: Number of runs of each state.
+        options: Further options of the program.
     """
     medians: dict[str, list[float]] = {state: [] for state in states}
     for _ in range(num_rounds):

@@ -3,10 +3,10 @@
     python bench/store_scale.py [--records 100000] [--batch 3000] [--runs 3]
 
 A record is the row of one tensor with four random float64 statistics and a checksum; three make an entry. Entries are
-written batch by batch, as capture does: *early* and *late* are the medians of the first and the last tenth of the
-batches, so that late over early is 1 where a record costs the same however many are there. The formats are measured in
-turn. Sizes are those of the dump's own file and of all files together. *cpu* is the time of all threads of the process,
-which other processes on the machine disturb less; reading runs on several threads.
+written in batches, as capture does: *early* and *late* are the medians of the first and the last tenth of the batches,
+so that late over early is 1 if the cost of a record does not depend on the number of earlier ones. The formats
+alternate. Sizes are those of the dump's own file and of all files together. *cpu* is the CPU time of all threads of the
+process, which other processes on the machine disturb less; reading uses several threads.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NAMES = ["Functional.linear", "Tensor.__add__", "Tensor.__mul__", "Functional.so
 
 
 def make_batches(num_records: int, batch_size: int) -> list[Batch]:
-    """Return entries of three records each, ``batch_size`` records a batch."""
+    """Return entries of three records each, with ``batch_size`` records per batch."""
     rng = random.Random(0)
 
     def value() -> TensorValue:
@@ -56,7 +56,7 @@ def make_batches(num_records: int, batch_size: int) -> list[Batch]:
 
 
 def write(directory: Path, factory: WriterFactory, batches: list[Batch]) -> tuple[list[float], float, float]:
-    """Return microseconds per record of each batch, and seconds and CPU seconds of all of them."""
+    """Return microseconds per record of each batch, and total seconds and CPU seconds."""
     directory.mkdir(parents=True)
     start, start_cpu = time.perf_counter(), time.process_time()
     writer = factory.open(directory, HEADER)
@@ -98,7 +98,7 @@ def main() -> None:
         writes: dict[str, list[tuple[list[float], float, float]]] = {name: [] for name in names}
         reads: dict[str, list[tuple[float, float, int]]] = {name: [] for name in names}
         sizes: dict[str, tuple[int, int]] = {}
-        for name in names:  # imports the libraries
+        for name in names:  # warm up: imports the libraries
             write(Path(scratch, f"warm_{name}"), writers[name], batches[:1])
             read(Path(scratch, f"warm_{name}"), readers[name])
         for _ in range(arguments.runs):

@@ -1,8 +1,8 @@
-"""What comparing whole tensors costs: many small pairs, and one that is larger than memory should have to be.
+"""Cost of comparing whole tensors: many small pairs, and one pair that must not be held in memory as a whole.
 
 ``python bench/tensor_scale.py`` writes 500 calls with 3 tensors of 64 K float32 on either side, 0.8 GB of ``.pt``
-files, and compares them from the command line; ``--gigabytes 10`` compares one pair of tensors of that size in all
-instead. CPU seconds are the figure to trust on a machine that others use.
+files, and compares them from the command line; ``--gigabytes 10`` instead compares one pair of tensors of that total
+size. On a machine with other load, CPU seconds are the reliable figure.
 """
 
 import argparse
@@ -21,7 +21,7 @@ NUM_CALLS, NUM_TENSORS, NUMEL = 500, 3, 1 << 16
 
 
 def write_pt(path: Path, values: np.ndarray) -> None:
-    """Write what ``torch.save`` writes for a vector of float32, without PyTorch."""
+    """Write a vector of float32 in the format of ``torch.save``, without PyTorch."""
     numel = values.size.to_bytes(4, "little")
     description = (
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"

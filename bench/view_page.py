@@ -1,7 +1,7 @@
-"""How long a page takes to open in a browser, and how smoothly it moves: `python bench/view_page.py [--nodes 50000]`.
+"""Time to open a page in a browser, and smoothness of its movements: `python bench/view_page.py [--nodes 50000]`.
 
-Headless Chromium opens a file with one graph of so many nodes. Times are from the start of loading, in seconds; frames
-are those that the browser drew while the graph was moved, and the longest gap between two of them.
+Headless Chromium opens a file with one graph of the given size. Times are from the start of loading, in seconds; frames
+are those that the browser drew while the graph was moved, together with the longest gap between two of them.
 """
 
 import argparse

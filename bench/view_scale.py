@@ -2,8 +2,8 @@
 
     python bench/view_scale.py [--calls 50000] [--runs 3]
 
-The model has layers of 50 calls, nested three deep, each of which gets what the one before has made; half of the calls
-are backward. One run, two runs that differ from the middle on, and four ranks of a quarter of the calls each.
+The model has layers of 50 calls, nested three deep, each of which gets the output of the one before; half of the calls
+are backward. Cases: one run, two runs that differ from the middle on, and four ranks with a quarter of the calls each.
 """
 
 import argparse
@@ -22,7 +22,7 @@ APIS = ("Functional.linear", "Functional.layer_norm", "Tensor.__add__", "Torch.s
 
 
 class Model:
-    """Makes the records of one rank."""
+    """Generates the records of one rank."""
 
     def __init__(self, *, is_faulty: bool) -> None:
         self._random = random.Random(0)
@@ -33,7 +33,7 @@ class Model:
         self.stacks: dict[str, list] = {}
 
     def tensor(self, place: float) -> dict:
-        """Return a tensor; behind the middle of the run it is another where there is a fault."""
+        """Return a tensor; with a fault, it differs after the middle of the run."""
         factor = 1.2 if self._is_faulty and place > 0.5 else 1.0
         high, low, mean, norm = (self._random.uniform(0.5, 3) * factor for _ in range(4))
         return {
@@ -42,7 +42,7 @@ class Model:
         }  # fmt: skip
 
     def record(self, num_calls: int) -> None:
-        """Make all records, forward and backward."""
+        """Generate all records, forward and backward."""
         num_layers = num_calls // CALLS_OF_LAYER // 2
         for phase in ("forward", "backward"):
             root = f"Module.Model.{phase}.0"

@@ -1,1 +1,1 @@
-"""Models that are the same in PyTorch and in MindSpore: what compare and locate say of healthy pairs and of faults."""
+"""Models that are equal in PyTorch and in MindSpore, to test compare and locate on healthy pairs and on faults."""

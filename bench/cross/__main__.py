@@ -1,12 +1,12 @@
-"""What compare and locate say of healthy pairs in MindSpore and PyTorch, and of faults in one of them.
+"""Results of compare and locate on healthy pairs of MindSpore and PyTorch, and on faults in one of them.
 
     .venv-mindspore/bin/python -m bench.cross [healthy] [faults] [--levels L0,mix] [--pairs BERT,GPT] [--half]
 
 A healthy pair is one model in both frameworks with equal weights and batches, trained for two steps, recorded at each
-level, MindSpore's the target and the other way round: whatever is called faulty is a false answer. A fault is planted
-into MindSpore's model; the answer is right if the first suspect is in the module where it is. Both print a Markdown
-table. ``--half``: healthy pairs in float16, of models without normalisations over a batch, whose running statistics
-MindSpore's kernel for float16 on the CPU leaves as they are. For bfloat16 it has hardly any kernels on the CPU.
+level, and compared with MindSpore as target and the other way round: every reported fault is a false alarm. Faults
+are planted into MindSpore's model; the answer is right if the first suspect is in the faulty module. Both print a
+Markdown table. ``--half``: healthy pairs in float16, without models that normalise over a batch, because MindSpore's
+float16 kernel on the CPU does not update their running statistics. It has hardly any bfloat16 kernels on the CPU.
 """
 
 from __future__ import annotations

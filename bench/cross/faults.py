@@ -1,4 +1,4 @@
-"""Faults that are planted into MindSpore's model of a pair, and the module at which they are."""
+"""Faults that are planted into MindSpore's model of a pair, and the module of each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Fault:
     """A fault in one place.
 
     Attributes:
-        name: What the table calls it.
-        pair: In which pair of models.
+        name: Name in the table.
+        pair: Name of the pair of models.
         modules: Paths of the modules, any of which is the right answer; "" is the model itself.
-        plant: Changes a training of either framework.
+        plant: Applies it to a training in either framework.
     """
 
     name: str
@@ -50,7 +50,7 @@ def _parameter(training: Training, path: str, name: str) -> Any:
 
 
 def change(training: Training, path: str, name: str, how: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Change a parameter of either framework."""
+    """Change a parameter in either framework."""
     parameter = _parameter(training, path, name)
     if training.words.name == "mindspore":
         import mindspore
@@ -63,21 +63,21 @@ def change(training: Training, path: str, name: str, how: Callable[[np.ndarray],
 
 
 def after(training: Training, path: str, how: Callable[[Any], Any]) -> None:
-    """Change what a module of ours returns."""
+    """Change the result of one of our modules."""
     block = training.module(path) if path else training.model
     own = block.run
     block.run = lambda *arguments, **named: how(own(*arguments, **named))
 
 
 def _times_gradient(training: Training, factor: float) -> Callable[[Any], Any]:
-    """Return what hands values on, and multiplies their gradient."""
+    """Return a module that returns its input and scales the gradient."""
     if training.words.name == "mindspore":
 
         class Identity(training.words.nn.Cell):
             def construct(self, value: Any) -> Any:
                 return value * 1.0
 
-            def bprop(self, value: Any, result: Any, gradient: Any) -> tuple[Any]:  # noqa: ARG002  # as it is called
+            def bprop(self, value: Any, result: Any, gradient: Any) -> tuple[Any]:  # noqa: ARG002  # MindSpore's signature
                 return (gradient * factor,)
 
         return Identity()
@@ -104,7 +104,7 @@ def _epsilon(training: Training, path: str, value: float) -> None:
 
 
 def _plant_all(pair: str, norm: str, linear: str, block: str, *, bias: str | None = None) -> None:
-    """Add the faults that every kind of model can have."""
+    """Add the faults that apply to every kind of model."""
 
     _add("epsilon 1e-2", pair, norm)(lambda t: _epsilon(t, norm, 1e-2))
     _add("weight x 1.01", pair, linear)(lambda t: change(t, linear, "weight", lambda a: a * 1.01))
@@ -199,7 +199,7 @@ def _(training: Training) -> None:
 
 
 def _without(training: Training, word: str, how: Callable[..., Any], path: str) -> None:
-    """Let a word mean something else inside of one module."""
+    """Replace one of the words inside one module."""
     words, block = training.words, training.module(path)
     own, meant = block.run, getattr(words, word)
 

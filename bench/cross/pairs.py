@@ -1,4 +1,4 @@
-"""What pairs of models are made of: batches, losses, and layers that several kinds of models have."""
+"""Building blocks of pairs: batches, losses, and layers that several kinds of models use."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and what it is trained on.
+    """A model and its training data.
 
     Attributes:
-        name: What the table calls it.
-        family: Models of one kind.
-        build: Returns the model in the words of a framework.
-        batch: Returns the arrays of a step, by the seed: what the model is given, and ``labels``.
-        loss: Returns the loss of the words, the model's result and the labels.
+        name: Name in the table.
+        family: Name of its kind of models.
+        build: Builds the model from the words of a framework.
+        batch: Returns the arrays of a step for a seed: the model's inputs, and ``labels``.
+        loss: Returns the loss from the words, the model's result and the labels.
         optimizer: ``SGD``, ``Momentum`` or ``Adam``.
-        is_tuned: Whether it was looked at while limits were derived.
+        is_tuned: Whether it was used when limits were derived.
     """
 
     name: str
@@ -97,14 +97,14 @@ def square(w: Words, output: Any, labels: Any) -> Any:
 
 
 def of_result(w: Words, output: Any, labels: Any) -> Any:
-    """A loss whose gradient differs from element to element."""
+    """Return a loss whose gradient differs from element to element."""
     del labels
     first = output[0] if isinstance(output, tuple) else output
     return w.mean(w.unary("sin", first).reshape(-1) * first.reshape(-1), 0)
 
 
 def attention(w: Words, dim: int, heads: int) -> Any:
-    """Return a layer of attention of a query to keys, with a mask that is added to the scores."""
+    """Return an attention layer from a query to keys, with a mask that is added to the scores."""
 
     class Attention(w.Block):
         def __init__(self) -> None:

@@ -19,14 +19,14 @@ RATE = 0.05
 
 @dataclass
 class Training:
-    """A model in training, as a fault may change it before it is recorded.
+    """A model in training; a fault may change it before it is recorded.
 
     Attributes:
-        words: Of its framework.
+        words: Words of its framework.
         model: The model.
-        loss: Returns the loss of the model's result and the labels.
-        change: What becomes of a parameter's gradient before the optimizer gets it, by name and gradient.
-        rate: What the learning rate is multiplied by.
+        loss: Returns the loss from the model's result and the labels.
+        change: Changes a parameter's gradient before the optimizer gets it; called with name and gradient.
+        rate: Factor for the learning rate.
     """
 
     words: Words
@@ -45,7 +45,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Mode:
-    """How something is recorded: at what level, which task, and in which floating-point format it is computed."""
+    """Settings of a recording: its level and task, and the floating-point format of the computation."""
 
     level: str = "mix"
     task: str = "statistics"
@@ -53,7 +53,7 @@ class Mode:
 
 
 def state_of(pair: Pair) -> dict[str, np.ndarray]:
-    """Return the parameters and buffers that both begin with, by PyTorch's names."""
+    """Return the initial parameters and buffers of both, by PyTorch's names."""
     import torch
 
     torch.manual_seed(len(pair.name))
@@ -69,7 +69,7 @@ def state_of(pair: Pair) -> dict[str, np.ndarray]:
 
 
 def training_of(framework: str, pair: Pair, state: dict[str, np.ndarray], dtype: str = "float32") -> Training:
-    """Return the model of a framework with those weights, in training."""
+    """Return the model of a framework with those weights, in training mode."""
     words = WORDS[framework]()
     model = pair.build(words)
     (_load_torch if framework == "pytorch" else _load_mindspore)(model, state)
@@ -100,7 +100,7 @@ def _load_mindspore(model: Any, state: dict[str, np.ndarray]) -> None:
 
 
 def record(framework: str, pair: Pair, training: Training, place: Path, mode: Mode) -> list[float]:
-    """Train for `STEPS` steps, recorded as ``mode`` says; return the losses."""
+    """Train for `STEPS` steps, recorded with the settings of ``mode``; return the losses."""
     place.mkdir(parents=True, exist_ok=True)
     config = place / "config.json"
     config.write_text(json.dumps({"dump_path": str(place), "task": mode.task, "level": mode.level}))

@@ -1,4 +1,4 @@
-"""Pairs that were looked at only when the closed form of two frameworks had been derived."""
+"""Pairs for reported results: they were not used to derive the closed form for two frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs that were looked at while the closed form of two frameworks was derived."""
+"""Pairs that were used to derive the closed form for two frameworks."""
 
 from __future__ import annotations
 

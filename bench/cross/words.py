@@ -1,6 +1,6 @@
-"""What the two frameworks call things, so that a model is written once and built of each framework's own layers.
+"""A common vocabulary of the two frameworks: a model is written once, and built from either framework's own layers.
 
-Nothing is computed here: each word is the framework's own layer, function or operator, called as its users call it.
+Nothing is computed here: each word is the framework's own layer, function or operator, called as users call it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TorchWords:
         return tensor.to(self._dtype) if array.dtype == np.float32 else tensor
 
     def cast(self, model: Any, dtype: str) -> None:
-        """Compute in another floating-point format from here on."""
+        """Switch the computation to another floating-point format."""
         self._dtype = getattr(self._torch, dtype)
         model.to(self._dtype)
 
@@ -268,7 +268,7 @@ class MindSporeWords:
         return self._ms.Tensor(array, self._dtype if array.dtype == np.float32 else None)
 
     def cast(self, model: Any, dtype: str) -> None:
-        """Compute in another floating-point format from here on."""
+        """Switch the computation to another floating-point format."""
         self._dtype = getattr(self._ms, dtype)
         for parameter in model.get_parameters():
             parameter.set_dtype(self._dtype)
@@ -355,7 +355,7 @@ class MindSporeWords:
         return self._ops.cross_entropy(logits, labels)
 
     def binary_cross_entropy(self, logits: Any, labels: Any) -> Any:
-        # MindSpore 2.10's own gives other gradients on the CPU, depending on what ran before.
+        # On the CPU, gradients of MindSpore 2.10's own function depend on what ran before.
         return (self._ops.softplus(logits) - logits * labels).mean()
 
     def mse(self, x: Any, y: Any) -> Any:
@@ -363,7 +363,7 @@ class MindSporeWords:
 
 
 def _of_conv(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what PyTorch's options of a convolution are here."""
+    """Convert PyTorch's options of a convolution to MindSpore's."""
     renamed = {"groups": "group", "bias": "has_bias"}
     named = {renamed.get(name, name): value for name, value in options.items()}
     return {"padding": 0, "has_bias": True} | named | {"pad_mode": "pad"}
@@ -375,10 +375,10 @@ WORDS = {"pytorch": TorchWords, "mindspore": MindSporeWords}
 
 NORMS = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var",
          "embedding_table": "weight", "mean": "running_mean", "variance": "running_var"}  # fmt: skip
-"""Names of MindSpore's parameters that PyTorch calls otherwise."""
+"""Names of MindSpore's parameters that differ from PyTorch's."""
 
 
 def torch_name(name: str) -> str:
-    """Return what PyTorch calls a parameter or a buffer of MindSpore."""
+    """Return PyTorch's name of a parameter or buffer of MindSpore."""
     path, _, last = name.rpartition(".")
     return f"{path}.{NORMS.get(last, last)}" if path else NORMS.get(last, last)

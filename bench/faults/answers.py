@@ -1,4 +1,4 @@
-"""What debuggers say of a pair of runs, through their command lines."""
+"""Answers of debuggers about a pair of runs, obtained through their command lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 TIMEOUT_S = 300
 MSPROBE = str(Path(sys.executable).parent / "msprobe")
 LAYOUT_FILE = "layout.yaml"
-"""In the target's directory, where that lies over other ranks than the golden run."""
+"""Layout file in the target's directory, if the target is distributed differently than the golden run."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Suspect:
     """A place that a debugger suspects.
 
     Attributes:
-        step: Number of the step; ``None`` if it does not say.
+        step: Number of the step; ``None`` if the debugger does not name it.
         ranks: Numbers of the ranks; empty in one process.
-        entry: Name of the call as in the dump.
-        kind: What it is, in the debugger's words.
-        reason: Why, in the debugger's words.
+        entry: Entry name of the call in the dump.
+        kind: Type of fault, in the debugger's words.
+        reason: Reason, in the debugger's words.
         only_on: The side that makes the call, if only one does.
     """
 
@@ -42,13 +42,13 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a debugger says of a pair.
+    """A debugger's answer about a pair.
 
     Attributes:
         verdict: ``agree``, ``fault``, ``insufficient``; ``failed`` if it gave no answer.
-        suspects: The best first.
-        num_nodes: How many calls it judged; 0 if it does not say.
-        num_flagged: How many of them it finds wrong.
+        suspects: Strongest first.
+        num_nodes: Number of calls that it judged; 0 if unknown.
+        num_flagged: Number of these that it finds wrong.
         seconds: Wall time.
     """
 
@@ -60,17 +60,17 @@ class Answer:
 
 
 Ask = Callable[[Path, Path, Path], Answer]
-"""Asks a debugger about the target and the golden run in two directories, by way of a third."""
+"""Runs a debugger on the directories of target and golden run; the third is for its output."""
 
 
 @lru_cache
 def has_command(name: str) -> bool:
-    """Return whether ours has a command."""
+    """Return whether our command line has a command."""
     return subprocess.run([MSPROBE, name, "--help"], capture_output=True, check=False).returncode == 0
 
 
 def ask_locate(target: Path, golden: Path, out: Path) -> Answer:
-    """Ask ``msprobe locate``."""
+    """Run ``msprobe locate``."""
     begin = time.perf_counter()
     command = [MSPROBE, "locate", str(target), str(golden), "-o", str(out)]
     if (layout := target / LAYOUT_FILE).exists():
@@ -90,7 +90,7 @@ def ask_locate(target: Path, golden: Path, out: Path) -> Answer:
 
 
 def ask_compare(target: Path, golden: Path, out: Path) -> Answer:
-    """Ask ``msprobe compare``: its first fault of the first step that has one, of ranks that which waited least."""
+    """Run ``msprobe compare``: its first fault in the first step that has one, on the rank that waited least."""
     begin = time.perf_counter()
     command = [MSPROBE, "compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--format", "parquet"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -121,7 +121,7 @@ def ask_compare(target: Path, golden: Path, out: Path) -> Answer:
 
 
 def _numbers(label: str) -> tuple[int | None, int | None]:
-    """Return the step and the rank of a label as ``step0/rank1``."""
+    """Return step and rank from a label such as ``step0/rank1``."""
     parts = label.split("/")
     step = next((int(p[4:]) for p in parts if p.startswith("step") and p[4:].isdigit()), None)
     rank = next((int(p[4:]) for p in parts if p.startswith("rank") and p[4:].isdigit()), None)
@@ -129,16 +129,16 @@ def _numbers(label: str) -> tuple[int | None, int | None]:
 
 
 def ask_ours(target: Path, golden: Path, out: Path) -> Answer:
-    """Ask ``msprobe locate``, or ``msprobe compare`` where there is no such command."""
+    """Run ``msprobe locate``, or ``msprobe compare`` in versions without ``locate``."""
     return ask_locate(target, golden, out) if has_command("locate") else ask_compare(target, golden, out)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Asks ``compare -da`` of mindstudio-probe, step by step until one has a difference.
+    """Runs ``compare -da`` of mindstudio-probe, step by step until one has a difference.
 
     Attributes:
-        command: Its command, in an environment of its own. It reads our dumps, in directories of the names it gives.
+        command: Its command, in a separate environment. It reads our dumps, in directories named as it expects.
     """
 
     command: Path
@@ -169,7 +169,7 @@ class Reference:
 
 
 def _under_their_names(step: Path, copy: Path) -> str:
-    """Copy a step's dumps; the only process, which has no rank, gets the name it has with them."""
+    """Copy a step's dumps under its names; a single process, which has no rank with us, gets its name for that case."""
     units = sorted(path for path in step.iterdir() if path.is_dir())
     for unit in units:
         shutil.copytree(unit, copy / (unit.name if unit.name.startswith("rank") else "rank"))
@@ -177,14 +177,14 @@ def _under_their_names(step: Path, copy: Path) -> str:
 
 
 class Nesting:
-    """Which module encloses which call, as the dumps of a pair say."""
+    """Enclosing modules of calls, from the dumps of a pair."""
 
     def __init__(self, target: Path, golden: Path) -> None:
         self._runs = {"target": target, "golden": golden}
         self._read: dict[tuple[str, int | None, Sequence[int]], Mapping[str, str | None]] = {}
 
     def chain(self, suspect: Suspect) -> Iterator[str]:
-        """Yield the entry, and the names of what encloses it, innermost first."""
+        """Yield the entry, then the names of its enclosing calls, innermost first."""
         entry: str | None = suspect.entry
         sides = [suspect.only_on] if suspect.only_on in self._runs else ["target", "golden"]
         parents = next((p for side in sides if entry in (p := self._parents(side, suspect))), {})

@@ -16,21 +16,21 @@ from bench.faults.single import file_name
 DTYPE = "fp32"
 PROGRAMS = tuple(GOLDENS) if interpreter().exists() else ()
 HEALTHY = {"the same run": 0, "last digits of embeddings": 7}
-"""Seeds of healthy targets in MindSpore; that of PyTorch's golden run differs by the framework besides."""
+"""Seeds of healthy targets in MindSpore; compared with PyTorch's golden run, they also differ by framework."""
 
 
 def golden_of(work: Path, program: str, mode: str) -> Path:
-    """Return where a golden run is."""
+    """Return the directory of a golden run."""
     return work / "golden" / f"{program}-{mode}"
 
 
 def target_of(work: Path, name: str, mode: str) -> Path:
-    """Return where the target with a fault or of a healthy pair is, which all golden runs share."""
+    """Return the directory of a target, with a fault or healthy; all golden runs share it."""
     return work / "target" / f"mindspore-{mode}-{file_name(name)}"
 
 
 def record_all(work: Path, mode: str, programs: Sequence[str], faults: Sequence[str], *, healthy: bool) -> None:
-    """Record and calibrate what is not there."""
+    """Record and calibrate what is missing."""
     jobs: list[Job] = []
     missing = [program for program in programs if not golden_of(work, program, mode).exists()]
     for program in missing:
@@ -39,7 +39,7 @@ def record_all(work: Path, mode: str, programs: Sequence[str], faults: Sequence[
         repeats = [golden / "calibration" / f"run{i}" for i in range(NUM_REPEATS)]
         jobs += [Job(GOLDENS[program], str(one), MODES[mode], seed=100 + i) for i, one in enumerate(repeats)]
     wanted = [Job("mindspore", str(target_of(work, fault, mode)), MODES[mode], fault=fault) for fault in faults]
-    # The same run again tells which faults change nothing.
+    # A second run of the healthy program shows which faults change nothing.
     names = list(HEALTHY)[: None if healthy else 1]
     wanted += [Job("mindspore", str(target_of(work, name, mode)), MODES[mode], seed=HEALTHY[name]) for name in names]
     record([*jobs, *(job for job in wanted if not Path(job.place).exists())], work / "scratch")
@@ -49,12 +49,12 @@ def record_all(work: Path, mode: str, programs: Sequence[str], faults: Sequence[
 
 
 def ask_about_fault(work: Path, program: str, name: str, mode: str, asks: dict[str, Ask]) -> list[Case]:
-    """Return a case for each debugger."""
+    """Return one case per debugger."""
     target, golden = target_of(work, name, mode), golden_of(work, program, mode)
     fault = MINDSPORE_FAULTS.faults[name]
     fingerprint, truth = note_of(target)
     assert truth is not None
-    # Nothing differs from MindSpore's own healthy run: then neither does it beyond rounding from that of PyTorch.
+    # A target equal to MindSpore's healthy run also differs from PyTorch's by rounding only.
     is_applicable = fingerprint != note_of(target_of(work, next(iter(HEALTHY)), mode))[0]
     blank = Case("", program, DTYPE, SPLIT, "same", name, fault.phase.value, truth, applicable=is_applicable)
     cases: list[Case] = []
@@ -68,7 +68,7 @@ def ask_about_fault(work: Path, program: str, name: str, mode: str, asks: dict[s
 
 
 def ask_about_healthy(work: Path, program: str, name: str, mode: str, asks: dict[str, Ask]) -> list[HealthyCase]:
-    """Return a case for each debugger."""
+    """Return one case per debugger."""
     target, golden = target_of(work, name, mode), golden_of(work, program, mode)
     return [
         HealthyCase(

@@ -1,4 +1,4 @@
-"""Faults in the forward of a model, and in how it is configured."""
+"""Faults in the forward of a model, and in its configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _setup = Phase.CONFIGURATION
 
 
 def at(training: Training, part: str, *, directions: tuple[str, ...] = ("forward",)) -> Truth:
-    """Return that the fault is in a part of the anatomy, in the first step."""
+    """Return the truth for a fault in a part of the anatomy, in the first step."""
     return Truth(modules=training.paths_of(getattr(training.anatomy, part)), directions=directions, steps=(0,))
 
 
@@ -130,7 +130,7 @@ def _(training: Training) -> Truth:
     return at(training, "biased")
 
 
-# --- options of the model that are wrong ----------------------------------------------------------------------------
+# --- wrong options of the model -------------------------------------------------------------------------------------
 
 
 @MODEL_FAULTS.add("epsilon of a norm 1e-2", _setup, Kind.EPSILON, Kind.ARGUMENT)
@@ -227,7 +227,7 @@ def _(training: Training) -> Truth:
     own = training.model.forward
     training.model.forward = lambda **batch: own(**batch, position_ids=torch.arange(1, 17)[None])
     path = training.anatomy.positions
-    # Positions are given to the model: it, and every module that hands them on, is as right.
+    # The positions are an argument of the model: it is a right answer, and so are the modules that pass them on.
     return Truth(modules=("", path.split(".")[0], path.rpartition(".")[0], path), directions=("forward",), steps=(0,))
 
 
@@ -345,11 +345,11 @@ def _(training: Training) -> Truth:
     head = training.part("tied")
     head.weight = nn.Parameter(head.weight.detach().clone())
     training.optimizer.add_param_group({"params": [head.weight], "weight_decay": 0.5})
-    # The forward of the first step is right: the gradients are not added up, and then each weight goes its own way.
+    # The first step's forward is right. Then the gradients are not added up, and the two weights diverge.
     return Truth(modules=(training.anatomy.tied, *training.paths_of(training.anatomy.embedding)))
 
 
-# --- calls that the program makes or leaves out ---------------------------------------------------------------------
+# --- extra and missing calls ----------------------------------------------------------------------------------------
 
 
 @MODEL_FAULTS.add("extra call", _forward, Kind.EXTRA_CALL, Kind.MISSING_CALL, Kind.COMPUTATION)
@@ -388,13 +388,13 @@ def _(training: Training) -> Truth:
         return own(result, *args, **kwargs)
 
     block.forward = forward
-    # All that is called a second time is extra: the block, and what it calls.
+    # All calls of the second execution are extra: the block, and the calls inside it.
     inner = [f"{training.anatomy.block}.{name}" for name, _ in block.named_modules() if name]
     return Truth(modules=(training.anatomy.block, *inner), directions=("forward",), steps=(0,))
 
 
 def _block_forward(training: Training, combine: Callable[..., torch.Tensor]) -> None:
-    """Give a block of a residual pre-norm transformer another order."""
+    """Replace the order of computation in a block of a residual pre-norm transformer."""
     block: Any = training.part("residual")
     first = next(getattr(block, n) for n in ("input_layernorm", "ln_1", "layernorm_before") if hasattr(block, n))
     attention = next(getattr(block, n) for n in ("self_attn", "attn", "attention") if hasattr(block, n))
@@ -424,7 +424,7 @@ def _dropped(block: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 @MODEL_FAULTS.add(
-    "residual behind the norm",
+    "residual after the norm",
     _forward,
     Kind.EXTRA_CALL,
     Kind.MISSING_CALL,
@@ -505,7 +505,7 @@ def _(training: Training) -> Truth:
 
 
 def input_of(training: Training) -> Truth:
-    """Return that what the model is given is wrong: it, and every module that hands it on, is as right."""
+    """Return the truth for a wrong input of the model: right answers are the model and all modules that pass it on."""
     paths: set[str] = set()
     for name in training.paths_of(training.anatomy.embedding):
         parts = name.split(".")
@@ -519,7 +519,7 @@ def _(training: Training) -> Truth:
         return {name: value if name == "labels" else value[[1, 0, 2, 3]] for name, value in batch.items()}
 
     training.change_batch = change
-    # Statistics are those of the same samples up to the loss, where what does not belong together meets.
+    # Up to the loss, where inputs and labels meet, statistics are equal: they are of the same samples.
     return replace(input_of(training), calls=("Functional.cross_entropy",))
 
 

@@ -56,7 +56,7 @@ def _(training: Training) -> Truth:
 def _(training: Training) -> Truth:
     attention = training.part("attention")
     in_place_of(attention, lambda own, *args, **kwargs: _detached(own(*args, **kwargs)))
-    # What is inside gets no gradients at all: the module, or what it should have handed the gradient to.
+    # Modules inside get no gradients at all, so the module and those that should have received its gradient are right.
     inner = [f"{training.anatomy.attention}.{name}" for name, _ in attention.named_modules() if name]
     return Truth(modules=(training.anatomy.attention, *inner), directions=("backward",), steps=(0,))
 
@@ -76,7 +76,7 @@ def _(training: Training) -> Truth:
         kept = x.detach()
 
         def backward(gradient: torch.Tensor) -> torch.Tensor:
-            # The slope is lost where the value is negative or small.
+            # A wrong derivative: zero where the value is negative or small.
             return BARE.mul(gradient, BARE.to(BARE.gt(kept, 0.05), gradient.dtype))
 
         return in_kernel(right, same, backward)
@@ -122,7 +122,7 @@ def _(training: Training) -> Truth:
 
 
 def _in_optimizer(*modules: str, groups: tuple[str, ...] = ("optimizer",)) -> Truth:
-    """Return that the fault is in the optimizer; where it makes no call, what has the parameter in the next step."""
+    """Return the truth for a fault in the optimizer: its calls, or ``modules`` that use the parameter afterwards."""
     return Truth(modules=modules, groups=groups)
 
 
@@ -152,7 +152,7 @@ def _(training: Training) -> Truth:
     return _in_optimizer(training.anatomy.down)
 
 
-@MODEL_FAULTS.add("one parameter restored behind the update", _optimizer, Kind.OPTIMIZER, Kind.PARAMETER)
+@MODEL_FAULTS.add("one parameter restored after the update", _optimizer, Kind.OPTIMIZER, Kind.PARAMETER)
 def _(training: Training) -> Truth:
     weight = training.part("down").weight
     kept = weight.detach().clone()
@@ -210,12 +210,12 @@ def _(training: Training) -> Truth:
 @MODEL_FAULTS.add("gradients not zeroed", _optimizer, Kind.OPTIMIZER, Kind.GRADIENT)
 def _(training: Training) -> Truth:
     training.zeroes = False
-    # What is added up shows in the gradients of parameters behind the second backward, of whichever comes first.
+    # The accumulated gradients are visible in parameters' gradients after the second backward, whichever comes first.
     modules = tuple(name for name, module in training.model.named_modules() if list(module.parameters(recurse=False)))
     return Truth(modules=modules, groups=("optimizer", "clip_grad"), directions=("backward",), steps=(1,))
 
 
-@MODEL_FAULTS.add("weights rounded behind the update", _optimizer, Kind.OPTIMIZER, Kind.PRECISION, Kind.PARAMETER)
+@MODEL_FAULTS.add("weights rounded after the update", _optimizer, Kind.OPTIMIZER, Kind.PRECISION, Kind.PARAMETER)
 def _(training: Training) -> Truth:
     weight = training.part("up").weight
     training.after_update.append(lambda _: BARE.copy_(weight.data, cast_to(coarser(training))(weight.data)))

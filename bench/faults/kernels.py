@@ -1,4 +1,4 @@
-"""Other kernels for the same operators, as another device has them: healthy, and equal up to rounding."""
+"""Alternative kernels for the same operators, as on another device: healthy, and equal up to rounding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _ATEN = torch.ops.aten
 _UP = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
 _SUMS: dict[Any, tuple[tuple[int, int], tuple[int, int]]] = {
-    # operator: (position of an argument, dim of it that is summed over) of both factors
+    # operator: for both factors, position of the argument and its dim that is summed over
     _ATEN.mm.default: ((0, 1), (1, 0)),
     _ATEN.bmm.default: ((0, 2), (1, 1)),
     _ATEN.addmm.default: ((1, 1), (2, 0)),
@@ -37,18 +37,18 @@ _IN_HIGHER_PRECISION = frozenset(
     }
 )
 _KEEP_FLOAT32 = {_ATEN._scaled_dot_product_flash_attention_for_cpu.default: 1}
-"""Results, by position, that are in float32 whatever the dtype is."""
+"""Results, by position, that are in float32 for every dtype."""
 
 
 class OtherKernels(TorchDispatchMode):
-    """Sums of matrix products run from the other end, and other operators round once, at the end.
+    """Runs sums of matrix products in reverse order, and lets other operators round only once, at the end.
 
-    It is below what records: calls, their names and arguments stay as they are.
+    It is below the recorder: calls, their names and arguments stay the same.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunction():  # nothing here is a call of the program
+        with torch._C.DisableTorchFunction():  # operators called here are not calls of the program
             if func in _SUMS:
                 return _from_the_other_end(func, list(args), kwargs)
             if func in _IN_HIGHER_PRECISION:
@@ -57,7 +57,7 @@ class OtherKernels(TorchDispatchMode):
 
 
 class HalvedProducts(TorchDispatchMode):
-    """The sums of matrix products are made of two halves, which are then added up."""
+    """Computes matrix products as two halves of the sum, which are then added."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,6 +1,6 @@
-"""The pair of small Llamas: a target in MindSpore with a fault, golden runs of it in either framework.
+"""The pair of small Llamas: a target in MindSpore with a fault, and golden runs in either framework.
 
-``python bench/faults/mindspore_pair.py JOBS.json`` records in the environment of MindSpore, where there is no
+``python bench/faults/mindspore_pair.py JOBS.json`` records in the environment of MindSpore, which has no
 ``transformers``; `record` starts it.
 """
 
@@ -22,21 +22,21 @@ from bench.faults.truth import Kind, Phase, Registry, Truth
 ROOT = Path(__file__).parents[2]
 SPLIT = "report"
 GOLDENS = {"mindspore": "mindspore", "mindspore-torch": "torch"}
-"""Programs, and in which framework their golden run is."""
+"""Programs, and the framework of their golden run."""
 MINDSPORE_FAULTS = Registry()
 STEPS = 2
 
 
 @dataclass
 class MindSporeTraining:
-    """What a fault may change.
+    """The parts of a training that a fault may change.
 
     Attributes:
         model: The model.
-        loss: Is given logits and labels.
-        batch: Is given the number of a step, and returns tokens and labels as arrays.
-        parameters: What the optimizer updates.
-        learning_rate: Of the optimizer.
+        loss: Called with logits and labels.
+        batch: Called with the number of a step; returns tokens and labels as arrays.
+        parameters: Parameters that the optimizer updates.
+        learning_rate: Learning rate of the optimizer.
     """
 
     model: Any
@@ -84,7 +84,7 @@ def _(training: MindSporeTraining) -> Truth:
     import numpy as np
 
     training.model.mask = ms.Tensor(np.triu(np.full((12, 12), -1e9, np.float32), 2))
-    # It is handed on through every layer as it was given.
+    # Every layer passes it on unchanged.
     return Truth(modules=("", "layers.0", "layers.0.self_attn"), directions=("forward",), steps=(0,))
 
 
@@ -176,7 +176,7 @@ def _(training: MindSporeTraining) -> Truth:
 @_add("learning rate x 1.1", Phase.OPTIMIZER, Kind.OPTIMIZER, Kind.ARGUMENT)
 def _(training: MindSporeTraining) -> Truth:
     training.learning_rate *= 1.1
-    modules = ("embed_tokens", "layers.0.input_layernorm")  # if the optimizer makes no call: what is the first to run
+    modules = ("embed_tokens", "layers.0.input_layernorm")  # if the optimizer makes no calls: the first modules to run
     return Truth(modules=modules, groups=("optimizer",))
 
 
@@ -192,10 +192,10 @@ class Job:
 
     Attributes:
         framework: ``mindspore`` or ``torch``.
-        place: Where to record to.
-        mode: Configuration of what is recorded.
-        fault: Name; empty for none.
-        seed: Of the last digits of the embeddings that are other; 0 for none.
+        place: Directory of the recording.
+        mode: Configuration of the recording.
+        fault: Name of the fault; empty for none.
+        seed: Seed of a perturbation of the embeddings' last digits; 0 for none.
     """
 
     framework: str
@@ -206,7 +206,7 @@ class Job:
 
 
 def record(jobs: Sequence[Job], scratch: Path) -> None:
-    """Record in the environment of MindSpore; notes with the truth and a fingerprint come beside the dumps."""
+    """Record in the environment of MindSpore; notes with truth and fingerprint are written next to the dumps."""
     scratch.mkdir(parents=True, exist_ok=True)
     listing = scratch / "mindspore_jobs.json"
     listing.write_text(json.dumps([asdict(job) for job in jobs]))
@@ -217,12 +217,12 @@ def record(jobs: Sequence[Job], scratch: Path) -> None:
 
 
 def interpreter() -> Path:
-    """Return the Python of MindSpore's environment, which need not exist."""
+    """Return the path of Python in MindSpore's environment; it may not exist."""
     return ROOT / ".venv-mindspore" / "bin" / "python"
 
 
 def note_of(place: Path) -> tuple[str, Truth | None]:
-    """Return a recording's fingerprint, and where its fault is."""
+    """Return a recording's fingerprint, and the location of its fault."""
     note = json.loads(place.with_name(f"{place.name}.note.json").read_text())
     return note["fingerprint"], None if note["truth"] is None else Truth(**note["truth"])
 
@@ -341,7 +341,7 @@ def _note(job: Job, fingerprint: str, truth: Truth | None) -> None:
 
 
 def main() -> None:
-    """Record what the file says that the command line names."""
+    """Execute the jobs in the file that the command line names."""
     sys.path.insert(0, str(ROOT / "examples" / "llama_pair"))
     for given in json.loads(Path(sys.argv[1]).read_text()):
         job = Job(**given)

@@ -1,4 +1,4 @@
-"""Trainings over several processes: data, tensor and pipeline parallel, and faults in what ranks tell each other."""
+"""Trainings over several processes: data, tensor and pipeline parallel, and faults in communication between ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.faults.recording import DTYPES, MODES, STEPS
 from bench.faults.truth import Kind, Phase, Registry, Truth
 
 WORLDS = {"ddp": 2, "dp": 2, "tp": 2, "tp-dp": 4, "pp": 4}
-"""Programs, and over how many ranks they run."""
+"""Programs, and their number of ranks."""
 SPLIT = "report"
 NUM_TOKENS, WIDTH, HEADS, LENGTH, BATCH, NUM_BLOCKS, NUM_MICRO_BATCHES = 64, 32, 4, 8, 4, 4, 2
 
@@ -55,7 +55,7 @@ class _Reduce(torch.autograd.Function):
 
 
 class ColumnParallelLinear(nn.Module):
-    """A linear layer whose outputs are cut over the ranks of a group."""
+    """A linear layer whose outputs are sharded over the ranks of a group."""
 
     def __init__(self, num_inputs: int, num_outputs: int, group: Any) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer whose inputs are cut over the ranks of a group, which add up their results."""
+    """A linear layer whose inputs are sharded over the ranks of a group, which sum their results."""
 
     def __init__(self, num_inputs: int, num_outputs: int, group: Any) -> None:
         super().__init__()
@@ -154,9 +154,9 @@ class ParallelTraining:
     """One rank's part of a training.
 
     Attributes:
-        reduce: Averages the gradients over the ranks that have other data.
-        change_tokens: Is given a step's tokens of all replicas [replicas, batch, length] and returns this rank's.
-        received: What a stage was given, the latest last.
+        reduce: Averages the gradients over the ranks with other data.
+        change_tokens: Called with a step's tokens of all replicas [replicas, batch, length]; returns this rank's.
+        received: Inputs of a stage, the latest last.
     """
 
     def __init__(self, program: str, dtype: str, groups: dict[str, Any]) -> None:
@@ -181,7 +181,7 @@ class ParallelTraining:
         return self.net.get_submodule(path)
 
     def average(self) -> None:
-        """Average the gradients, one after the other."""
+        """Average the gradients one by one."""
         if self.program not in ("dp", "tp-dp"):
             return
         for parameter in self.net.parameters():
@@ -202,7 +202,7 @@ class ParallelTraining:
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     def step(self, step: int) -> list[torch.Tensor]:
-        """Train one step, and return what tells whether two trainings are the same."""
+        """Train one step, and return tensors that differ if two trainings differ."""
         torch.manual_seed(step)
         tokens = self.tokens(step)
         losses = self._pipeline(tokens) if self.program == "pp" else [self.loss(self.model(tokens), tokens)]
@@ -217,7 +217,7 @@ class ParallelTraining:
         return seen + [p.detach().clone() for p in self.net.parameters()]
 
     def _pipeline(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """Run all micro batches forward, and then backward."""
+        """Run all micro-batches forward, then backward."""
         is_first, is_last = self.rank == 0, self.rank == self.world - 1
         parts = tokens.chunk(NUM_MICRO_BATCHES)
         self.received = []
@@ -256,7 +256,7 @@ class ParallelTraining:
         return digest.hexdigest()
 
     def record(self, directory: Path, mode: str, *, other_kernels: bool, seed: int) -> None:
-        """Train and record each step into ``directory``, with other last digits if there is a seed."""
+        """Train and record each step into ``directory``; a seed other than 0 perturbs last digits."""
         from msprobe.pytorch import PrecisionDebugger
 
         directory.mkdir(parents=True, exist_ok=True)
@@ -333,7 +333,7 @@ def _(training: ParallelTraining) -> Truth:
 def _wrong_all_reduce(
     training: ParallelTraining, change: Callable[[torch.Tensor], Any], number: int, rank: int
 ) -> None:
-    """Make the result of one call of a reduction wrong on one rank, inside of the call."""
+    """Change the result of one call of a reduction on one rank, inside the call."""
     own, calls = dist.all_reduce, [0]
 
     def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -414,7 +414,7 @@ def _(training: ParallelTraining) -> Truth:
 def _(training: ParallelTraining) -> Truth:
     if training.rank == 2:
         training.use_received = lambda _: training.received[0]
-    # What was received is right: what begins with it is given something else.
+    # The received tensor is right; the calls that use it get a wrong input.
     modules = ("", "embed", "blocks.2", "blocks.2.norm1")
     return Truth(
         modules=modules, calls=("Distributed.recv", "Tensor."), directions=("forward",), steps=(0,), ranks=(2,)
@@ -490,7 +490,7 @@ def _(training: ParallelTraining) -> Truth:
 def _(training: ParallelTraining) -> Truth:
     if training.rank == 1:
         training.choose = lambda tokens, _: tokens[training.replica].flatten().flip(0).view(BATCH, LENGTH)
-    # Statistics of the tokens are the same: the embeddings' are too, and attention and the loss are not.
+    # Statistics of the tokens and of their embeddings are unchanged; those of attention and loss are not.
     modules = (*_INPUT, "blocks.0.attention")
     return Truth(modules=modules, directions=("forward",), steps=(0,), ranks=(1,))
 
@@ -503,13 +503,13 @@ class Job:
     """One recording of a job of several processes.
 
     Attributes:
-        program: Which.
-        dtype: Of the model.
-        place: Where to record to; beside it come the fingerprints and the truth.
-        mode: What is recorded.
-        fault: Name; empty for none.
-        seed: Of other last digits; 0 for none.
-        other_kernels: Whether it runs on other kernels.
+        program: Name of the program.
+        dtype: Dtype of the model.
+        place: Directory of the recording; fingerprints and truth are written next to it.
+        mode: Configuration of the recording.
+        fault: Name of the fault; empty for none.
+        seed: Seed of a perturbation of last digits; 0 for none.
+        other_kernels: Whether it runs on alternative kernels.
     """
 
     program: str
@@ -522,7 +522,7 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], scratch: Path) -> None:
-    """Record jobs, those of as many processes in one go."""
+    """Record jobs; those with the same number of processes share the processes."""
     for world in sorted({WORLDS[job.program] for job in jobs}):
         own = [job for job in jobs if WORLDS[job.program] == world]
         scratch.mkdir(parents=True, exist_ok=True)
@@ -567,7 +567,7 @@ def _run_one(job: Job, groups: dict[str, Any], rank: int) -> None:
 
 
 def notes_of(job: Job) -> tuple[list[str], list[Truth]]:
-    """Return the fingerprint of each rank, and what each says of where the fault is, which is the same."""
+    """Return the fingerprint of each rank, and the location of the fault from each rank, which are all equal."""
     paths = [job.place.with_name(f"{job.place.name}.rank{rank}.json") for rank in range(WORLDS[job.program])]
     notes = [json.loads(path.read_text()) for path in paths]
     return [note["fingerprint"] for note in notes], [Truth(**note["truth"]) for note in notes if note["truth"]]

@@ -1,4 +1,4 @@
-"""How faults get into a model: into a kernel, where nothing that records sees them, or into the program."""
+"""Ways to plant a fault into a model: into a kernel, where no recorder sees it, or into the program."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import nn
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 BARE: Any = torch._C.TensorBase
-"""Has the methods of tensors that nothing records."""
+"""Has the methods of tensors, without being recorded."""
 
 
 def same(value: torch.Tensor) -> torch.Tensor:
-    """Return a value of its own."""
+    """Return a separate tensor with the same values."""
     return BARE.clone(value)
 
 
 class _Kernel(torch.autograd.Function):
-    """Changes a value, and its gradient, as a wrong kernel does: no recorded call shows it."""
+    """Changes a value and its gradient like a wrong kernel: no recorded call shows it."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor, forward: Change, backward: Change) -> torch.Tensor:
@@ -35,7 +35,7 @@ class _Kernel(torch.autograd.Function):
 
 
 def in_kernel(value: torch.Tensor, forward: Change = same, backward: Change = same) -> torch.Tensor:
-    """Return what a kernel with other results makes of ``value``."""
+    """Return ``value`` as changed by a faulty kernel."""
     return _Kernel.apply(value, forward, backward)  # pyright: ignore[reportReturnType]
 
 
@@ -46,7 +46,7 @@ def _first(result: Any, change: Change) -> Any:
 
 
 def inside(module: nn.Module, forward: Change = same, backward: Change = same) -> None:
-    """Change what ``module`` gives, inside of it and of a kernel; ``backward`` is given the gradient of that."""
+    """Change the result of ``module`` inside a kernel; ``backward`` changes the gradient of that result."""
     own = module.forward
     module.forward = lambda *args, **kwargs: _first(
         own(*args, **kwargs), lambda value: in_kernel(value, forward, backward)
@@ -54,13 +54,13 @@ def inside(module: nn.Module, forward: Change = same, backward: Change = same) -
 
 
 def in_program(module: nn.Module, change: Change) -> None:
-    """Change what ``module`` gives by calls that the program makes inside of it."""
+    """Change the result of ``module`` by calls of the program inside it."""
     own = module.forward
     module.forward = lambda *args, **kwargs: _first(own(*args, **kwargs), change)
 
 
 def in_place_of(module: nn.Module, forward: Callable[..., Any]) -> None:
-    """Let ``module`` compute ``forward(own, *args, **kwargs)``, where ``own`` is what it computed."""
+    """Let ``module`` compute ``forward(own, *args, **kwargs)``, where ``own`` is its original forward."""
     own = module.forward
     module.forward = lambda *args, **kwargs: forward(own, *args, **kwargs)
 
@@ -73,11 +73,11 @@ def change_parameter(module: nn.Module, name: str, change: Change) -> None:
 
 
 def with_other_attention(module: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Let a module of attention call its kernel with other arguments.
+    """Let an attention module call its kernel with other arguments.
 
     Args:
-        module: Of `transformers`.
-        change: Is given ``query``, ``key``, ``value``, ``mask`` and the options by name, and returns them changed.
+        module: A module of `transformers`.
+        change: Called with ``query``, ``key``, ``value``, ``mask`` and the options by name; returns them changed.
     """
     import copy
 
@@ -96,7 +96,7 @@ def with_other_attention(module: Any, change: Callable[[dict[str, Any]], dict[st
 
 
 def last_digits(dtype: torch.dtype, seed: int) -> Change:
-    """Return what changes each element by a unit of its last place at the most."""
+    """Return a function that changes each element by at most one ulp."""
     unit = torch.finfo(dtype).eps
     generator = torch.Generator().manual_seed(seed)
 

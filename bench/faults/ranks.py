@@ -19,7 +19,7 @@ HEALTHY = {
 }
 
 OTHER_LAYOUTS = {"dp": {"tensor and data parallel for data parallel": "tp-dp"}}
-"""Programs that train the same on the same data over other ranks, by program and name of the healthy pair."""
+"""Programs with the same training on the same data over other ranks, by program and name of the healthy pair."""
 LAYOUTS = {"tp-dp": "parallel:\n  target: {tp: 2, dp: 2}\n  golden: {dp: 2}\n"}
 
 
@@ -29,9 +29,9 @@ class Plan:
 
     Attributes:
         golden: The golden run.
-        repeats: Its repetitions with other last digits.
-        faults: Targets with a fault, and on which kernels they run.
-        healthy: Targets without one, by name.
+        repeats: Its repetitions with perturbed last digits.
+        faults: Targets with a fault, and the name of their kernels.
+        healthy: Targets without a fault, by name.
     """
 
     golden: Job
@@ -43,7 +43,7 @@ class Plan:
 def plan(
     work: Path, program: str, dtype: str, mode: str, faults: Sequence[str], pairs: Sequence[str], *, healthy: bool
 ) -> Plan:
-    """Return what is to be recorded for faults of a program, by name."""
+    """Return the recordings for the given faults of a program."""
     stem = f"{program}-{dtype}-{mode}"
     golden = Job(program, dtype, work / "golden" / stem, mode)
     calibration = golden.place / "calibration"
@@ -81,7 +81,7 @@ def faults_of(program: str) -> list[str]:
 
 
 def record(plans: Sequence[Plan], scratch: Path) -> None:
-    """Record all, and calibrate the golden runs; those that are there are kept."""
+    """Record all plans, and calibrate the golden runs; existing recordings are kept."""
     missing = [one for one in plans if not one.golden.place.exists()]
     jobs = [job for one in missing for job in (one.golden, *one.repeats)]
     jobs += [job for one in plans for job, _ in (*one.faults, *one.healthy)]
@@ -92,7 +92,7 @@ def record(plans: Sequence[Plan], scratch: Path) -> None:
 
 
 def ask_about_fault(golden: Job, job: Job, pair: str, asks: dict[str, Ask]) -> list[Case]:
-    """Return a case for each debugger."""
+    """Return one case per debugger."""
     fault = PARALLEL_FAULTS.faults[job.fault]
     prints, truths = notes_of(job)
     is_applicable = prints != notes_of(golden)[0]
@@ -118,7 +118,7 @@ def ask_about_fault(golden: Job, job: Job, pair: str, asks: dict[str, Ask]) -> l
 
 
 def ask_about_healthy(golden: Job, job: Job, name: str, asks: dict[str, Ask]) -> list[HealthyCase]:
-    """Return a case for each debugger."""
+    """Return one case per debugger."""
     if job.program != golden.program:
         (job.place / LAYOUT_FILE).write_text(LAYOUTS[job.program])
     return [

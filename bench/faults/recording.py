@@ -1,4 +1,4 @@
-"""What is trained and recorded alike in all programs."""
+"""Settings of training and recording that all programs share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 STEPS = 2
-"""Faults in an optimizer show in the second."""
+"""Two, because faults in an optimizer have an effect in the second step."""
 NUM_REPEATS = 3
-"""Of a golden run, with other last digits."""
+"""Number of repetitions of a golden run with perturbed last digits."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES: dict[str, dict[str, Any]] = {
     "statistics": {"task": "statistics"},

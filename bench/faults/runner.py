@@ -1,18 +1,18 @@
-"""Plant faults, ask debuggers where they are, and print how many they find.
+"""Plant faults, let debuggers locate them, and print how many they find.
 
     python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16] [--split tune|report]
                            [--pair other|same|both] [--mode statistics|sketch|tensor] [--healthy|--no-healthy]
                            [--work DIR] [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
 
-Each fault is planted into a training of two steps of a real architecture with random weights, which is recorded and
-compared with the recording of the same training without it, the golden run. The golden run is calibrated by three
-repetitions with other last digits of the embeddings. ``--pair other``: the target runs on other kernels, as on another
-device, so that every value differs by rounding; ``same``: on the same, so that the fault alone makes a difference.
+Each fault is planted into a training of two steps of a real architecture with random weights. Its recording is compared
+with that of the same training without the fault, the golden run. The golden run is calibrated by three repetitions with
+perturbed last digits of the embeddings. ``--pair other``: the target runs on other kernels, as on another device, so
+that every value differs by rounding; ``same``: on the same kernels, so that only the fault makes a difference.
 
-Besides these there are trainings over several processes (data, tensor and pipeline parallel), and a Llama in MindSpore
-against itself and against its twin in PyTorch, where there is an environment with MindSpore.
+There are also trainings over several processes (data, tensor and pipeline parallel), and a Llama in MindSpore against
+itself and against the same model in PyTorch, if an environment with MindSpore exists.
 
-Prints Markdown tables, each fault that was not named first, and writes ``results.json`` and ``table.md``.
+Prints Markdown tables, which list all faults that were not named first, and writes ``results.json`` and ``table.md``.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ QUICK_PROGRAMS = ("tp",)
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker does: all faults and healthy pairs that share a golden run would wait for it, so it comes first.
+    """A unit of work. Golden runs come first: otherwise all faults and healthy pairs that share one would wait for it.
 
     Attributes:
-        kind: ``golden``, ``fault``, ``healthy``; ``ranks`` records all of several processes, ``ranks fault`` and
-            ``ranks healthy`` ask about one of them.
-        setup: Arguments of the setup; of several processes the directory, the program and the dtype.
-        name: Of the fault or of the healthy pair.
-        pair: Of the fault.
-        payload: What to record or to ask about of several processes.
+        kind: ``golden``, ``fault``, ``healthy``; ``ranks`` makes all recordings of several processes, ``ranks fault``
+            and ``ranks healthy`` run debuggers on one of them.
+        setup: Arguments of the setup; for several processes the directory, the program and the dtype.
+        name: Name of the fault or of the healthy pair.
+        pair: Kind of pair, for a fault.
+        payload: The recordings, for several processes.
     """
 
     kind: str
@@ -123,7 +123,7 @@ def _work_on_pair(task: Task, asks: dict[str, Ask]) -> tuple[list[Case], list[He
 
 
 def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
-    """Return the golden runs to make, and what to do behind them."""
+    """Return the tasks for golden runs, and the tasks that need them."""
     from bench.faults import single
     from bench.faults.training import ARCHITECTURES
 
@@ -151,13 +151,13 @@ def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], lis
 
 
 def _sampled(faults: Sequence[Any], arguments: argparse.Namespace, program: str) -> list[Any]:
-    """Return each Nth fault; of another program others."""
+    """Return every Nth fault, with another offset for each program."""
     every = QUICK_EVERY if arguments.quick else arguments.sample
     return [fault for i, fault in enumerate(faults) if (i + sum(map(ord, program))) % every == 0]
 
 
 def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
-    """Return what records trainings over several processes, and what asks about them."""
+    """Return the tasks that record trainings over several processes, and those that run debuggers on them."""
     from bench.faults import ranks
 
     plans: list[ranks.Plan] = []
@@ -179,7 +179,7 @@ def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task]
 
 
 def pair_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
-    """Return what records the pair of frameworks, and what asks about it."""
+    """Return the tasks that record the pair of frameworks, and those that run debuggers on it."""
     from bench.faults import frameworks
 
     if "fp32" not in arguments.dtype or arguments.split not in (None, frameworks.SPLIT):
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cases.extend(result[0])
         healthy.extend(result[1])
         if (total := len(cases) + len(healthy)) and total % 10 == 0:
-            _write(arguments.out, cases, healthy)  # whoever waits can look
+            _write(arguments.out, cases, healthy)  # so that intermediate results can be read
 
     with tempfile.TemporaryDirectory() as scratch:
         work = (arguments.work or Path(scratch)).resolve()

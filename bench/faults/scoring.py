@@ -1,4 +1,4 @@
-"""Whether answers are right."""
+"""Score answers against the truth."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ GROUPS = ("optimizer", "clip_grad")
 
 @dataclass(frozen=True)
 class Score:
-    """What an answer is worth.
+    """Score of an answer.
 
     Attributes:
-        detected: Whether it says that there is a fault.
+        detected: Whether it reports a fault.
         is_first: Whether its first suspect is right.
-        is_in_top_five: Whether one of the first five is.
-        is_kind: Whether what it says of the right suspect is what the fault is.
+        is_in_top_five: Whether one of its first five suspects is right.
+        is_kind: Whether the right suspect has the right kind.
     """
 
     detected: bool
@@ -42,7 +42,7 @@ def score(answer: Answer, fault: Fault, truth: Truth, nesting: Nesting) -> Score
 
 
 def is_right(suspect: Suspect, truth: Truth, nesting: Nesting) -> bool:
-    """Return whether a suspect is where the fault is, as `Truth` defines it."""
+    """Return whether a suspect is at the fault, as `Truth` defines it."""
     if truth.steps and suspect.step is not None and suspect.step not in truth.steps:
         return False
     if truth.ranks and not set(suspect.ranks) <= set(truth.ranks):
@@ -60,7 +60,7 @@ def is_right(suspect: Suspect, truth: Truth, nesting: Nesting) -> bool:
 
 
 def module_path(entry: str) -> str | None:
-    """Return the path of the module that an entry is, without the wrapper of a parallel layout; else ``None``."""
+    """Return the path of an entry's module, without the wrapper of a parallel layout; ``None`` if it is no module."""
     match = _MODULE.match(entry)
     return None if match is None else _WRAPPER.sub("", match["path"] or "")
 
@@ -72,20 +72,20 @@ def direction_of(entry: str) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One planted fault, recorded and asked about.
+    """Answer of one debugger to one planted fault.
 
     Attributes:
-        tool: Which debugger was asked.
-        family: Of programs: the architecture, or the parallel layout.
-        dtype: Of the model.
+        tool: Name of the debugger.
+        family: Family of programs: the architecture, or the parallel layout.
+        dtype: Dtype of the model.
         split: ``tune`` or ``report``.
         pair: ``other`` if the target runs on other kernels, ``same`` if not.
         fault: Name of the fault.
-        phase: Of the fault.
-        truth: Where it is.
+        phase: Phase of the fault.
+        truth: Location of the fault.
         applicable: Whether it changes anything at all: outputs, losses, gradients or weights.
-        score: Of the answer; ``None`` where it is not applicable.
-        answer: What was answered; ``None`` where it is not applicable.
+        score: Score of the answer; ``None`` if not applicable.
+        answer: The answer; ``None`` if not applicable.
     """
 
     tool: str
@@ -103,7 +103,7 @@ class Case:
 
 @dataclass(frozen=True)
 class HealthyCase:
-    """A healthy pair, recorded and asked about."""
+    """Answer of one debugger to a healthy pair."""
 
     tool: str
     family: str

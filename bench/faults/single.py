@@ -18,14 +18,14 @@ from bench.faults.truth import Fault
 
 @dataclass(frozen=True)
 class Setup:
-    """What golden runs are made of, and where they are kept.
+    """Settings of a golden run, and the directory of recordings.
 
     Attributes:
-        work: Directory of everything.
-        name: Of the architecture.
-        dtype: Of the model.
-        mode: What is recorded.
-        recipe: Of the training.
+        work: Directory of all recordings.
+        name: Name of the architecture.
+        dtype: Dtype of the model.
+        mode: Configuration of the recording.
+        recipe: Recipe of the training.
     """
 
     work: Path
@@ -43,7 +43,7 @@ class Setup:
 
 
 def make_golden(setup: Setup) -> str:
-    """Record and calibrate the golden run, unless it is there; return its fingerprint."""
+    """Record and calibrate the golden run, unless it exists; return its fingerprint."""
     mark = setup.golden.with_suffix(".fingerprint")
     if not mark.exists():
         shutil.rmtree(setup.golden, ignore_errors=True)
@@ -91,7 +91,7 @@ def run_fault(setup: Setup, fault: Fault, pair: str, asks: dict[str, Ask]) -> li
 
 
 def file_name(name: str) -> str:
-    """Return a name that is fit for a file."""
+    """Return a name that is suitable for a file."""
     return "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
@@ -140,13 +140,13 @@ HEALTHY: dict[str, Callable[[Setup, Path], None]] = {
     "matrix products in two halves": _halved_products,
     "a norm and a linear layer compiled": _compiled,
 }
-"""What records the target of a healthy pair."""
+"""Functions that record the target of a healthy pair, by its name."""
 _STATISTICS_ONLY: Sequence[str] = ("samples at other positions",)
 _SLOW: Sequence[str] = ("a norm and a linear layer compiled",)
 
 
 def healthy_of(name: str, dtype: str, mode: str, *, is_quick: bool) -> list[str]:
-    """Return the names of the healthy pairs of an architecture; compilers, which take long, are tried on some."""
+    """Return the names of the healthy pairs of an architecture; compilers are slow, so only some of them use one."""
     compiles = not is_quick and dtype == "fp32" and name in ("llama", "vit")
     return [
         pair

@@ -27,10 +27,10 @@ _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Paths of the parts in which faults are planted; empty where an architecture has no such part.
+    """Paths of the parts in which faults are planted; empty if an architecture has no such part.
 
-    All are in one block in the middle, which has ``peer`` as the block after it; ``other`` in place of ``block`` in a
-    path gives the same part there.
+    All parts are in ``block``, in the middle of the model; ``peer`` is the next block. The same parts of
+    another block have ``other`` in place of ``block`` in their path.
     """
 
     block: str
@@ -82,7 +82,7 @@ def plain_loss(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> to
 
 
 def shifted_loss(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return the cross entropy of each token and the one before it; [batch, sequence, classes], [batch, sequence]."""
+    """Return the cross entropy of logits [batch, sequence, classes] and the next labels [batch, sequence]."""
     return plain_loss(logits[:, :-1], labels[:, 1:], **options)
 
 
@@ -287,16 +287,16 @@ class Training:
     """A training of some steps, whose parts a fault may replace.
 
     Attributes:
-        name: Of the architecture.
-        dtype: Name of the dtype of the model.
-        recipe: ``plain``, or ``accumulation`` of two micro batches.
-        options: Of the model's configuration.
-        num_micro_batches: Into which a step's batch is cut.
-        divisor: By which the loss of a micro batch is divided.
-        clip: Largest norm of the gradients; ``None`` clips none.
+        name: Name of the architecture.
+        dtype: Name of the model's dtype.
+        recipe: ``plain``, or ``accumulation`` over two micro-batches.
+        options: Options of the model's configuration.
+        num_micro_batches: Number of micro-batches in a step's batch.
+        divisor: Divisor of the loss of a micro-batch.
+        clip: Maximum norm of the gradients; ``None`` for no clipping.
         after_backward: Called before the gradients are clipped.
-        after_update: Called behind the optimizer's step, with its number.
-        zeroes: Whether gradients are set to nothing behind a step.
+        after_update: Called after the optimizer's step, with its number.
+        zeroes: Whether gradients are cleared after a step.
     """
 
     name: str
@@ -329,7 +329,7 @@ class Training:
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=1e-2, foreach=False)
 
     def spread(self) -> None:
-        """Give every parameter values of its own, as training would: no bias is zero and no scale is one."""
+        """Give each parameter distinct values, as after training: no bias is zero and no scale is one."""
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -344,12 +344,12 @@ class Training:
         return self.module(getattr(self.anatomy, name))
 
     def paths_of(self, path: str) -> tuple[str, ...]:
-        """Return all names of a module, as one may be in several places."""
+        """Return all names of a module, which may be in several places."""
         module = self.module(path)
         return tuple(name for name, one in self.model.named_modules(remove_duplicate=False) if one is module)
 
     def batches(self, step: int) -> list[dict[str, torch.Tensor]]:
-        """Return the micro batches of a step."""
+        """Return the micro-batches of a step."""
         state = torch.get_rng_state()
         torch.manual_seed(1000 + step)
         batch = self.change_batch(self.make_batch(), step)
@@ -362,7 +362,7 @@ class Training:
         ]
 
     def step(self, step: int) -> list[torch.Tensor]:
-        """Train one step, and return what tells whether two trainings are the same."""
+        """Train one step, and return tensors that differ if two trainings differ."""
         torch.manual_seed(step)
         seen: list[torch.Tensor] = []
         for batch in self.batches(step):
@@ -397,7 +397,7 @@ class Training:
         return digest.hexdigest()
 
     def record_golden(self, directory: Path, mode: str) -> None:
-        """Train, record each step into ``directory``, and repeat all of them with other last digits."""
+        """Train, record each step into ``directory``, and repeat all of them with perturbed last digits."""
         from msprobe.pytorch import PrecisionDebugger, calibration
 
         directory.mkdir(parents=True)
@@ -423,9 +423,9 @@ class Training:
 
         Args:
             directory: Must not exist.
-            mode: What is recorded.
-            kernels: On which it runs; its own if none are given.
-            perturb: The debugger's setting.
+            mode: Configuration of the recording.
+            kernels: Context with alternative kernels; by default the framework's own.
+            perturb: The debugger's setting for perturbation.
         """
         from msprobe.pytorch import PrecisionDebugger
 

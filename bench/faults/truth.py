@@ -1,4 +1,4 @@
-"""What a planted fault is, and what is the right answer to it."""
+"""Planted faults, and the right answers to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msprobe_core.locate import FaultKind as Kind
 
 
 class Phase(str, Enum):
-    """Where in a step a fault is."""
+    """The part of a step that a fault is in."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -22,23 +22,23 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True)
 class Truth:
-    """Where a planted fault is.
+    """Location of a planted fault.
 
-    A suspect is right if it is in the right direction, step and rank, and one of
+    A suspect is right if its direction, step and rank are right, and one of the following holds:
 
     * it is one of ``modules``, or a call directly inside one of them: its innermost recorded module is that module;
     * its name begins with one of ``calls`` and it is outside of every module;
     * it is inside one of ``groups``: the optimizer's step, the clipping of gradients.
 
-    So neither a module around the place nor one inside it or beside it is right.
+    So modules around, inside or next to the location are wrong answers.
 
     Attributes:
         modules: Paths of modules, without the wrapper of a parallel layout; "" is the whole model.
-        calls: Beginnings of names of calls outside of modules, as ``Functional.cross_entropy``.
+        calls: Prefixes of names of calls outside of modules, such as ``Functional.cross_entropy``.
         groups: ``optimizer``, ``clip_grad``.
-        directions: ``forward``, ``backward`` (gradients of parameters count as that); empty if any is right.
-        steps: In which it is; empty if any is right.
-        ranks: On which it is, and no suspect on others besides is right; empty if any is right.
+        directions: ``forward``, ``backward`` (which includes gradients of parameters); empty if any is right.
+        steps: Steps with the fault; empty if any is right.
+        ranks: Ranks with the fault, where suspects on additional ranks are wrong; empty if any is right.
     """
 
     modules: Sequence[str] = ()
@@ -54,19 +54,19 @@ class Fault:
     """A fault to plant.
 
     Attributes:
-        name: What tables call it.
-        phase: Where in a step it is.
-        kinds: Right answers to what it is.
-        plant: Does it to a training, and returns where. What it is given depends on the family of programs.
+        name: Name in tables.
+        phase: Part of the step.
+        kinds: Right answers for the kind.
+        plant: Applies it to a training, and returns its location. The argument depends on the family of programs.
         needs: Parts of the anatomy that an architecture must have.
-        only: The architectures it is for; all that have what it needs if empty.
-        recipe: Of the training.
+        only: Architectures to which it applies; if empty, all that have the needed parts.
+        recipe: Recipe of the training.
     """
 
     name: str
     phase: Phase
     kinds: Sequence[Kind]
-    plant: Any  # Callable of each family's own training
+    plant: Any  # a callable with the training of the family as argument
     needs: Sequence[str] = ()
     only: Sequence[str] = ()
     recipe: str = "plain"

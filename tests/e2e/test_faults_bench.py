@@ -25,7 +25,7 @@ SAMPLE = (
     "epsilon of a norm 1e-3",
     "causal mask off by one",
     "weights of two layers swapped",
-    "residual behind the norm",
+    "residual after the norm",
     "gradient x 1.01",
     "branch detached",
     "second beta of one group 0.9",
