@@ -1,18 +1,18 @@
-# Everything a clone needs: the targets set up .venv, and .venv-mindspore and .venv-verl where those run, by themselves.
+# All tasks of a developer. Targets create the environments that they need: .venv, .venv-mindspore, .venv-verl.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# MindSpore needs NumPy below 2, so it has an environment of its own.
+# MindSpore needs NumPy below 2, so it has a separate environment.
 MS_VENV := .venv-mindspore
 MS_BIN := $(MS_VENV)/bin
 MS_READY := $(MS_VENV)/.ready
-# verl needs an older transformers than the tests of PyTorch.
+# verl needs an older version of transformers than the tests of PyTorch.
 VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_READY := $(VERL_VENV)/.ready
-# The core alone, with the oldest releases of its libraries that are allowed.
+# The core alone, with the oldest allowed releases of its libraries.
 LOWEST_VENV := .venv-lowest
 LOWEST_BIN := $(LOWEST_VENV)/bin
 LOWEST_READY := $(LOWEST_VENV)/.ready
@@ -20,24 +20,24 @@ DEMO := demo_output
 PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml hatch_build.py msprobe_core/native/kernels.c $(PLUGINS:%=%/pyproject.toml)
-# Tests of arithmetic and of arrays, which run with MindSpore's older NumPy too. What starts programs, loads plugins or
-# handles tables and text sees little of NumPy; test-main has it.
+# Tests of arithmetic and of arrays, which also run with MindSpore's older NumPy. Tests that start programs, load plugins
+# or handle tables and text hardly depend on NumPy; they run in test-main only.
 ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash input_replay kernel_dumps layouts manual_save merged mixed_dumps native \
 	noise perturbation post_processing recorder rounding_effects serving shards sketch sketch_files \
 	tensor_comparison tensor_files tensor_folders tensor_metrics tensor_sources updates values
 NUMPY_1_TESTS := tests/contract/test_numpy.py $(ABOUT_NUMPY:%=tests/unit/test_%.py)
-# What calls each of the core's libraries most: NumPy, polars, pyarrow, msgspec, PyYAML, openpyxl, pluggy, click, rich, isal.
+# The tests that call each of the core's libraries most: NumPy, polars, pyarrow, msgspec, PyYAML, openpyxl, pluggy, click, rich, isal.
 ABOUT_LIBRARIES := values tensor_files tensor_folders tensor_metrics checksum \
 	formatting verdict tables cross_framework locate noise merge order view arrow convert incomplete \
 	reader untrusted config layouts limits live_config hostile_tables report plugins cli progress bounds
 LOWEST_TESTS := tests/contract/test_numpy.py $(ABOUT_LIBRARIES:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
 VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
-# Failures of MindSpore's compiler are errors (3); lower levels tell of every step it takes.
+# Show errors of MindSpore's compiler (level 3); lower levels log every step of it.
 export GLOG_v ?= 3
 
-# So many processes share the tests, a file at a time, so that what a file's tests share is made once. PyTorch computes
-# with one thread in each: with more they would wait for each other.
+# Number of processes that run tests. Each gets whole files, so that fixtures shared by a file's tests are made once.
+# PyTorch uses one thread in each, because more would compete for the cores.
 WORKERS ?= 2
 QUICK := -m pytest -m "not slow and not nightly"
 SLOW := -m pytest -m "slow and not nightly"
@@ -45,17 +45,17 @@ NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile
 test-numpy-1 test-lowest test-mindspore test-verl test-main test-slow test-nightly: export OMP_NUM_THREADS = 1
 
-# Which files are held to plain English, and which words they do without; phrases are in tests/unit/test_prose.py.
+# Files that must be plain English, and words that they must not contain; phrases are in tests/unit/test_prose.py.
 PROSE := tests/data/prose
 
-# Another release of PyTorch, and what goes with it.
+# Another release of PyTorch, and constraints that it needs.
 TORCH ?= 2.6.0
 TORCH_WITH ?= "numpy<2.3" "transformers<5"
 TORCH_VENV = .venv-torch-$(TORCH)
 TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/mindspore --ignore=tests/e2e/trainer \
 	--ignore=tests/e2e/verl --ignore=tests/e2e/test_faults_bench.py --ignore=tests/e2e/test_bench_check.py
 
-# How long fuzzers run, and from which seed; a seed repeats a run.
+# Duration of fuzzers in seconds, and their seed; the same seed repeats a run.
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
@@ -89,7 +89,7 @@ $(LOWEST_READY): $(PROJECTS) constraints-lowest.txt
 		build hatchling hypothesis pytest pytest-xdist safetensors
 	touch $@
 
-# Train a small Llama twice, the second time with a fault planted deep inside, find it, and write a page that shows it.
+# Train a small Llama twice, the second time with a fault planted deep inside, locate it, and write a page that shows it.
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/python examples/demo/train.py --dump $(DEMO)/golden --calibrate
@@ -99,7 +99,7 @@ demo: $(READY)
 	$(BIN)/msprobe locate $(DEMO)/target $(DEMO)/golden -o $(DEMO)/result; test $$? -eq 1
 	$(BIN)/msprobe view $(DEMO)/result -o $(DEMO)/result/view.html
 
-# The same small Llama in PyTorch and in MindSpore: the two agree, until MindSpore's has a fault, which is found.
+# Compare the same small Llama in PyTorch and in MindSpore: the two agree without a fault, and a planted fault is located.
 demo-cross: $(MS_READY)
 	rm -rf $(DEMO)/cross
 	$(MS_BIN)/python $(PAIR) --framework torch --dump $(DEMO)/cross/golden
@@ -111,14 +111,15 @@ demo-cross: $(MS_READY)
 	$(MS_BIN)/msprobe locate $(DEMO)/cross/healthy $(DEMO)/cross/golden -o $(DEMO)/cross/agree
 	$(MS_BIN)/msprobe locate $(DEMO)/cross/target $(DEMO)/cross/golden -o $(DEMO)/cross/result; test $$? -eq 1
 
-# The page of `msprobe view`, from its source, with Node 20 or newer: commit what it writes. Users need neither of the two.
+# Write docs/findings.md, the list of all findings, from their templates.
 findings: $(READY)
 	$(BIN)/python tests/support/finding_list.py
 
+# Build the page of `msprobe view` from its source, with Node 20 or newer; commit the result. Users need neither of them.
 page:
 	cd view_page && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
 
-# PPO with verl on CPUs: one parameter of the serving engine is left as it is when weights come, and is found.
+# Run PPO with verl on CPUs, with a serving engine that does not update one parameter, and find that parameter.
 demo-verl: $(VERL_READY)
 	rm -rf $(DEMO)/verl
 	mkdir -p $(DEMO)/verl
@@ -129,7 +130,7 @@ demo-verl: $(VERL_READY)
 	$(VERL_BIN)/msprobe verl compare weights $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 	$(VERL_BIN)/msprobe verl compare layers $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 
-# What has one process runs beside each other, and is shown when it has ended.
+# Run single-process suites in parallel, and show the output of each when it has ended.
 test: $(READY) $(MS_READY) $(VERL_READY) $(LOWEST_READY)
 	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target beside
 	$(MAKE) --no-print-directory test-verl
@@ -140,34 +141,34 @@ beside: test-mindspore test-numpy-1 test-lowest lint
 test-main: $(READY)
 	$(BIN)/python $(QUICK) $(SHARED)
 
-# The import first: without MindSpore its tests would be left out, and nothing would fail. In one process, and in their
-# order: what MindSpore has compiled and launched is there for the tests that follow.
+# Import first: without MindSpore its tests would be skipped, and nothing would fail. The tests run in one process and in
+# order, so that later tests reuse what MindSpore has compiled.
 test-mindspore: $(MS_READY)
 	$(MS_BIN)/python -c "import mindspore"
 	$(MS_BIN)/python $(QUICK) $(MS_TESTS)
 
-# Not in MindSpore's process, which its operators leave flushing subnormal numbers to zero.
+# In another process than MindSpore's, whose operators leave the processor flushing subnormal numbers to zero.
 test-numpy-1: $(MS_READY)
 	$(MS_BIN)/python $(QUICK) $(NUMPY_1_TESTS)
 
-# The import first, as above. The Trainer of transformers needs accelerate, which is in this environment only.
+# Import first, as above. The Trainer of transformers needs accelerate, which only this environment has.
 test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
 	$(VERL_BIN)/python $(QUICK) $(SHARED) $(VERL_TESTS)
 
-# The rest: what takes long for what it adds.
+# The remaining tests, which are slow for what they cover.
 test-slow: $(READY) $(MS_READY) $(VERL_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(BIN)/python $(SLOW) $(SHARED)
 
-# What takes too long to run for each change.
+# Tests that take too long to run for each change.
 test-nightly: $(MS_READY)
 	$(MS_BIN)/python -c "import mindspore"
 	$(MS_BIN)/python $(NIGHTLY) $(MS_TESTS)
 	$(MS_BIN)/python $(QUICK) tests/contract/test_numpy.py tests/unit
 
-# Every reader of files with damaged ones. What is found is kept in fuzz_defects; tests run a short part of it.
+# Feed damaged files to every reader. Files that cause defects are kept in fuzz_defects; tests run a short part of this.
 fuzz: export OMP_NUM_THREADS = 1
 fuzz: export POLARS_MAX_THREADS = 1
 fuzz: export PYTHONPATH = $(CURDIR)/plugins/verl:$(CURDIR)/plugins/pytorch
@@ -181,7 +182,7 @@ lint: $(READY) $(MS_READY)
 	$(BIN)/pyright --pythonpath $(MS_BIN)/python plugins/mindspore
 	grep -v '^#' $(PROSE)/rooms.txt | xargs $(BIN)/codespell --dictionary - --dictionary $(PROSE)/words.txt
 
-# What of PyTorch is tested, with another release of it: an environment of several GB, so it is part of nothing else.
+# Test PyTorch with another release. Its environment takes several GB, so no other target includes this one.
 # For PyTorch 2.1: make test-torch TORCH=2.1.2 TORCH_WITH='"numpy<2" "transformers<4.49"'
 test-torch: export OMP_NUM_THREADS = 1
 test-torch:
@@ -192,7 +193,7 @@ test-torch:
 		torch==$(TORCH) $(TORCH_WITH) --editable . --editable plugins/pytorch
 	$(TORCH_VENV)/bin/python $(QUICK) $(SHARED) $(TORCH_TESTS)
 
-# The core with the oldest releases of its libraries that pyproject.toml allows. .ci/nightly runs all unit tests so.
+# Test the core with the oldest releases of its libraries that pyproject.toml allows; .ci/nightly runs all unit tests.
 test-lowest: $(LOWEST_READY)
 	$(LOWEST_BIN)/python $(QUICK) $(LOWEST_TESTS)
 

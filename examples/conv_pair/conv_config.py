@@ -1,4 +1,4 @@
-"""What both sides of the pair share: sizes, weights, batches and the fault, in NumPy and without a framework."""
+"""Sizes, weights, batches and the fault, which both sides of the pair share; in NumPy, without a framework."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class ConvConfig:
     eps: float = 1e-5
 
     def blocks(self, has_fault: bool) -> list[tuple[int, int, float]]:
-        """Return channels before and after, and the epsilon, of each block."""
+        """Return input channels, output channels and epsilon of each block."""
         epsilons = [self.eps, FAULTY_EPS if has_fault else self.eps]
         return list(zip(self.channels[:-1], self.channels[1:], epsilons, strict=True))
 

@@ -1,4 +1,4 @@
-"""The small convolutional net in MindSpore, whose parameters have names of their own."""
+"""The small convolutional net in MindSpore, where some parameters have other names."""
 
 from conv_config import ConvConfig, weights
 from mindspore import Tensor, nn, ops
@@ -11,7 +11,7 @@ class Block(nn.Cell):
     def __init__(self, before: int, after: int, eps: float) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, after, 3, pad_mode="pad", padding=1, has_bias=True)
-        self.norm = nn.BatchNorm2d(after, eps=eps, momentum=0.9)  # PyTorch's 0.1 is the weight of the new value
+        self.norm = nn.BatchNorm2d(after, eps=eps, momentum=0.9)  # of the old value; PyTorch's is of the new one
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(2, 2)
 
@@ -30,7 +30,7 @@ class ConvNet(nn.Cell):
 
 
 class WithLoss(nn.Cell):
-    """The model and its loss, for what takes gradients of a Cell; parameters keep their names."""
+    """The model and its loss, for functions that take gradients of a Cell; parameters keep their names."""
 
     def __init__(self, model: ConvNet) -> None:
         super().__init__(auto_prefix=False)
@@ -41,13 +41,13 @@ class WithLoss(nn.Cell):
 
 
 def parameter_name(torch_name: str) -> str:
-    """Return the name that a parameter or buffer of the PyTorch model has here."""
+    """Return the name of a parameter or buffer of the PyTorch model in this model."""
     module, _, name = torch_name.rpartition(".")
     return f"{module}.{NORM_NAMES[name]}" if module.endswith("norm") else torch_name
 
 
 def build(config: ConvConfig, has_fault: bool = False) -> ConvNet:
-    """Return the model in training, with the shared weights, and with a wrong epsilon if it is to have a fault."""
+    """Return the model in training mode, with the shared weights and, on request, a wrong epsilon."""
     model = ConvNet(config, has_fault)
     arrays = {parameter_name(name): array for name, array in weights(config).items()}
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}

@@ -29,7 +29,7 @@ class ConvNet(nn.Module):
 
 
 def build(config: ConvConfig, has_fault: bool = False) -> ConvNet:
-    """Return the model in training, with the shared weights, and with a wrong epsilon if it is to have a fault."""
+    """Return the model in training mode, with the shared weights and, on request, a wrong epsilon."""
     model = ConvNet(config, has_fault)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights(config).items()})
     return model.train()

@@ -37,7 +37,7 @@ def mindspore_step(config: ConvConfig, arguments: argparse.Namespace) -> float:
     model = mindspore_conv.WithLoss(mindspore_conv.build(config, arguments.fault))
     images, labels = (ms.Tensor(array) for array in batch(config))
     debugger = PrecisionDebugger(dump_path=arguments.dump, level=arguments.level, task=arguments.task)
-    debugger.start(model)  # with its loss: the comparison finds out that 'model' is around the net
+    debugger.start(model)  # the Cell with the loss: the comparison detects that 'model' encloses the net
     loss, _ = ms.value_and_grad(model, None, model.trainable_params())(images, labels)
     debugger.stop()
     debugger.step()

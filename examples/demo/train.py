@@ -32,7 +32,7 @@ def build_model() -> LlamaForCausalLM:
 
 
 def plant_fault(model: LlamaForCausalLM) -> str:
-    """Give one normalisation deep inside a wrong epsilon, and return where."""
+    """Set a wrong epsilon in one normalisation deep inside the model, and return its path."""
     norm = model.model.layers[FAULTY_LAYER].post_attention_layernorm
     norm.variance_epsilon = 1e-2
     return f"model.layers.{FAULTY_LAYER}.post_attention_layernorm"

@@ -1,4 +1,4 @@
-"""What both sides of the pair share: sizes, weights, batches, tables and faults, in NumPy and without a framework."""
+"""Sizes, weights, batches, tables and faults, which both sides of the pair share; in NumPy, without a framework."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -27,7 +27,7 @@ class LlamaConfig:
 
 
 class Fault(Enum):
-    """A mistake that can be planted in either side."""
+    """A mistake that can be planted on either side."""
 
     EPS = "eps"
     SCALE = "scale"
@@ -38,7 +38,7 @@ class Fault(Enum):
 FAULTY_MODULE = {
     Fault.EPS: "layers.1.post_attention_layernorm",  # its epsilon is FAULTY_EPS
     Fault.SCALE: "layers.0.self_attn",  # scores are multiplied by head_dim ** -0.25 instead of head_dim ** -0.5
-    Fault.ROPE: "layers.1.self_attn",  # the table of sines has the other sign
+    Fault.ROPE: "layers.1.self_attn",  # the table of sines has the opposite sign
     Fault.WEIGHT: "layers.0.mlp.up_proj",  # weight[0, 0] is off by WEIGHT_ERROR
 }
 FAULTY_EPS = 1e-2
@@ -91,5 +91,5 @@ def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def causal_mask() -> np.ndarray:
-    """Return what is added to the scores, float32 [sequence, sequence]."""
+    """Return the mask that is added to the scores, float32 [sequence, sequence]."""
     return np.triu(np.full((SEQUENCE_LENGTH, SEQUENCE_LENGTH), -1e9, np.float32), 1)

@@ -1,7 +1,7 @@
 """The small Llama in MindSpore, in two variants that run on the CPU in dynamic and in static graphs.
 
 The variant ``nn`` is built from `mindspore.nn` and `mindspore.ops`, the variant ``mint`` from `mindspore.mint`, as far
-as that has kernels for the CPU. Parameters have the names of the PyTorch model, but for the table of ``nn.Embedding``.
+as that has kernels for the CPU. Parameters have PyTorch's names, except for the table of ``nn.Embedding``.
 """
 
 import mindspore as ms
@@ -33,7 +33,7 @@ class MintRMSNorm(nn.Cell):
 
 
 class MintEmbedding(nn.Cell):
-    """A table of its own, as `mint.nn.Embedding` has no kernel for the CPU in MindSpore 2.10."""
+    """An embedding, because `mint.nn.Embedding` has no kernel for the CPU in MindSpore 2.10."""
 
     def __init__(self, vocab: int, dim: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Llama(nn.Cell):
 
 
 class WithLoss(nn.Cell):
-    """The model and its loss, for what takes gradients of a Cell; parameters keep their names."""
+    """The model and its loss, for functions that take gradients of a Cell; parameters keep their names."""
 
     def __init__(self, model: Llama) -> None:
         super().__init__(auto_prefix=False)
@@ -169,14 +169,14 @@ class WithLoss(nn.Cell):
 
 
 def parameter_name(torch_name: str, variant: str) -> str:
-    """Return the name that a parameter of the PyTorch model has here."""
+    """Return the name of a parameter of the PyTorch model in this model."""
     if variant == "nn" and torch_name == "embed_tokens.weight":
         return "embed_tokens.embedding_table"
     return torch_name
 
 
 def build(config: LlamaConfig, variant: str = "nn", fault: Fault | None = None) -> Llama:
-    """Return the model with the shared weights, and with ``fault`` in it if there is one."""
+    """Return the model with the shared weights, and with ``fault`` planted, if given."""
     model = Llama(config, variant)
     arrays = {parameter_name(name, variant): array for name, array in weights(config).items()}
     parameters = {parameter.name: parameter for parameter in model.get_parameters()}
@@ -195,10 +195,10 @@ def build(config: LlamaConfig, variant: str = "nn", fault: Fault | None = None) 
 
 
 def set_mode(mode: str) -> None:
-    """Choose between dynamic graphs, "pynative", and static ones, "graph".
+    """Choose dynamic graphs, "pynative", or static ones, "graph".
 
-    Operators of dynamic graphs then run one by one: on the CPU that is ten times as fast as leaving them to threads,
-    and an error is raised where it happens.
+    Operators of dynamic graphs then run one by one: on the CPU that is ten times as fast as running them on threads,
+    and errors are raised where they occur.
     """
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     if mode != "graph":

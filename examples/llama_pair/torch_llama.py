@@ -97,7 +97,7 @@ class Llama(nn.Module):
 
 
 def build(config: LlamaConfig, fault: Fault | None = None) -> Llama:
-    """Return the model with the shared weights, and with ``fault`` in it if there is one."""
+    """Return the model with the shared weights, and with ``fault`` planted, if given."""
     model = Llama(config)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights(config).items()})
     if fault is Fault.EPS:

@@ -14,7 +14,7 @@ TrainStep = Callable[[int], float]
 
 
 def torch_training(config: LlamaConfig, fault: Fault | None) -> tuple[object, TrainStep]:
-    """Return the PyTorch model and what trains it for one step and returns the loss."""
+    """Return the PyTorch model, and a function that trains it for one step and returns the loss."""
     import torch
     import torch_llama
 
@@ -34,7 +34,7 @@ def torch_training(config: LlamaConfig, fault: Fault | None) -> tuple[object, Tr
 
 
 def mindspore_training(config: LlamaConfig, variant: str, mode: str, fault: Fault | None) -> tuple[object, TrainStep]:
-    """Return the MindSpore model and what trains it for one step and returns the loss."""
+    """Return the MindSpore model, and a function that trains it for one step and returns the loss."""
     import mindspore as ms
     import mindspore_llama
 

@@ -1,4 +1,4 @@
-"""The share of digits in a response: a rule that a tiny model can learn something from."""
+"""Reward: the share of digits in a response, which even a tiny model can learn to increase."""
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):

@@ -1,4 +1,4 @@
-"""A tiny language model with a byte-level tokenizer, and a data set of sums: nothing is downloaded.
+"""A tiny language model with a byte-level tokenizer, and a data set of sums, all generated without downloads.
 
 python tiny.py DIRECTORY
 """
@@ -16,7 +16,7 @@ def make_tokenizer(path):
     words = ["<pad>", "<eos>", "<bos>", "<unk>", "<|im_start|>", "<|im_end|>"]
     words += sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {word: number for number, word in enumerate(words)}
-    # Without merges, and lossless: verl's agent loop wants a newline to be one token.
+    # No merges, so that nothing is lost; verl's agent loop requires that a newline is one token.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -57,7 +57,7 @@ def make_data(path, rows):
 
 
 def make(directory):
-    """Make everything that is not there yet."""
+    """Make everything that does not exist yet."""
     directory = Path(directory)
     if not (directory / "train.parquet").exists():
         directory.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ _MODEL = "actor_rollout_ref.model"
 
 
 def overrides(work, *, workers, is_v1, steps, ray_directory):
-    """Return what is another in this run than in verl's defaults."""
+    """Return the settings of this run that differ from verl's defaults."""
     return [
         f"trainer.use_v1={is_v1}", "trainer.device=cpu", "trainer.nnodes=1", f"trainer.n_gpus_per_node={workers}",
         f"trainer.total_training_steps={steps}", "trainer.total_epochs=1", "trainer.logger=[\"console\"]",
@@ -65,7 +65,7 @@ def environment(record, fault, dtype):
         "VERL_USE_EXTERNAL_MODULES": "verl_cpu_ext", "HYDRA_FULL_ERROR": "1", "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "HF_HUB_OFFLINE": "1", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore",
-        "RAY_gcs_server_request_timeout_seconds": "600",  # by default a minute, which a busy machine may take
+        "RAY_gcs_server_request_timeout_seconds": "600",  # the default of one minute is too short on a busy machine
     }  # fmt: skip
     if record:
         found["MSPROBE_VERL"] = str(Path(record).absolute())

@@ -1,6 +1,6 @@
-"""A causal language model of transformers as a serving engine: KV cache, sampling, log-probs, weights of its own.
+"""A causal language model of transformers as a serving engine: KV cache, sampling, log-probs and its own weights.
 
-Faults on request: ``HFSERVER_BUG=skip_layer`` leaves one parameter as it is when weights come,
+Optional faults: ``HFSERVER_BUG=skip_layer`` does not update one parameter when weights arrive,
 ``HFSERVER_DTYPE=bfloat16`` computes in another dtype.
 """
 

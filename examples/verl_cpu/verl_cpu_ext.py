@@ -1,6 +1,6 @@
 """``VERL_USE_EXTERNAL_MODULES=verl_cpu_ext``: makes verl run on CPUs, with the rollout engine ``hfcpu``.
 
-What needs modules of verl waits until they are imported: this one is imported while ``verl/__init__.py`` runs.
+Code that needs modules of verl waits for their import, because this module is imported while ``verl/__init__.py`` runs.
 """
 
 import importlib.abc

@@ -1,6 +1,6 @@
-"""A CPU platform for verl 0.9: what verl expects of a device, in terms of the CPU. No file of verl is edited.
+"""A CPU platform for verl 0.9, which provides what verl requires of a device, without editing any file of verl.
 
-Loaded by `verl_cpu_ext`, which verl imports where ``VERL_USE_EXTERNAL_MODULES=verl_cpu_ext`` is set.
+Loaded by `verl_cpu_ext`, which verl imports if ``VERL_USE_EXTERNAL_MODULES=verl_cpu_ext`` is set.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _ZERO = lambda *_, **__: 0  # noqa: E731
 
 
 def _device_module():
-    """Return `torch.cpu` with the functions that `torch.cuda` has besides."""
+    """Return `torch.cpu`, completed with functions that only `torch.cuda` has."""
     module = types.ModuleType("torch_cpu_as_device")
     vars(module).update({name: getattr(torch.cpu, name) for name in dir(torch.cpu) if not name.startswith("__")})
     for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
@@ -87,7 +87,7 @@ class PlatformCPU(PlatformBase):
         pass
 
     def ray_resource_name(self):
-        return "GPU"  # which a Ray cluster of CPUs may be told that it has
+        return "GPU"  # a Ray cluster of CPUs can be configured to offer this resource
 
     def ray_noset_envvars(self):
         return []
@@ -101,7 +101,7 @@ class PlatformCPU(PlatformBase):
 
 def _init_process_group(original):
     def init(backend=None, *args, **kwargs):
-        # verl writes cpu:gloo,{device}:{backend}
+        # verl requests cpu:gloo,{device}:{backend}
         return original("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
 
     return init
@@ -110,22 +110,22 @@ def _init_process_group(original):
 def install():
     """Make the CPU verl's device in this process."""
     if not torch.accelerator.is_available():
-        torch.Tensor.pin_memory = lambda self, *_, **__: self  # the reference's offloading pins in any case
+        torch.Tensor.pin_memory = lambda self, *_, **__: self  # offloading of the reference pins memory on any device
     platform_manager._current_platform = PlatformCPU()
-    for module in list(sys.modules.values()):  # those that have asked for the name before
+    for module in list(sys.modules.values()):  # modules that imported the name earlier
         if getattr(module, "__name__", "").startswith("verl.") and vars(module).get("device_name") == "cuda":
             module.device_name = "cpu"
     dist.init_process_group = _init_process_group(dist.init_process_group)
 
 
 def register_engines(_module=None):
-    """Let FSDP's engines run on the CPU."""
+    """Allow FSDP's engines to run on the CPU."""
     import torch.distributed.fsdp._init_utils as fsdp
     import verl.workers.engine.fsdp.transformer_impl as engines
     from verl.workers.engine.base import EngineRegistry
 
     engines.device_name = "cpu"
-    fsdp._check_module_states_for_sync_module_states = _NOTHING  # FSDP1 insists on an accelerator
+    fsdp._check_module_states_for_sync_module_states = _NOTHING  # FSDP1 requires an accelerator
     kinds = {"language_model": engines.FSDPEngineWithLMHead, "value_model": engines.FSDPEngineWithValueHead}
     for kind, engine in kinds.items():
         for backend in ("fsdp", "fsdp2"):
@@ -133,7 +133,7 @@ def register_engines(_module=None):
 
 
 def use_eager_critic(module):
-    """Load critics without flash attention, which verl asks for in any case."""
+    """Load critics without flash attention, which verl always requests."""
 
     def load(local_path, torch_dtype, model_config, trust_remote_code):
         from transformers import AutoModelForTokenClassification

@@ -1,4 +1,4 @@
-"""The rollout engine ``hfcpu`` for verl's server mode: a Ray actor with weights of its own, so they are really sent."""
+"""The rollout engine ``hfcpu`` for verl's server mode: a Ray actor with its own weights, which have to be sent."""
 
 import os
 

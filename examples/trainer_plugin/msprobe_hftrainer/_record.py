@@ -1,4 +1,4 @@
-"""Stands around the Trainer's own methods: when a stage begins, and what each micro-batch holds."""
+"""Wraps the Trainer's own methods: begins and ends stages, and reports the samples of each micro-batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def record(trainer: Trainer, config_path: str) -> StageRecorder:
     """Record a trainer from now on.
 
     Args:
-        trainer: Has not begun to train.
-        config_path: What to record: ``out``, ``steps``, ``stages``, ``level`` and so on, as docs/plugins.md says.
+        trainer: A trainer that has not begun to train.
+        config_path: Configuration file: ``out``, ``steps``, ``stages``, ``level`` and so on, see docs/plugins.md.
 
     Raises:
         ConfigError: the file cannot be read, or a field or a stage is unknown.
@@ -48,16 +48,16 @@ class _Watch(TrainerCallback):
         self._open = ExitStack()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """An optimizer step begins, with all its micro-batches."""
-        self._open.close()  # an error may have skipped the end of the one before
+        """Begin a stage for an optimizer step, with all its micro-batches."""
+        self._open.close()  # an error may have skipped the end of the previous step
         self._open.enter_context(self._recorder.stage(TRAIN))
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """It is over."""
+        """End the stage of the step."""
         self._open.close()
 
     def around_training_step(self, original: Any) -> Any:
-        """Say which samples a micro-batch holds, and what its loss is."""
+        """Wrap the method that trains one micro-batch: reports its samples and its loss."""
 
         @functools.wraps(original)
         def call(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -65,13 +65,13 @@ class _Watch(TrainerCallback):
             loss = original(model, inputs, *args, **kwargs)
             stage = self._recorder.current
             if stage is not None and stage.is_recording:
-                stage.loss(float(loss))  # waits for a device: leave it out where that matters
+                stage.loss(float(loss))  # waits for the device; leave it out if that matters
             return loss
 
         return call
 
     def around_prediction_step(self, original: Any) -> Any:
-        """Say which samples a batch of an evaluation holds."""
+        """Wrap the method that evaluates one batch: reports its samples."""
 
         @functools.wraps(original)
         def call(model: Any, inputs: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class _Watch(TrainerCallback):
         return call
 
     def around_evaluation(self, original: Any) -> Any:
-        """Let an evaluation be a stage."""
+        """Wrap the evaluation in a stage."""
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:

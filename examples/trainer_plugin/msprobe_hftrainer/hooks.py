@@ -1,4 +1,4 @@
-"""The Trainer of transformers: training and evaluation, each recorded by itself."""
+"""The Trainer of transformers: training and evaluation, each recorded separately."""
 
 from __future__ import annotations
 
