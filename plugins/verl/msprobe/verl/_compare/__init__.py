@@ -1,1 +1,1 @@
-"""Comparisons of recorded RL runs: of log-probs, weights, modules and whole runs. NumPy and polars, no framework."""
+"""Comparisons of recorded RL runs: log-probs, weights, modules and whole runs. Uses NumPy and polars, no framework."""

@@ -1,8 +1,8 @@
 """``msprobe verl compare cross``: which component of B is at fault.
 
-Two systems are compared, a trusted one, A, and one under test, B. Each consists of an engine that draws rollouts and of
-a trainer with its checkpoint. Four runs have each engine's rollouts in each trainer; the rollouts of two of them are
-replayed. A fault moves with the component that has it.
+Two systems are compared, a trusted one, A, and one under test, B. Each consists of an engine that generates rollouts
+and a trainer with its checkpoint. Four runs combine each engine's rollouts with each trainer; two of them replay the
+rollouts of another run. A fault moves with the component that has it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
 CELLS = ("aa", "ab", "ba", "bb")
-"""Whose rollouts, and whose training."""
+"""Combinations: first the system of the rollouts, then that of the training."""
 
 _LEAST_NATS = 1e-12
-"""A difference of nothing has no logarithm."""
+"""Smallest size of a difference, in nats, since zero has no logarithm."""
 
 
 class Component(str, Enum):
-    """Which part of B is at fault."""
+    """The component of B that is at fault."""
 
     NONE = "nothing"
     ROLLOUT = "the rollout of B"
@@ -45,11 +45,11 @@ class Crossed:
     """Four differences between training and rollout.
 
     Attributes:
-        step: Of the trainers.
-        cells: By `CELLS`, the comparison of the log-probs of training with those of the rollout.
-        component: What is at fault.
-        of_rollout: Share of the variation of the logarithms of the four differences that goes with the rollout.
-        of_training: Likewise with the training.
+        step: The trainers' step.
+        cells: Comparison of the log-probs of training and rollout, by `CELLS`.
+        component: The component at fault.
+        of_rollout: Share of the variance of the logarithms of the four differences that the rollout explains.
+        of_training: Share of that variance that the training explains.
     """
 
     step: int
@@ -60,7 +60,7 @@ class Crossed:
 
 
 def component_at_fault(is_different: Mapping[str, bool]) -> Component:
-    """Return what is at fault, by where training and rollout differ: a fault moves with the component that has it."""
+    """Return the component at fault from the cells that differ: a fault moves with the component that has it."""
     if is_different["aa"]:
         return Component.TRUSTED
     found = "".join("x" if is_different[cell] else "-" for cell in CELLS)
@@ -71,15 +71,15 @@ _PATTERNS = {
     "----": Component.NONE,
     "--xx": Component.ROLLOUT,
     "-x-x": Component.TRAINING,
-    # Each fits itself and not the other: neither is wrong, they are of different weights.
+    # Each training fits its own rollouts only: neither is wrong, but their weights differ.
     "-xx-": Component.WEIGHTS,
 }
 
 
 def shares(sizes: Mapping[str, float]) -> tuple[float, float]:
-    """Return which share of the variation of the logarithms goes with the rollout, and which with the training.
+    """Return the shares of the variance of the logarithms that rollout and training explain.
 
-    The effects of a two by two factorial design: differences of the means of two cells each; what is left is their
+    The effects of a two by two factorial design: differences of the means of two cells each; the remainder is their
     interaction. Box, Hunter and Hunter, *Statistics for Experimenters*, 2nd ed., chapter 5.
     """
     aa, ab, ba, bb = (math.log(max(sizes[cell], _LEAST_NATS)) for cell in CELLS)
@@ -91,11 +91,11 @@ def shares(sizes: Mapping[str, float]) -> tuple[float, float]:
 def compare_crossed(
     runs: Mapping[str, RecordedRun], steps: Collection[int] = (), options: LogProbOptions | None = None
 ) -> Outcome:
-    """Compare four runs that have each engine's rollouts in each trainer.
+    """Compare four runs that combine each engine's rollouts with each trainer.
 
     Args:
         runs: By `CELLS`.
-        steps: Which steps; the first that all have if empty, as later ones have been trained apart.
+        steps: Steps to compare; if empty, the first that all have, since later ones differ by their training.
         options: How log-probs are compared.
 
     Raises:

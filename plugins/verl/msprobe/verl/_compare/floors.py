@@ -1,7 +1,7 @@
-"""How far two healthy engines may be apart: by the closed form of the core's noise model, or as a baseline measured.
+"""Noise floors between two healthy engines: by the closed form of the core's noise model, or from a measured baseline.
 
-The unit round-off of the coarser dtype, times a growth with the number of calls before the value, times the size of the
-value: see `msprobe_core.judge.noise.closed_form`. Limits of scores are the core's too (`LEAST_LIMITS`).
+A floor is the unit round-off of the coarser dtype, times a growth with the number of preceding calls, times the size of
+the value: see `msprobe_core.judge.noise.closed_form`. Limits of scores are the core's too (`LEAST_LIMITS`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMI
 from msprobe_core.judge.verdict import Verdict
 
 DEFAULT_DEPTH = 400
-"""Calls of modules before the log-probs of a model of 28 layers, where nobody counted them.
+"""Number of module calls before the log-probs in a model of 28 layers, for use when it is not known.
 
 So the floor of bfloat16 is ``2**-8 * 0.35 * sqrt(400) = 0.027`` nats, root mean square, for logits of about 1.
 Published: 0.03 nats between a trainer and vLLM in bfloat16 on Qwen2.5-0.5B (Fast-LLM, pull request 525); 0.015
@@ -24,19 +24,19 @@ healthy, 0.2 with a weight that was not sent (trl, issue 5312).
 """
 
 ENGINES = 4.0
-"""Two engines add in other orders: so many times what one rounding per call explains, in float32 and finer formats.
+"""Difference of two engines with other orders of addition, in units of one rounding per call, in float32 and finer.
 
-Coarser formats are multiplied in, but summed up in float32, so that the rounding of results is all that counts.
+Coarser formats are multiplied in, but summed up in float32, so that only the rounding of results counts.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """What two healthy engines are apart, root mean square.
+    """Root mean square of the difference between two healthy engines.
 
     Attributes:
-        size: In the unit of the values; 0 where they must be equal to the bit.
-        source: Where it comes from.
+        size: In the unit of the values; 0 if they must be bitwise equal.
+        source: Origin of the floor.
     """
 
     size: float
@@ -48,11 +48,11 @@ class Score:
     """One measure against its floor.
 
     Attributes:
-        measure: What it is, in words.
-        value: As measured.
-        floor: What healthy engines are apart.
-        limit: How many floors are too many.
-        source: Of the floor.
+        measure: Name of the measure.
+        value: Measured value.
+        floor: Its size between healthy engines.
+        limit: Largest multiple of the floor that passes.
+        source: Origin of the floor.
     """
 
     measure: str
@@ -63,24 +63,24 @@ class Score:
 
     @property
     def score(self) -> float:
-        """How many floors the value is; +Inf where the floor is 0 and the value is not."""
+        """The value as a multiple of the floor; +Inf if the floor is 0 and the value is not."""
         if not math.isfinite(self.value):
             return math.inf
         return self.value / self.floor if self.floor else (math.inf if self.value else 0.0)
 
     @property
     def is_over(self) -> bool:
-        """Whether rounding does not explain it."""
+        """Whether rounding does not explain the value."""
         return self.score > self.limit
 
     @property
     def verdict(self) -> Verdict:
-        """What tables say of it."""
+        """The verdict in tables."""
         return Verdict.ERROR if self.is_over else Verdict.PASS
 
 
 def precision_named(dtype: str) -> Precision:
-    """Return the precision of a dtype; float32 for what is no floating-point dtype."""
+    """Return the precision of a dtype; float32 if it is not a floating-point dtype."""
     found = precision_of(dtype)
     return Precision.FLOAT32 if found is None else found
 
@@ -88,12 +88,12 @@ def precision_named(dtype: str) -> Precision:
 def log_prob_floor(precision: Precision, size: float, depth: int = DEFAULT_DEPTH) -> Floor:
     """Return the floor of log-probs, in nats.
 
-    The error of logits of about 1, and the rounding of the log-probs themselves, which are float32 or finer.
+    It consists of the error of logits of about 1 and the rounding of the log-probs, which are float32 or finer.
 
     Args:
-        precision: The coarser of the two engines'.
+        precision: Precision of the coarser engine.
         size: Root mean square of the log-probs, in nats.
-        depth: Calls before them.
+        depth: Number of calls before them.
     """
     own = UNIT_ROUNDOFF[min(precision, Precision.FLOAT32)] * size
     return Floor(size=math.hypot(module_floor(precision, depth).size, own))
@@ -102,10 +102,10 @@ def log_prob_floor(precision: Precision, size: float, depth: int = DEFAULT_DEPTH
 def log_prob_scores(
     floor: Floor, *, rms: float, mean: float, largest: float, num_tokens: int, num_samples: int
 ) -> list[Score]:
-    """Return how differences of log-probs stand to their floor: all of them, their mean, and the largest.
+    """Return scores of differences of log-probs: of all differences, of their mean, and of the largest.
 
-    The mean of independent errors is smaller than they are by the root of their number; tokens of one sample share
-    errors, so at least half of what independent samples explain is granted, as the core does for rows of a tensor.
+    The mean of n independent errors is smaller by the square root of n. Since tokens of one sample share errors, the
+    floor of the mean is at least half of that of independent samples, as in the core for rows of a tensor.
     """
     of_mean = max(1 / math.sqrt(max(num_tokens, 1)), 0.5 / math.sqrt(max(num_samples, 1)))
     numbers = (
@@ -120,21 +120,21 @@ def module_floor(precision: Precision, depth: int) -> Floor:
     """Return the floor of a module's output between two engines, relative to the output's norm.
 
     Args:
-        precision: The coarser of the two.
-        depth: Calls of modules up to it.
+        precision: The coarser precision of the two.
+        depth: Number of module calls up to the output.
     """
     engines = ENGINES if precision <= Precision.FLOAT32 else 1.0
     return Floor(size=engines * closed_distance(UNIT_ROUNDOFF[precision], depth))
 
 
 def module_score(error: float, floor: Floor, precision: Precision, num_values: int) -> Score:
-    """Return how a module's relative error stands to its floor; no limit is above the conventional one.
+    """Return the score of a module's relative error; no limit exceeds the conventional one.
 
     Args:
         error: ``|target - golden| / |golden|``.
-        floor: See `module_floor`, or of a baseline.
-        precision: The coarser of the two.
-        num_values: How many such values are judged at once.
+        floor: From `module_floor` or a baseline.
+        precision: The coarser precision of the two.
+        num_values: Number of such values that are judged together.
     """
     probability = ALPHA / max(num_values, 1)
     limit = max(CLOSED_NULLS[Measure.REL_L2].limit(probability), LEAST_LIMITS[Measure.REL_L2])

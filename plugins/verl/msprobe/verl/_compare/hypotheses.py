@@ -1,9 +1,9 @@
-"""Why log-probs of training and rollout differ: each known cause has a test that says how much of it, it explains.
+"""Causes of differences between log-probs of training and rollout: a test for each gives the share that it explains.
 
-Each test undoes what its cause would have done, as far as the recorded values allow, and says which share of the sum of
-all ``|difference|`` is gone then. A cause is named where the difference is more than rounding explains, and the cause
-explains most of it. What is said by files other than log-probs (weights, identities of tokens, versions of the policy)
-comes in as `Evidence`.
+Each test undoes the effect of its cause as far as the recorded values allow, and returns the share of the sum of
+all ``|difference|`` that this removes. A cause is named if the difference is more than rounding explains, and the cause
+explains most of it. Facts from files other than log-probs (weights, identities of tokens, versions of the policy)
+are passed in as `Evidence`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from msprobe_core.judge.limits import Precision
 Flags: TypeAlias = NDArray[np.bool_]
 
 MOST = 0.5
-"""Share of the difference that a cause must explain to be named."""
+"""Minimum share of the difference that a cause must explain to be named."""
 
 NEARLY_BEST = 0.8
-"""A cause is named only if it explains so much of what the best one does: others are shadows of it."""
+"""Minimum share, relative to the best explanation, for another cause to be named; the rest are side effects."""
 
 FEWEST_TOKENS = 16
-"""Below this, a pattern of numbers proves nothing."""
+"""Minimum number of tokens, because patterns in fewer numbers prove nothing."""
 
 _SHIFTS = (-2, -1, 1, 2)
 _LEAST_KEPT = 0.5
-"""Probability that top-p or top-k is taken to keep at the least, where neither was recorded."""
+"""Smallest probability that top-p or top-k is assumed to keep if neither was recorded."""
 _ONE_SIDED = 0.95
 _MISSING_NATS = 1.0
-"""A log-prob of exactly 0 whose counterpart is farther below is a value that was never there."""
+"""A log-prob of exactly 0 is taken for a missing value if its counterpart is lower by more than this."""
 _TEMPERATURES = (0.05, 20.0)
 
 
 class Cause(str, Enum):
-    """Why two engines give one token different log-probs."""
+    """Reasons why two engines compute different log-probs for one token."""
 
     OFF_BY_ONE = "off by one"
     TEMPERATURE = "temperature"
@@ -55,20 +55,20 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of a batch besides its log-probs; ``None`` where nobody knows.
+    """Facts about a batch besides its log-probs; ``None`` for unknown ones.
 
     Attributes:
-        temperature: Of the sampling.
-        top_p: Likewise.
-        top_k: Likewise; -1 or 0 for none.
+        temperature: Temperature of the sampling.
+        top_p: Top-p of the sampling.
+        top_k: Top-k of the sampling; -1 or 0 for none.
         logprobs_mode: ``raw`` or ``processed``.
-        retokenised: For each row of the batch, whether its tokens are others than those that were generated.
-        stale: For each row, whether older weights than the trainer's drew it.
-        num_parameters: How many parameters were sent.
-        unsynchronised: Names of parameters that the engine has otherwise than they were sent.
-        outdated: Of these, those that the engine has as they were sent at an earlier step.
-        cast: Coarsest precision to which parameters were cast on the way.
-        fine_floor: Root mean square of what rounding would explain had nothing been cast, in nats.
+        retokenised: For each row of the batch, whether its tokens differ from the generated ones.
+        stale: For each row, whether older weights than the trainer's generated it.
+        num_parameters: Number of parameters that were sent.
+        unsynchronised: Names of parameters whose values in the engine differ from those sent.
+        outdated: Those of them whose values in the engine are those of an earlier step.
+        cast: Coarsest precision to which parameters were cast during the transfer.
+        fine_floor: Root mean square of what rounding would explain without any cast, in nats.
     """
 
     temperature: float | None = None
@@ -86,15 +86,15 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What came of one test.
+    """Result of one test.
 
     Attributes:
-        cause: What was tested.
+        cause: The tested cause.
         explained: Share of the difference that the cause explains, from 0 to 1; ``None`` if it could not be tested.
-        statistic: What the test measured; see ``meaning``.
-        meaning: What the statistic is.
-        sentence: What was found, or why it could not be tested.
-        is_named: Whether the cause is held responsible.
+        statistic: Statistic of the test; see ``meaning``.
+        meaning: Meaning of the statistic.
+        sentence: The result, or why the cause could not be tested.
+        is_named: Whether the cause is reported as responsible.
     """
 
     cause: Cause
@@ -106,13 +106,13 @@ class Diagnosis:
 
 
 def examine(tokens: Tokens, floor: float, evidence: Evidence, *, is_different: bool) -> list[Diagnosis]:
-    """Return the outcome of every test, causes that are named first, by what they explain.
+    """Return the results of all tests: named causes first, then by the share that they explain.
 
     Args:
-        tokens: Of one batch.
+        tokens: Tokens of one batch.
         floor: Root mean square of what rounding explains, in nats.
-        evidence: What else is known.
-        is_different: Whether the difference is more than rounding explains; otherwise nothing is named.
+        evidence: Further facts.
+        is_different: Whether the difference is more than rounding explains; otherwise no cause is named.
     """
     finite = tokens.finite()
     tested = [_diagnosis(cause, *test, finite, floor, evidence) for cause, test in _TESTS.items()]
@@ -131,7 +131,7 @@ def examine(tokens: Tokens, floor: float, evidence: Evidence, *, is_different: b
 
 
 class _Tested(NamedTuple):
-    """What one test came to, as in `Diagnosis`; ``meaning`` where the statistic is not what that test has usually."""
+    """Result of one test, as in `Diagnosis`; ``meaning`` if the statistic is not the usual one of this test."""
 
     explained: float | None
     statistic: float | None
@@ -160,7 +160,7 @@ def _explained(residual: Floats, difference: Floats) -> float:
 
 
 def _shifted(tokens: Tokens, shift: int) -> tuple[Floats, Floats]:
-    """Return training and rollout of the tokens that have a neighbour ``shift`` positions on, within one turn."""
+    """Return training and rollout of the tokens that have a neighbour ``shift`` positions later, within one turn."""
     step = abs(shift)
     low, high = slice(None, -step), slice(step, None)
     own, other = (low, high) if shift > 0 else (high, low)
@@ -189,9 +189,9 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     """Fit ``difference = (b - 1) (log p + H) + c``: to first order in ``b - 1``, what logits times ``b`` do.
 
     ``d log softmax(b z)_t / d b = log p_t + H`` at ``b = 1``, with the entropy H of the distribution. The mean of
-    both sides stands for ``log p``: noise, or a shift, of one side alone would otherwise correlate with the difference
-    (Bland and Altman, *Statistical methods for assessing agreement*, Lancet 327, 1986). Without entropies, which let no
-    more of it be told, the test is weak where some distributions are peaked and some are flat.
+    both sides is used for ``log p``: noise or a shift of only one side would otherwise correlate with the difference
+    (Bland and Altman, *Statistical methods for assessing agreement*, Lancet 327, 1986). Without recorded entropies, the
+    test is weak if some distributions are peaked and others flat.
     """
     n = tokens.training.size
     middle = (tokens.training + tokens.rollout) / 2
@@ -216,7 +216,7 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
 
 
 def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
-    """Test for one sign and a bound: what is kept is renormalised, so ``difference = log(kept share) <= 0``."""
+    """Test for one sign and a bound: kept tokens are renormalised, so ``difference = log(kept share) <= 0``."""
     if tokens.training.size < FEWEST_TOKENS:
         return _TOO_FEW
     d = tokens.difference
@@ -230,7 +230,7 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     whole = float(size.sum())
     share = 0.0 if whole == 0 else float(size[fits & (d < 0)].sum()) / whole
     kept = float(np.exp(d.min())) if d.size else 1.0
-    # Missing values, exactly 0, are no probabilities; where the share varies, the most frequent tokens lose the least.
+    # Missing values, exactly 0, are not probabilities; if the share varies, the most frequent tokens lose the least.
     is_one_sided = bool(np.mean(fits) >= _ONE_SIDED)
     explained = share if is_one_sided and not is_off else 0.0
     said = (
@@ -244,7 +244,7 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
 
 
 def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
-    """Test for values that are not there, and for a context that lacks what a mask hides."""
+    """Test for missing values, and for a context without the tokens that a mask hides."""
     d = tokens.difference
     size = np.abs(d)
     whole = float(size.sum())
@@ -269,7 +269,7 @@ def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
 
 
 def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
-    """Test whether samples with other tokens have the difference, or samples that are shifted from some token on."""
+    """Test whether the difference is in samples with other tokens, or in samples shifted from some token on."""
     d = tokens.difference
     whole = float(np.abs(d).sum())
     if evidence.retokenised is not None:
@@ -299,7 +299,7 @@ def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
 
 
 def _parting(tokens: Tokens, tolerance: float) -> Integers:
-    """Return for each token the position where its sample first differs; -1 where it does not."""
+    """Return for each token the position at which its sample first differs; -1 if it does not."""
     over = np.abs(tokens.difference) > tolerance
     first = np.full(int(tokens.sample.max(initial=0)) + 1, -1, np.int64)
     places = np.nonzero(over)[0][::-1]
@@ -307,7 +307,7 @@ def _parting(tokens: Tokens, tolerance: float) -> Integers:
     return first[tokens.sample]
 
 
-# --- what other files say -------------------------------------------------------------------------------------------
+# --- facts from other files -----------------------------------------------------------------------------------------
 
 
 def _rms(tokens: Tokens) -> float:
@@ -315,7 +315,7 @@ def _rms(tokens: Tokens) -> float:
 
 
 def _beyond(tokens: Tokens, floor: float) -> float:
-    """Return the share of the difference that is not rounding."""
+    """Return the share of the difference that rounding does not explain."""
     rms = _rms(tokens)
     return max(0.0, 1.0 - floor / rms) if rms else 0.0
 
@@ -338,7 +338,7 @@ def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     fresh = size[~flagged]
     whole = float(size.sum())
     share = float(size[flagged].sum()) / whole if whole else 0.0
-    # All stale: then what rounding does not explain is theirs.
+    # If all rows are stale, everything that rounding does not explain is attributed to them.
     explained = share * _beyond(tokens, floor) if not fresh.size else share
     return _Tested(
         explained if flagged.any() else 0.0,
@@ -364,7 +364,7 @@ _CASTS = {Precision.BFLOAT16: "bfloat16", Precision.FLOAT16: "float16"}
 
 
 def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
-    """Test whether one side is the other, rounded to a coarser format; or whether that of the weights is enough."""
+    """Test whether one side is the other one rounded to a coarser format, or whether a cast of weights is enough."""
     if tokens.training.size < FEWEST_TOKENS:
         return _TOO_FEW
     found = [
@@ -386,7 +386,7 @@ def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
 
 
 def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) -> tuple[float, float, str]:
-    """Return which share of the difference is gone once the other side is rounded too, and the share of such values."""
+    """Return the share of the difference that rounding the other side removes, and the share of rounded values."""
     exact = float(np.mean(rounded(own, precision) == own))
     if exact < _ONE_SIDED:
         return 0.0, exact, ""
@@ -395,14 +395,14 @@ def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) ->
 
 
 def _is_coarse(tokens: Tokens, evidence: Evidence) -> bool:
-    """Whether parameters were cast, and the difference is more than rounding of the finer format explains."""
+    """Whether parameters were cast, and the difference is more than rounding in the finer format explains."""
     return evidence.cast is not None and evidence.fine_floor is not None and _rms(tokens) > 4 * evidence.fine_floor
 
 
 def rounded(values: Floats, precision: Precision) -> Floats:
     """Return values rounded to nearest even in bfloat16 or float16, by way of float32.
 
-    Source: bfloat16 is the upper half of a float32: adding half of its last place, and one where that is odd, rounds.
+    Source: bfloat16 is the upper half of a float32: adding half of its last place, and one if that is odd, rounds.
     """
     single = values.astype(np.float32)
     if precision is Precision.FLOAT16:
@@ -423,4 +423,4 @@ _TESTS: Mapping[Cause, tuple[_Test, str]] = {
     Cause.UNSYNCHRONISED: (_unsynchronised, "share of parameters that the engine has otherwise than they were sent"),
     Cause.PRECISION_CAST: (_cast, "share of the log-probs of one side that the coarser format holds exactly"),
 }
-"""For each cause its test, which takes the finite tokens, the floor and the evidence, and what its statistic means."""
+"""The test of each cause, called with finite tokens, floor and evidence, and the meaning of its statistic."""

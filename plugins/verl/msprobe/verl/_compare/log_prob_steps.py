@@ -1,4 +1,4 @@
-"""The log-probs of one step: how far they are apart, what rounding explains, and the evidence of each cause."""
+"""The log-probs of one step: their differences, the noise floor, and the evidence for each cause."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LogProbOptions:
     """How log-probs are compared.
 
     Attributes:
-        training: Tensor of the batch with the log-probs under test.
-        rollout: Tensor with those that they are compared with.
-        steps: Which steps; all if empty.
-        dtype: Of the coarser engine; ``None`` for what the recorded weights have.
-        baseline: A healthy run of the same engines, whose difference is what rounding explains.
+        training: Name of the batch tensor with the log-probs under test.
+        rollout: Name of the tensor with the log-probs to compare with.
+        steps: Steps to compare; all if empty.
+        dtype: Dtype of the coarser engine; ``None`` for that of the recorded weights.
+        baseline: A healthy run of the same engines, whose difference is the floor.
     """
 
     training: str = "old_log_probs"
@@ -50,16 +50,16 @@ class StepLogProbs:
     """The comparison of one step.
 
     Attributes:
-        step: Of the trainer.
-        tokens: Those that count.
-        ids: Of the samples, by row.
-        measures: How far they are apart.
+        step: The trainer's step.
+        tokens: The tokens that count.
+        ids: Ids of the samples, by row.
+        measures: Measures of the difference.
         floor: What rounding explains, in nats.
-        scores: The measures against the floor.
-        diagnoses: Outcome of each test.
-        sampling: How tokens were drawn.
-        retokenised: Ids of samples with other tokens than were generated.
-        notes: What there is to say.
+        scores: The measures relative to the floor.
+        diagnoses: Result of each test.
+        sampling: How tokens were sampled.
+        retokenised: Ids of samples whose tokens differ from the generated ones.
+        notes: Notes for the reader.
     """
 
     step: int
@@ -80,7 +80,7 @@ class StepLogProbs:
 
 
 def baseline_floor(run: RecordedRun, options: LogProbOptions) -> Floor:
-    """Return the largest difference of the steps of a healthy run, as a floor."""
+    """Return the largest difference of all steps of a healthy run, as a floor."""
     sizes = [measure(_tokens(run, step, options)[1]).rms for step in run.need(Stage.TRAINER.value, "the batches")]
     return Floor(size=max(sizes), source=NoiseSource.BASELINE)
 
@@ -116,10 +116,10 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
     """Compare the log-probs of one step.
 
     Args:
-        run: Whose.
-        step: Which.
-        options: How.
-        floor: What rounding explains; by the closed form if it is not given.
+        run: The recorded run.
+        step: The step.
+        options: How to compare.
+        floor: What rounding explains; by default, from the closed form.
 
     Raises:
         CompareError: the batch lacks the log-probs, or no token counts.
@@ -159,7 +159,7 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
 
 
 def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:
-    """Return how the weights came to the engine that drew the tokens of a step: the last transfer before it."""
+    """Return the transfers that brought the weights for a step's tokens to the engines: the last ones before it."""
     before = [number for number in run.steps(Stage.WEIGHTS_SENT.value) if number < step]
     return syncs(run, before[-1]) if before else []
 

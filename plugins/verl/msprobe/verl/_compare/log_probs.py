@@ -1,7 +1,7 @@
-"""Log-probs of the same tokens by two engines, and what tells how far they are apart.
+"""Log-probs of the same tokens from two engines, and measures of their difference.
 
-Throughout, ``training`` is the trainer's log-prob of a token, ``rollout`` that of the engine that drew it, both in
-nats, and ``difference = training - rollout``: the logarithm of the importance weight of a token.
+Throughout, ``training`` is the trainer's log-prob of a token, ``rollout`` that of the engine that generated it, both in
+nats, and ``difference = training - rollout``: the logarithm of the token's importance weight.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ Integers: TypeAlias = NDArray[np.int64]
 Array: TypeAlias = NDArray[Any]
 
 _LENGTHS = (0, 32, 128, 512, 2048, 8192, 32768)
-"""Bounds of the buckets of lengths and positions, in tokens."""
+"""Bounds of the buckets for lengths and positions, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The tokens that count, one after the other, sample by sample; vectors of one length.
+    """The tokens that count, sample by sample; vectors of equal length.
 
     Attributes:
         training: Log-probs of the trainer, in nats.
-        rollout: Log-probs of the engine that drew them.
-        sample: Row of the batch.
-        position: Position in the response, from 0; positions that do not count are passed over.
-        turn: Which run of positions that count, from 0: more than one where a tool or a user spoke in between.
-        token: Ids of the tokens; ``None`` if they are not known.
-        entropy: Of the trainer's distribution at the token, in nats; ``None`` if it is not known.
+        rollout: Log-probs of the engine that generated them.
+        sample: Row in the batch.
+        position: Position in the response, from 0; positions that do not count are skipped.
+        turn: Index of the run of counted positions, from 0: there are several if a tool or a user spoke in between.
+        token: Ids of the tokens; ``None`` if unknown.
+        entropy: Entropy of the trainer's distribution at the token, in nats; ``None`` if unknown.
     """
 
     training: Floats
@@ -54,11 +54,11 @@ class Tokens:
 
     @property
     def num_samples(self) -> int:
-        """How many samples have tokens."""
+        """Number of samples with at least one token."""
         return int(np.unique(self.sample).size)
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.intp]) -> Tokens:
-        """Return some of the tokens, by flags or by places."""
+        """Return some of the tokens, selected by flags or by indices."""
         return Tokens(
             training=self.training[chosen],
             rollout=self.rollout[chosen],
@@ -70,7 +70,7 @@ class Tokens:
         )
 
     def finite(self) -> Tokens:
-        """Return the tokens of which both log-probs are finite."""
+        """Return the tokens whose log-probs are both finite."""
         return self.where(np.isfinite(self.training) & np.isfinite(self.rollout))
 
 
@@ -86,10 +86,10 @@ def tokens_of(
 
     Args:
         training: ``[rows, positions]``, in nats.
-        rollout: Likewise.
-        mask: Not 0 where a token counts, of the same shape.
+        rollout: ``[rows, positions]``, in nats.
+        mask: Nonzero where a token counts, of the same shape.
         responses: Ids of the tokens, of the same shape.
-        entropy: Of the same shape.
+        entropy: Entropies in nats, of the same shape.
 
     Raises:
         CompareError: shapes differ, or no token counts.
@@ -125,28 +125,28 @@ def tokens_of(
 
 @dataclass(frozen=True, kw_only=True)
 class LogProbMeasures:
-    """How far log-probs are apart. Sums are in float64; tokens whose log-probs are not finite are counted and left out.
+    """Measures of the difference. Sums are in float64; tokens with a non-finite log-prob are counted and left out.
 
     Attributes:
-        num_tokens: Tokens that were compared.
-        num_samples: Samples that they are of.
-        num_not_finite: Tokens with NaN or Inf on a side.
+        num_tokens: Number of compared tokens.
+        num_samples: Number of their samples.
+        num_not_finite: Number of tokens with NaN or Inf on either side.
         mean: Mean difference, training less rollout, in nats.
         mean_abs: Mean of its magnitude.
         rms: Its root mean square.
         p50: Median of the magnitude.
         p99: Its 99th percentile.
         max: Its largest.
-        probability_max: Largest difference of the probabilities themselves.
-        pearson: Correlation of the probabilities; NaN where they do not vary.
+        probability_max: Largest difference of probabilities.
+        pearson: Correlation of the probabilities; NaN if they do not vary.
         kl: Estimate of KL(rollout || training): mean of ``-difference``. Schulman, *Approximating KL Divergence*,
-            2020, k1; as ``kl`` of ``compute_offpolicy_metrics`` in verl 0.9.
-        k3: The same with less variance and never negative: mean of ``exp(d) - 1 - d``; k3 of the same source.
+            2020, k1; equal to ``kl`` of ``compute_offpolicy_metrics`` in verl 0.9.
+        k3: The same with less variance, and never negative: mean of ``exp(d) - 1 - d``; k3 of the same source.
         ppl_ratio: Perplexity of training over that of rollout, each ``exp(-mean log-prob)`` of a sample; mean over the
-            samples. As ``ppl_ratio`` there.
+            samples. Equal to ``ppl_ratio`` of the same function.
         chi2: Estimate of the chi-squared divergence, mean of ``exp(2 d)`` less 1: variance of the importance weights.
-        mean_ratio: Mean importance weight. It is 1, within ``ratio_error``, where both are log-probs of the tokens
-            under two models; elsewhere one side is no log-prob of what was drawn: shifted, masked or renormalised.
+        mean_ratio: Mean importance weight. It is 1, within ``ratio_error``, if both are log-probs of the tokens
+            under two models; otherwise one side is no log-prob of the sampled token: shifted, masked or renormalised.
         ratio_error: Standard error of ``mean_ratio``.
         share_over_ln2: Share of tokens whose probability is off by a factor of more than 2.
     """
@@ -172,7 +172,7 @@ class LogProbMeasures:
 
 
 def measure(tokens: Tokens) -> LogProbMeasures:
-    """Return how far log-probs are apart.
+    """Measure the difference of log-probs.
 
     Raises:
         CompareError: no token has two finite log-probs.
@@ -212,7 +212,7 @@ def measure(tokens: Tokens) -> LogProbMeasures:
 
 
 def pearson(first: Floats, second: Floats) -> float:
-    """Return Pearson's correlation; NaN where one side does not vary."""
+    """Return Pearson's correlation coefficient; NaN if one side does not vary."""
     a, b = first - first.mean(), second - second.mean()
     norm = math.sqrt(float(a @ a) * float(b @ b))
     return float(np.clip(float(a @ b) / norm, -1.0, 1.0)) if norm else math.nan
@@ -224,7 +224,7 @@ def _sample_means(tokens: Tokens, values: Floats) -> Floats:
 
 
 def frame_of(tokens: Tokens, ids: Mapping[int, str] | None = None) -> pl.DataFrame:
-    """Return one row per token, with its sample's id where it is known."""
+    """Return one row per token, with its sample's id if it is known."""
     names = ids or {}
     return pl.DataFrame(
         {

@@ -1,4 +1,4 @@
-"""``msprobe verl compare logprob``: log-probs of the trainer and of the engine, token by token, and why they differ."""
+"""``msprobe verl compare logprob``: log-probs of trainer and engine, token by token, and causes of differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from msprobe.verl._files import Stage
 from msprobe_core.judge.verdict import Verdict
 
 _WORST = 200
-"""Tokens of a step that the table of the worst ones has."""
+"""Number of tokens per step in the table of the worst ones."""
 
 _MEASURES = (
     ("mean_abs", "mean |difference|"), ("rms", "root mean square"), ("p50", "median"), ("p99", "99th percentile"),
@@ -33,7 +33,7 @@ _MEASURES = (
 def compare_log_probs(
     run: RecordedRun, options: LogProbOptions | None = None, progress: Callable[[int, int, str], None] | None = None
 ) -> Outcome:
-    """Compare log-probs of a run's batches.
+    """Compare the log-probs in a run's batches.
 
     Raises:
         CompareError: there is no batch, or it lacks the log-probs.
@@ -136,7 +136,7 @@ def _findings(one: StepLogProbs) -> list[Finding]:
 
 
 def _sampling_findings(one: StepLogProbs) -> list[Finding]:
-    """Return a warning where the engine gives log-probs of another distribution than it has drawn from."""
+    """Return a warning if the engine's log-probs are not those of the distribution that it sampled from."""
     sampling = one.sampling
     if not (sampling.logprobs_mode or "").startswith("raw"):
         return []
@@ -186,7 +186,7 @@ def _numbers(one: StepLogProbs) -> dict[str, Any]:
 
 
 def worst_token(tokens: Tokens) -> dict[str, Any] | None:
-    """Return the token that is farthest off: sample, position, token and difference; ``None`` if there is none."""
+    """Return sample, position, token and difference of the token with the largest difference; ``None`` if none."""
     finite = tokens.finite()
     if not finite.training.size:
         return None
@@ -239,7 +239,7 @@ def _of_step(one: StepLogProbs, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_verdict(one: StepLogProbs, rows: pl.DataFrame, size: pl.Expr) -> pl.DataFrame:
-    """Return rows with the step and a verdict: whether a size is over what the largest may be."""
+    """Return rows with the step and a verdict: whether a size exceeds the limit of the largest difference."""
     over = max(score.limit * score.floor for score in one.scores if score.measure == "largest")
     is_over = (size > over) | size.is_nan()
     verdict = pl.when(is_over).then(pl.lit(Verdict.ERROR.value)).otherwise(pl.lit(Verdict.PASS.value))

@@ -1,4 +1,4 @@
-"""The outputs of modules of two stages, sample by sample: how far they are apart, and where they part first."""
+"""Outputs of modules in two stages, sample by sample: their differences, and where the stages diverge first."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Array: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[int, int, str], None]
 Pair: TypeAlias = tuple[ModuleValue, ModuleValue]
 Baseline: TypeAlias = Mapping[tuple[str, str, str], Floor]
-"""By path and place of an output, and phase, the floor that a healthy run has there."""
+"""Floors from a healthy run, by path and place of an output, and by phase."""
 
 Flips: TypeAlias = dict[tuple[str, str], dict[int, bool]]
-"""By sample and phase, for each position whether a router chose other experts."""
+"""By sample and phase: for each position, whether a router chose other experts."""
 
 PREFILL, DECODE = "prefill", "decode"
-"""Phases of the rollout; a stage of training has the first only."""
+"""Phases of the rollout; a stage of training has only the first."""
 
 ROUTERS = ("gate", "router")
-"""Last part of a path of modules whose output chooses experts."""
+"""Last parts of the paths of modules whose output chooses experts."""
 
 
 @dataclass
 class _Sums:
-    """What is added up over samples."""
+    """Sums over samples."""
 
     difference: float = 0.0
     golden: float = 0.0
@@ -49,7 +49,7 @@ class _Sums:
 
     @property
     def error(self) -> float:
-        """Norm of the difference over the norm of the golden values; 0 where they are equal to the bit."""
+        """Norm of the difference over the norm of the golden values; 0 if they are bitwise equal."""
         if self.is_equal:
             return 0.0
         if not self.is_finite:
@@ -62,25 +62,25 @@ class ModuleDifference:
     """One output of a module in one phase; a row of the table.
 
     Attributes:
-        step: Of the trainer.
-        order: Place of the output in the order of execution, from 0.
-        module: What reports call the module.
-        output: Position in the call.
+        step: The trainer's step.
+        order: Index of the output in execution order, from 0.
+        module: Name of the module in reports.
+        output: Position of the value in the call.
         phase: `PREFILL` or `DECODE`.
         error: Norm of the difference over the norm of the golden values.
-        floor: What rounding explains of it.
+        floor: Error that rounding explains.
         score: The error over the floor.
-        limit: Of the score.
-        verdict: ``ERROR`` if the score is over the limit, else ``PASS``.
-        is_equal: Whether all elements are equal to the bit.
-        growth: The error over that of the output before; ``None`` for the first, and after one that is equal.
+        limit: Limit of the score.
+        verdict: ``ERROR`` if the score exceeds the limit, else ``PASS``.
+        is_equal: Whether all elements are bitwise equal.
+        growth: The error over that of the previous output; ``None`` for the first, and after an equal one.
         max_abs: Largest difference of an element.
-        positions: How many positions of samples were compared.
-        samples: How many samples.
-        worst_sample: Id of the sample with the largest error of a position; ``None`` where all are equal.
+        positions: Number of compared positions.
+        samples: Number of samples.
+        worst_sample: Id of the sample whose position has the largest error; ``None`` if all are equal.
         worst_position: That position.
-        flip_rate: Of a router, share of positions for which it chooses other experts; ``None`` of other modules.
-        reason: In words how far it is off; ``None`` if rounding explains it.
+        flip_rate: For a router, share of positions for which it chooses other experts; ``None`` for other modules.
+        reason: How large the error is, in words; ``None`` if rounding explains it.
     """
 
     step: int
@@ -114,15 +114,15 @@ class StageDifference:
     """The comparison of two stages.
 
     Attributes:
-        step: Of the trainer.
-        modules: In the order of execution, phases beside each other.
-        pairs: The two values that were compared, by ``order`` of the modules.
-        samples: How many both have.
-        lone_target: Samples that only the target has.
-        lone_golden: Likewise.
+        step: The trainer's step.
+        modules: In execution order; phases of one output follow each other.
+        pairs: The two compared values, by ``order`` of the modules.
+        samples: Number of samples in both.
+        lone_target: Number of samples only in the target.
+        lone_golden: Number of samples only in golden.
         unmatched: Outputs of the target that the golden stage lacks.
-        experts: How many experts are taken for chosen by a router.
-        flipped_tokens: Share of positions for which at least one router chooses others; ``None`` without routers.
+        experts: Number of experts that a router is assumed to choose.
+        flipped_tokens: Share of positions where at least one router chooses other experts; ``None`` without routers.
     """
 
     step: int
@@ -136,7 +136,7 @@ class StageDifference:
     flipped_tokens: float | None = None
 
     def first(self, phase: str | None = None) -> ModuleDifference | None:
-        """Return the first output, of a phase, that rounding does not explain; children end before their parents."""
+        """Return the first output (of a phase) that rounding does not explain; children end before their parents."""
         return next((m for m in self.modules if m.is_over and phase in {None, m.phase}), None)
 
     @property
@@ -146,7 +146,7 @@ class StageDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all is equal to the bit."""
+        """Whether everything is bitwise equal."""
         return all(module.is_equal for module in self.modules)
 
 
@@ -163,14 +163,14 @@ def compare_modules(
 
     Args:
         target: One stage.
-        golden: The other; of a rollout, whose prompt is apart from what was decoded.
-        step: Of the trainer.
-        experts: How many experts a router chooses.
-        baseline: Floors that a healthy run has.
-        progress: Told how many modules are done.
+        golden: The other; in a rollout, prompts and decoded tokens are separate phases.
+        step: The trainer's step.
+        experts: Number of experts that a router chooses.
+        baseline: Floors from a healthy run.
+        progress: Called after each module.
 
     Raises:
-        CompareError: no sample, or no module, is in both.
+        CompareError: the stages have no sample or no module in common.
         DumpError: a tensor cannot be read.
     """
     samples = common_samples(target, golden)
@@ -241,17 +241,17 @@ def _compared(
 
 
 def chosen_experts(scores: Array, number: int) -> Array:
-    """Return the ``number`` experts with the highest scores, ``[tokens, number]``, by their own number.
+    """Return the indices of the ``number`` experts with the highest scores, ``[tokens, number]``.
 
     Args:
         scores: ``[tokens, experts]``.
-        number: How many are chosen.
+        number: Number of chosen experts.
     """
     return np.sort(np.argsort(-scores, axis=-1, kind="stable")[:, :number], axis=-1)
 
 
 def _add(sums: _Sums, target: Array, golden: Array, sample: str, positions: Array) -> None:
-    """Add the positions of a sample, ``[n, …]`` on both sides."""
+    """Add the positions of one sample, ``[n, …]`` on both sides."""
     sums.positions += positions.size
     sums.samples.add(sample)
     is_complex = golden.dtype.kind == "c"
@@ -291,7 +291,7 @@ def _judged(
     precision = Precision.FLOAT64
     before: dict[str, float] = {}
     for order, ((value, other), own) in enumerate(zip(pairs, sums, strict=True)):
-        # What was rounded once stays rounded.
+        # Precision never improves: values rounded in an earlier module stay rounded.
         precision = max(precision, *(precision_named(dtype) for dtype in (target.dtype(value), golden.dtype(other))))
         for phase, sum_ in own.items():
             floor = baseline.get((value.path, value.place, phase)) or module_floor(precision, order + 1)
@@ -332,7 +332,7 @@ def _reason(score: Score, worst: tuple[float, str, int]) -> str:
 def is_given_wrong(
     one: StageDifference, first: ModuleDifference, target: StageTensors, golden: StageTensors
 ) -> bool | None:
-    """Return whether the module was given something else already, so that the fault is between modules.
+    """Return whether the module's inputs already differ, so that the fault is between modules.
 
     ``None`` if its inputs are not recorded, or cannot be matched.
 

@@ -28,7 +28,7 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.plugin import CompareError
 
 _EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_router_topk", "num_experts_per_token")
-"""What configurations call the number of experts that a router chooses."""
+"""Names in configurations for the number of experts that a router chooses."""
 
 _MAX_LINES = 4
 
@@ -38,10 +38,10 @@ class ModulesOptions:
     """How modules are compared.
 
     Attributes:
-        steps: Which steps; all that both stages have if empty.
+        steps: Steps to compare; if empty, all that both stages have.
         training: The stage of training.
-        experts: How many experts a router chooses; ``None`` for what the configuration says, else 1.
-        baseline: A healthy run of the same engines, whose differences are rounding.
+        experts: Number of experts that a router chooses; ``None`` for that of the configuration, or else 1.
+        baseline: A healthy run of the same engines, whose differences are the floors.
     """
 
     steps: Collection[int] = ()
@@ -55,10 +55,10 @@ class _Compared:
     """The comparison of two stages of one step, without their tensors.
 
     Attributes:
-        difference: What it came to.
-        batch_sizes: Of the golden stage and of that under test, how many samples are in micro-batches of each size.
-        firsts: Where each phase parts first, the earlier first, and whether that module was given something else
-            already; ``None`` where that is not known.
+        difference: Result of the comparison.
+        batch_sizes: For the golden stage and the one under test, the number of samples by size of their micro-batch.
+        firsts: Where each phase diverges first, earliest first, and whether the inputs of that module already differ;
+            ``None`` if that is unknown.
     """
 
     difference: StageDifference
@@ -69,7 +69,7 @@ class _Compared:
 def compare_layers(
     run: RecordedRun, options: ModulesOptions | None = None, progress: Progress | None = None
 ) -> Outcome:
-    """Compare modules of training and of the rollout engine, for the same samples; prompts and decoding apart.
+    """Compare modules of training and of the rollout engine, for the same samples; prompts and decoding separately.
 
     Raises:
         CompareError: a stage was not recorded, or they have nothing in common.
@@ -101,7 +101,7 @@ def _stages(
     minis: Collection[int] | None = None,
     baseline: Baseline | None = None,
 ) -> _Compared:
-    """Compare the second stage, of which ``minis`` may choose mini-batches, with the first, the golden one."""
+    """Compare the first stage, which is golden, with the second, of which ``minis`` may select mini-batches."""
     golden = StageTensors(run, stages[0], step)
     target = StageTensors(run, stages[1], step, minis=minis)
     found = compare_modules(target, golden, step, experts=experts, baseline=baseline, progress=progress)
@@ -147,7 +147,7 @@ def _search(config: Any) -> int | None:
 
 
 def _baseline(run: RecordedRun, stages: tuple[str, str], experts: int) -> Baseline:
-    """Return the largest errors of the steps of a healthy run as floors; never below one rounding."""
+    """Return the largest errors over all steps of a healthy run as floors; at least one rounding."""
     sizes: dict[tuple[str, str, str], float] = {}
     for step in _steps_of_both(run, stages[::-1], ()):
         golden, target = (StageTensors(run, stage, step) for stage in stages)
@@ -220,7 +220,7 @@ def _lines(one: StageDifference, *, is_of_phase: bool) -> list[str]:
 
 
 def _growth_lines(modules: Sequence[ModuleDifference]) -> list[str]:
-    """Return the error at the end of each block of layers, so that one sees it grow, or jump."""
+    """Return the error at the end of each block of layers, to show whether it grows or jumps."""
     layers = [(number, m) for m in modules if (number := m.module.rpartition(".")[2]).isdigit()]
     if len(layers) < 2:
         return []
@@ -263,13 +263,13 @@ def _numbers(one: StageDifference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _TrainingPair:
-    """Two stages of training that have the same weights: the golden one, and that under test.
+    """Two stages of training with the same weights: the golden one, and the one under test.
 
     Attributes:
-        command: Which comparison.
-        stages: Which stages.
-        what: What sentences call the two.
-        minis: Only these mini-batches of the latter; all if ``None``.
+        command: Name of the comparison.
+        stages: Names of the stages.
+        what: Description of the two in sentences.
+        minis: Mini-batches of the latter to use; all if ``None``.
     """
 
     command: str
@@ -308,7 +308,7 @@ def compare_actor_ref(
 def compare_on_policy(
     run: RecordedRun, options: ModulesOptions | None = None, progress: Progress | None = None
 ) -> Outcome:
-    """Compare the forward passes of the log-probs with those of the first mini-batch of the update: the same weights.
+    """Compare the forwards that computed the log-probs with those of the update's first mini-batch: equal weights.
 
     Raises:
         CompareError: a stage was not recorded, or they have nothing in common.
@@ -327,7 +327,7 @@ def _training_outcome(
     options: ModulesOptions,
     progress: Progress | None,
 ) -> Outcome:
-    """Compare two stages of training by tensors, or by statistics where there are no tensors."""
+    """Compare two stages of training by tensors, or by statistics if there are no tensors."""
     command, what = pair.command, pair.what
     experts, note = _experts(run, options.experts)
     try:
@@ -358,7 +358,7 @@ def _training_findings(one: _Compared) -> list[Finding]:
 
 
 def _shapes(one: _Compared) -> list[str]:
-    """Return a note if the micro-batches of the update have other sizes than those of the log-probs."""
+    """Return a note if the sizes of micro-batches differ between the update and the log-probs."""
     if one.batch_sizes[0] == one.batch_sizes[1]:
         return []
     listed = [", ".join(str(size) for size in sorted(own)) for own in one.batch_sizes]
@@ -420,7 +420,7 @@ def _statistics_outcome(
 
 
 def _statistics_findings(one: StatisticsDifference) -> list[Finding]:
-    """Return the first output that rounding does not explain, else the first that is not equal."""
+    """Return the first output that rounding does not explain, or else the first that is not equal."""
     value = one.first or next((value for value in one.values if not value.is_equal), None)
     if value is None:
         return []

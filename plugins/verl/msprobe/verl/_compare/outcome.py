@@ -1,4 +1,4 @@
-"""What a comparison of RL runs came to, whatever was compared; written to files and shown on a terminal."""
+"""Result of a comparison of RL runs, of whatever kind; written to files and printed on a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 VERDICT = "verdict"
-"""Column of every table, by which the core's spreadsheets colour rows."""
+"""Column of every table by which the core's spreadsheets colour rows."""
 
 _MAX_SHOWN = 6
 _STYLES = {Verdict.ERROR: "bold red", Verdict.UNMATCHED: "bold red", Verdict.WARNING: "yellow", Verdict.PASS: "green"}
@@ -58,19 +58,19 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a comparison came to.
+    """Result of a comparison.
 
     Attributes:
-        command: Which comparison.
+        command: Name of the comparison.
         paths: The runs, in the order in which they were given.
-        compared: What was compared, in words.
-        headline: The verdict, in words.
+        compared: Description of what was compared.
+        headline: The verdict as a sentence.
         findings: The worst and earliest first.
-        notes: What else there is to say.
-        lines: What the terminal shows before the findings.
-        numbers: For programs; plain values by name.
-        tables: Rows with a column ``verdict``, by name.
-        incomplete: Which dumps ended early or are damaged, in words, so that not all of them was compared.
+        notes: Further notes.
+        lines: Lines that the terminal shows before the findings.
+        numbers: Figures for programs; plain values by name.
+        tables: Rows with a column ``verdict``, by name of the table.
+        incomplete: Which dumps ended early or are damaged, as texts; the comparison is incomplete then.
     """
 
     command: str
@@ -98,7 +98,7 @@ _COLUMN_TYPES: Mapping[type, pl.DataType] = {
 
 
 def table_of(kind: type[Row], rows: Iterable[Row]) -> pl.DataFrame:
-    """Return a table of results: a row for each, a column for each field of their class, in the order of the fields.
+    """Return a table of results: a row for each, with a column for each field of their class, in the fields' order.
 
     Fields are numbers, truth values, texts or enums of texts, each of which may be ``None``.
     """
@@ -117,7 +117,7 @@ def _cell(value: Any) -> Any:
 
 
 def listed_steps(steps: Sequence[int]) -> str:
-    """Return steps in words: ``step 1`` or ``steps 1, 2``."""
+    """Return steps as text: ``step 1`` or ``steps 1, 2``."""
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
 
 
@@ -127,7 +127,7 @@ def write_outcome(
     """Write the tables and ``verl_{command}.json``; return their paths, the latter last.
 
     Raises:
-        StoreError: they cannot be written, or a file that msprobe has not written has the last one's name.
+        StoreError: they cannot be written, or ``verl_{command}.json`` exists and was not written by msprobe.
     """
     make_directory(directory)
     path = directory / f"verl_{outcome.command}.json"
@@ -155,14 +155,14 @@ def write_outcome(
         "tables": {name: table.name for name, table in written.items()},
     }
     with whole_file(path) as file:
-        # Numbers that are no numbers become null.
+        # NaN and infinities become null.
         file.write(encode_json(msgspec.to_builtins(content, enc_hook=str), indent=2))
     return [*written.values(), path]
 
 
 def _write_table(rows: pl.DataFrame, directory: Path, stem: str, form: TableForm) -> Path:
     columns = [Column(name, pl.col(name), width=Width.NAME if name in _WIDE else Width.NUMBER) for name in rows.columns]
-    # A table that is longer than a sheet goes into a file without such a bound.
+    # A table that is longer than a sheet becomes a csv file, which has no such limit.
     wanted = TableForm.CSV if form is TableForm.XLSX and rows.height >= MAX_SHEET_ROWS else form
     (path,) = unused_paths(directory, stem, [wanted.value])
     write_table(Table(columns, rows), path, wanted)
@@ -170,7 +170,7 @@ def _write_table(rows: pl.DataFrame, directory: Path, stem: str, form: TableForm
 
 
 def print_outcome(outcome: Outcome, files: Sequence[Path], console: Console) -> None:
-    """Print what was found; the last line is the verdict."""
+    """Print the result; the last line is the verdict."""
     from rich.text import Text
 
     for text, style in _lines_of(outcome, files):

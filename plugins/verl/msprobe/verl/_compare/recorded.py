@@ -1,4 +1,4 @@
-"""Recorded runs of verl, as comparisons ask for them."""
+"""Access to recorded runs of verl, for comparisons."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class RecordedRun:
 
     Attributes:
         path: The directory.
-        info: What its ``run.json`` says.
-        stages: Those that it holds, in their order.
-        incomplete: Which of the dumps that were read so far ended early or are damaged, in words.
+        info: Content of its ``run.json``.
+        stages: Recorded stages, in their order.
+        incomplete: Which of the dumps read so far ended early or are damaged, as texts.
     """
 
     path: Path
@@ -51,10 +51,10 @@ class RecordedRun:
     incomplete: list[str] = field(default_factory=list[str], compare=False)
 
     def dump(self, directory: Path) -> Dump:
-        """Return the dump of one rank of a stage, and take note of one that is not whole.
+        """Return the dump of one rank of a stage; note if it is incomplete.
 
         Raises:
-            CompareError: it is no dump that is known.
+            CompareError: its format is not known.
             DumpError: it cannot be read.
         """
         dump = read_dump(directory)
@@ -63,7 +63,7 @@ class RecordedRun:
         return dump
 
     def note_incomplete(self, lines: Iterable[str]) -> None:
-        """Take note of dumps that are not whole."""
+        """Note that dumps are incomplete."""
         self.incomplete.extend(line for line in lines if line not in self.incomplete)
 
     def steps(self, stage: str) -> list[int]:
@@ -71,7 +71,7 @@ class RecordedRun:
         return sorted(steps_of(self.path, stage))
 
     def ranks(self, stage: str, step: int) -> Mapping[int, Path]:
-        """Return the directories of a stage's ranks in a step, of the latest run there; empty if there is none."""
+        """Return the directories of a stage's ranks in a step, from the latest run in it; empty if there is none."""
         directory = self.path / stage / f"step{step}"
         if not directory.is_dir():
             return {}
@@ -96,7 +96,7 @@ class RecordedRun:
         return batch, tensors
 
     def samples(self, stage: str, step: int) -> dict[int, StageSamples]:
-        """Return where samples lie in a stage, by rank; ranks without ``samples.json`` are left out.
+        """Return the samples of a stage, by rank; ranks without ``samples.json`` are left out.
 
         Raises:
             DumpError: one cannot be read.
@@ -128,10 +128,10 @@ class RecordedRun:
         }
 
     def need(self, stage: str, why: str) -> list[int]:
-        """Return the steps of a stage that is needed.
+        """Return the steps of a stage that a comparison requires.
 
         Raises:
-            CompareError: it was not recorded.
+            CompareError: the stage was not recorded.
         """
         steps = self.steps(stage)
         if not steps:
@@ -147,7 +147,7 @@ def open_run(path: Path) -> RecordedRun:
 
     Raises:
         CompareError: there is nothing at ``path``.
-        DumpError: it is no directory of a recorded run.
+        DumpError: it is not the directory of a recorded run.
     """
     check_exists(path)
     if not path.is_dir():
@@ -160,12 +160,12 @@ def chosen_steps(available: Collection[int], asked: Collection[int], what: str) 
     """Return the steps to compare.
 
     Args:
-        available: Those that there are.
-        asked: Those that were asked for; empty for all.
-        what: What has these steps, for messages.
+        available: Existing steps.
+        asked: Requested steps; empty for all.
+        what: Owner of the steps, for messages.
 
     Raises:
-        CompareError: one is not there.
+        CompareError: a requested step does not exist.
     """
     missing = sorted(set(asked) - set(available))
     if missing:
@@ -175,10 +175,10 @@ def chosen_steps(available: Collection[int], asked: Collection[int], what: str) 
 
 
 def retokenised_rows(run: RecordedRun, step: int, batch: BatchFile) -> list[bool] | None:
-    """Return for each row of a batch whether its tokens are others than those that the engine has generated.
+    """Return for each row of a batch whether its tokens differ from those that the engine generated.
 
-    A row is said to be so if the engine has generated something for its prompt that no row has. ``None`` if nobody
-    recorded what was generated.
+    That is so if the engine generated something for the row's prompt that no row has. ``None`` if the generated tokens
+    were not recorded.
 
     Raises:
         DumpError: ``samples.json`` of a replica cannot be read.
@@ -202,7 +202,7 @@ def retokenised_rows(run: RecordedRun, step: int, batch: BatchFile) -> list[bool
 
 
 def policy_versions(run: RecordedRun, step: int, batch: BatchFile) -> list[int | None] | None:
-    """Return with which version of the policy each row was drawn; ``None`` if nobody recorded any.
+    """Return the version of the policy that generated each row; ``None`` if no version was recorded.
 
     Raises:
         DumpError: ``samples.json`` of a replica cannot be read.

@@ -1,4 +1,4 @@
-"""What two recorded runs have of one step, thing by thing, in the order of cause and effect."""
+"""Check one step of two recorded runs, value by value, from cause to effect."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STAGE_OF = {
     "token_level_scores": Stage.REWARD, "rm_scores": Stage.REWARD, "old_log_probs": Stage.ACTOR_LOG_PROB,
     "entropys": Stage.ACTOR_LOG_PROB, "ref_log_prob": Stage.REF_LOG_PROB, "values": Stage.VALUES,
 }  # fmt: skip
-"""The stages that make tensors of the batch; all others are made in `BEFORE` or by the trainer."""
+"""Stages that compute tensors of the batch; all others are in `BEFORE` or computed by the trainer."""
 
 _ORDER = (
     Stage.ROLLOUT, Stage.REWARD, Stage.ACTOR_LOG_PROB, Stage.REF_LOG_PROB, Stage.VALUES, Stage.TRAINER,
@@ -46,16 +46,16 @@ _ORDER = (
 """Causes before effects."""
 
 _METRICS = ("loss", "grad_norm", "kl", "entropy", "reward", "score", "advantages", "returns", "values")
-"""What a metric is named after that is no time, throughput or memory."""
+"""Words in the names of metrics that are results, rather than times, throughput or memory."""
 _NO_METRICS = ("timing", "perf", "time", "memory", "throughput", "mfu", "global_seqlen")
 _OF_CRITIC = ("loss", "grad_norm", "vf_", "vpred")
 _SMALL = 1e-3
-"""Metrics below this count as this: divergences and losses of nothing are nothing but rounding."""
+"""Metrics smaller than this count as this: divergences and losses that should be zero consist of rounding."""
 _MAX_NAMES = 5
 
 
 class Agreement(str, Enum):
-    """How well two values agree."""
+    """Degree of agreement of two values."""
 
     EQUAL = "equal"
     CLOSE = "within limit"
@@ -66,17 +66,17 @@ class Agreement(str, Enum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One thing of one step that both runs were asked for.
+    """One check of one step of both runs.
 
     Attributes:
-        step: Of the trainer.
-        stage: What made it.
-        name: Which thing.
-        agreement: How well the two agree.
-        num_values: How many values were compared.
-        error: The largest relative error; ``None`` where there is none.
-        limit: What it may be.
-        reason: More about it.
+        step: The trainer's step.
+        stage: The stage that produced the value.
+        name: Name of the value.
+        agreement: Degree of agreement.
+        num_values: Number of compared values.
+        error: The largest relative error; ``None`` if there is none.
+        limit: Limit of the error.
+        reason: Further explanation.
     """
 
     step: int
@@ -90,7 +90,7 @@ class CheckResult:
 
 
 def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[CheckResult]:
-    """Return what both runs have of a step, causes before effects.
+    """Check everything that both runs have of a step, causes before effects.
 
     Raises:
         DumpError: a file cannot be read.
@@ -105,7 +105,7 @@ def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Chec
         dtypes = target.dtypes() | golden.dtypes()
         found.append(_same_samples(step, Stage.TRAINER, [{row.id for row in batch.samples} for batch, _ in batches]))
         of_batch += _tensors(step, *batches, dtypes)
-        if not _are_other(found):  # sums over other samples are other sums
+        if not _are_other(found):  # metrics over other samples cannot be compared
             of_batch += _metrics(step, batches[0][0], batches[1][0], dtypes)
     are_other = _are_other(found)
     found += [one for one in of_batch if one.stage == Stage.ROLLOUT.value]
@@ -125,7 +125,7 @@ def _are_other(samples: Sequence[CheckResult]) -> bool:
 
 
 def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> Iterator[CheckResult]:
-    """Compare the scores of the samples that both have; a run whose rollouts are replayed may compute none."""
+    """Compare the scores of the samples that both have; a run with replayed rollouts may not compute any."""
     own, other = ({reward.id: reward.score for reward in load_rewards(run.path, step)} for run in (target, golden))
     common = [sample for sample in own if sample in other]
     unequal = [sample for sample in common if own[sample] != other[sample]]
@@ -154,7 +154,7 @@ def _same_samples(step: int, stage: Stage, ids: Sequence[set[str]]) -> CheckResu
 
 
 def _tensors(step: int, target: _Batch, golden: _Batch, dtypes: Collection[str]) -> Iterator[CheckResult]:
-    """Yield the tensors of the batch, of the rows that both have."""
+    """Yield checks of the tensors of the batch, for the rows that both have."""
     pairs = _row_pairs(*([row.id for row in batch.samples] for batch, _ in (target, golden)))
     made = list(_STAGE_OF)
     names = {**target[1], **golden[1]}
@@ -176,7 +176,7 @@ def _place(name: str, order: Sequence[str]) -> int:
 
 
 def _row_pairs(target: Sequence[str], golden: Sequence[str]) -> list[tuple[int, int]]:
-    """Return which rows belong together: those of one id, in their order."""
+    """Return pairs of rows with equal ids, in their order."""
     rows: dict[str, list[int]] = {}
     for number, sample in enumerate(golden):
         rows.setdefault(sample, []).append(number)
@@ -184,7 +184,7 @@ def _row_pairs(target: Sequence[str], golden: Sequence[str]) -> list[tuple[int, 
 
 
 def _tensor(check: Callable[..., CheckResult], target: Array, golden: Array, dtypes: Collection[str]) -> CheckResult:
-    if target.ndim == golden.ndim:  # of two paddings the part that both have; responses are padded on the right
+    if target.ndim == golden.ndim:  # crop both to the common size: responses are padded on the right
         sizes = tuple(slice(0, min(both)) for both in zip(target.shape, golden.shape, strict=True))
         target, golden = target[sizes], golden[sizes]
     if target.shape != golden.shape:
@@ -244,8 +244,8 @@ def _is_result(name: str) -> bool:
 def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *, are_other: bool) -> list[CheckResult]:
     """Compare what modules and APIs made in a stage.
 
-    Where both have cut and ordered their samples alike, the core compares all that was recorded; elsewhere the outputs
-    of modules are compared, sample by sample.
+    If both have cut and ordered their samples equally, the core compares everything that was recorded; otherwise the
+    outputs of modules are compared, sample by sample.
     """
     ranks = [run.ranks(stage.value, step) for run in (target, golden)]
     if not all(ranks):
@@ -263,7 +263,7 @@ def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *,
 
 
 def _cut(run: RecordedRun, stage: Stage, step: int) -> set[tuple[int, int, str, int, int, int, int]]:
-    """Return where every sample is in the calls of a stage."""
+    """Return the place of every sample in the calls of a stage."""
     return {
         (rank, call.call, row.id, row.row, row.offset, row.length, row.start)
         for rank, own in run.samples(stage.value, step).items()
@@ -332,7 +332,7 @@ def _weights(
         errors[name] = math.inf if norm is None or not expected else abs(norm - expected) / expected
     worst = max(errors, key=lambda name: errors[name])
     dtypes = own[worst].dtype, other[worst].dtype
-    # Norms average roundings out: a thousandth in float32 would hide a parameter that was not trained.
+    # Rounding averages out in norms: a limit of 1e-3 in float32 would hide a parameter that was not trained.
     limit = min(_limit(*dtypes), 64 * UNIT_ROUNDOFF[assumed_precision(*dtypes)])
     agreement = _within(errors[worst], limit)
     name = worst if agreement is Agreement.DIFFERENT else "parameters"

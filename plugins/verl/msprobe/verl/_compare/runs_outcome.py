@@ -1,4 +1,4 @@
-"""``msprobe verl compare runs``: two recorded runs, stage by stage in the order of cause and effect."""
+"""``msprobe verl compare runs``: two recorded runs, stage by stage from cause to effect."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RunsOptions:
     """How two runs are compared.
 
     Attributes:
-        steps: Which steps; all that both have if empty.
-        is_exact: Whether all must be equal to the bit.
+        steps: Steps to compare; if empty, all that both have.
+        is_exact: Whether everything must be bitwise equal.
     """
 
     steps: Collection[int] = ()
@@ -44,7 +44,7 @@ class RunsOptions:
 def compare_runs(
     target: RecordedRun, golden: RecordedRun, options: RunsOptions | None = None, progress: Progress | None = None
 ) -> Outcome:
-    """Compare two runs; what differs first, in the order of cause and effect, is to blame.
+    """Compare two runs; the first difference, from cause to effect, is to blame.
 
     Raises:
         CompareError: they have no step in common.
@@ -71,7 +71,7 @@ def compare_runs(
             f"{listed_steps(steps)}."
         ),
         headline=_headline(checked, first),
-        # Warnings, such as what could not be compared, do not come before what differs.
+        # Warnings, such as about values that could not be compared, follow the differences.
         findings=[*_sampling(target, golden), *sorted(findings, key=lambda finding: not finding.is_fault)],
         notes=[*_settings(target, golden), *([f"recorded on one side only: {', '.join(lone)}"] if lone else [])],
         lines=list(_lines(checked)),

@@ -1,4 +1,4 @@
-"""Two stages by statistics and checksums, which are of whole micro-batches: where both have cut their samples alike."""
+"""Compare two stages by statistics and checksums of whole micro-batches, if both have the same samples in them."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class ValueDifference:
     """One output of one call of a module; a row of the table.
 
     Attributes:
-        step: Of the trainer.
-        order: Place in the order of execution, from 0.
-        module: What reports call the module.
-        output: Position in the call.
-        rank: Whose call.
-        call: Which call, its index.
-        error: Largest relative difference of its statistics; this and what follows are ``None`` where there are
-            checksums only, and they differ.
-        floor: What rounding explains of it.
+        step: The trainer's step.
+        order: Index in execution order, from 0.
+        module: Name of the module in reports.
+        output: Position of the value in the call.
+        rank: Rank of the call.
+        call: Index of the call.
+        error: Largest relative difference of its statistics; this and the following are ``None`` if there are only
+            checksums, and they differ.
+        floor: Error that rounding explains.
         score: The error over the floor.
-        limit: Of the score.
-        verdict: ``ERROR`` where rounding does not explain it, as far as one sees, else ``PASS``.
-        is_equal: Whether all that was recorded of it is equal.
-        by: ``checksum``, where equal means equal to the bit, or ``statistics``.
+        limit: Limit of the score.
+        verdict: ``ERROR`` if rounding does not explain the error, as far as statistics show, else ``PASS``.
+        is_equal: Whether everything recorded of it is equal.
+        by: ``checksum``, where equal means bitwise equal, or ``statistics``.
     """
 
     step: int
@@ -71,11 +71,11 @@ class StatisticsDifference:
     """The comparison of two stages by statistics.
 
     Attributes:
-        step: Of the trainer.
-        values: In the order of execution.
-        samples: How many samples are in the calls that were compared.
-        num_calls: How many calls were compared.
-        num_others: How many calls hold other samples in the two stages.
+        step: The trainer's step.
+        values: In execution order.
+        samples: Number of samples in the compared calls.
+        num_calls: Number of compared calls.
+        num_others: Number of calls with different samples in the two stages.
     """
 
     step: int
@@ -91,12 +91,12 @@ class StatisticsDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all that was recorded is equal."""
+        """Whether everything recorded is equal."""
         return all(value.is_equal for value in self.values)
 
     @property
     def by_checksum(self) -> bool:
-        """Whether equal means equal to the bit."""
+        """Whether equal means bitwise equal."""
         return all(value.by == _CHECKSUM for value in self.values)
 
 
@@ -109,13 +109,13 @@ def compare_statistics(
     """Compare the statistics of the outputs of modules, call by call, of calls that hold the same samples.
 
     Args:
-        run: Whose.
-        stages: The golden one, and the one under test.
-        step: Of the trainer.
+        run: The recorded run.
+        stages: The golden stage, and the stage under test.
+        step: The trainer's step.
         minis: Mini-batches of the latter; all by default.
 
     Raises:
-        CompareError: no call holds the same samples in both, or they have no output of a module in common.
+        CompareError: no call has the same samples in both, or the stages have no output of a module in common.
         DumpError: a file cannot be read.
     """
     what = f"{run.path}: {stages[0]} and {stages[1]} of step {step}"
@@ -152,7 +152,7 @@ def _calls(
 
 
 def _outputs(run: RecordedRun, stage: str, step: int, calls: Collection[Call]) -> pl.DataFrame:
-    """Return the outputs of modules of some calls, with the columns of a dump's frame and `_KEY`."""
+    """Return the outputs of modules in some calls, with the columns of a dump's frame and `_KEY`."""
     frames = [
         run.dump(directory)
         .frame.filter(
@@ -176,10 +176,10 @@ def _outputs(run: RecordedRun, stage: str, step: int, calls: Collection[Call]) -
 
 
 def _measured(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return pairs of rows with ``error``, ``is_equal`` and ``by_checksum``; those without numbers are left out.
+    """Return pairs of rows with ``error``, ``is_equal`` and ``by_checksum``; pairs without numbers are left out.
 
-    The error is the largest of the relative differences of the norm, and of the extremes to the largest element: +Inf
-    where shapes differ or one side alone is not finite, null where there are no statistics.
+    The error is the largest of the relative difference of the norm, and of the extremes relative to the largest
+    element: +Inf if shapes differ or only one side is finite, null if there are no statistics.
     """
     known = ("shape", "checksum", *STATISTICS, *_COUNTS)
     rows = add_statistics(rows.rename({name: f"{name}_target" for name in known}))

@@ -1,4 +1,4 @@
-"""The outputs of modules in one stage, by sample and position, however the stage has cut and ordered its batch."""
+"""Outputs of modules in one stage, by sample and position, however the stage cut and ordered its batch."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from msprobe_core.store.tensor_source import read_whole
 Array: TypeAlias = NDArray[Any]
 
 _CACHE_BYTES = 512 << 20
-"""So many bytes of tensors are kept, since a call's tensor has many samples."""
+"""Bytes of tensors kept in memory, since one call's tensor has many samples."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where some positions of a sample lie.
+    """Location of some positions of a sample.
 
     Attributes:
-        rank: Of the stage.
+        rank: Rank in the stage.
         call: Index of the call.
-        layout: Of the call.
-        phase: Of the call.
-        num_rows: How many samples the call holds.
-        row: Where in the call.
+        layout: Layout of the call.
+        phase: Phase of the call.
+        num_rows: Number of samples in the call.
+        row: Location within the call.
     """
 
     rank: int
@@ -52,12 +52,12 @@ class ModuleValue:
     """One value of a module's calls.
 
     Attributes:
-        path: Of the module; empty for the outermost.
+        path: Path of the module; empty for the outermost.
         type_name: Its class.
         role: ``input`` or ``output``.
         place: Position in the call, such as ``0``.
-        parts: Of values that the other side has as one, such as the projections of an attention: those that make it up,
-            along the last dimension.
+        parts: For values that the other side has as one, such as the projections of an attention: the values of which
+            it consists, along the last dimension.
     """
 
     path: str
@@ -69,11 +69,11 @@ class ModuleValue:
 
 @dataclass(frozen=True)
 class Positions:
-    """What a module made of some positions of a sample.
+    """A module's values at some positions of a sample.
 
     Attributes:
-        number: Of the positions in the sample, rising, ``[n]``.
-        is_decoded: Whether each was decoded, and not part of a prompt, ``[n]``.
+        number: Indices of the positions in the sample, ascending, ``[n]``.
+        is_decoded: Whether each was decoded, rather than part of a prompt, ``[n]``.
         values: ``[n, …]``.
     """
 
@@ -82,7 +82,7 @@ class Positions:
     values: Array
 
     def at(self, number: Array) -> Positions:
-        """Return those of some positions, all of which there are."""
+        """Return the values at some positions, all of which must exist."""
         places = np.searchsorted(self.number, number)
         return Positions(number, self.is_decoded[places], self.values[places])
 
@@ -104,15 +104,15 @@ class _Stored:
 
 
 class StatisticsOnlyError(CompareError):
-    """A stage has statistics, and no tensors: whoever can do with those compares them."""
+    """A stage has statistics but no tensors; callers may compare those instead."""
 
 
 class StageTensors:
     """The tensors of one stage of one step.
 
     Attributes:
-        label: What messages call it.
-        places: Where each sample lies, by its id, in the order of the calls.
+        label: Name in messages.
+        places: Locations of each sample, by its id, in the order of the calls.
         values: Outputs of modules, in the order in which their first calls ended.
     """
 
@@ -124,17 +124,17 @@ class StageTensors:
         *,
         minis: Collection[int] | None = None,
     ) -> None:
-        """Read descriptions; elements are read when they are asked for.
+        """Read descriptions; elements are read on demand.
 
         Args:
-            run: Whose.
-            stage: Which.
-            step: Of the trainer.
-            minis: Only these mini-batches; all by default.
+            run: The recorded run.
+            stage: Name of the stage.
+            step: The trainer's step.
+            minis: Mini-batches to use; all by default.
 
         Raises:
             StatisticsOnlyError: the stage has no tensors.
-            CompareError: it has no samples, or nothing of modules.
+            CompareError: it has no samples, or no values of modules.
             DumpError: a file cannot be read.
         """
         self.label = f"{stage} of step {step} in {run.path}"
@@ -179,7 +179,7 @@ class StageTensors:
         return next(iter(self._stored[(value.parts or (value,))[0]].values())).dtype
 
     def has(self, value: ModuleValue) -> bool:
-        """Whether there is such a value."""
+        """Whether the value exists."""
         return value in self._stored
 
     def _index(self, rank: int, dump: Dump) -> None:
@@ -206,10 +206,10 @@ class StageTensors:
             self._stored.setdefault(value, {})[rank, index] = stored
 
     def gather(self, value: ModuleValue, sample: str) -> Positions:
-        """Return what a module made of the positions of a sample.
+        """Return a module's values at the positions of a sample.
 
-        Positions that it has no place for, such as those of an engine that gives the last logits only, are left out. Of
-        a position that lies in several places the first counts.
+        Positions without a value, such as those of an engine that returns only the last logits, are left out. If a
+        position occurs several times, the first value is returned.
 
         Raises:
             DumpError: a tensor cannot be read.
@@ -245,7 +245,7 @@ class StageTensors:
         return whole
 
     def micro_batches(self) -> dict[str, tuple[int, ...]]:
-        """Return for each sample how many samples are in the micro-batches that it is in."""
+        """Return for each sample the sizes, in samples, of the micro-batches that it is in."""
         sizes: dict[tuple[int, int], int] = {}
         for places in self.places.values():
             for place in places:
@@ -256,7 +256,7 @@ class StageTensors:
 
 
 def module_of(entry: str) -> tuple[str, str, int] | None:
-    """Return path, class and index of a call of a module; ``None`` of anything else."""
+    """Return path, class and index of a module's call; ``None`` for other entries."""
     try:
         site = parse_entry(entry)
     except EntryNameError:
@@ -269,12 +269,12 @@ def _part(whole: Array, place: Place) -> Array | None:
     row = place.row
     end = row.offset + row.length
     if place.layout is BatchLayout.PACKED:
-        # [1, tokens, …] of a trainer, [tokens, …] of a router.
+        # [1, tokens, …] from a trainer, [tokens, …] from a router.
         if whole.ndim >= 2 and whole.shape[0] == 1 and whole.shape[1] >= end:
             return whole[0, row.offset : end]
         return whole[row.offset : end] if whole.ndim >= 1 and whole.shape[0] >= end else None
     if place.layout is BatchLayout.REQUEST and whole.ndim == 2 and not row.row and whole.shape[0] >= end:
-        return whole[row.offset : end]  # of an engine that packs requests, or of a router
+        return whole[row.offset : end]  # from an engine that packs requests, or from a router
     if whole.ndim >= 1 and whole.shape[0] > place.num_rows and not whole.shape[0] % place.num_rows:
         whole = whole.reshape(place.num_rows, -1, *whole.shape[1:])  # routers have one dimension for rows and positions
     if whole.ndim < 2 or whole.shape[0] <= row.row or whole.shape[1] < end:
@@ -298,7 +298,7 @@ def common_samples(target: StageTensors, golden: StageTensors) -> list[str]:
 
 
 def matched(target: StageTensors, golden: StageTensors) -> Sequence[tuple[ModuleValue, ModuleValue]]:
-    """Return the outputs that both stages have, in the order of the target: modules by path, whatever their class.
+    """Return the outputs that both stages have, in the order of the target: modules are paired by path, of any class.
 
     A serving engine may have other names, and one module for several: see `msprobe.verl._module_maps`.
     """
@@ -321,7 +321,7 @@ def matched(target: StageTensors, golden: StageTensors) -> Sequence[tuple[Module
 
 def _served(value: ModuleValue) -> tuple[str, str]:
     path = served_path(served_path(value.path, FSDP), MEGATRON)
-    # Megatron's elements lie in another order there, which only a comparison of statistics bears.
+    # Megatron stores these elements in another order, which only a comparison of statistics tolerates.
     is_reordered = path != value.path and path.rpartition(".")[2] in MEGATRON.reordered
     return value.path if is_reordered and value.path.endswith("linear_qkv") else path, value.place
 
@@ -329,7 +329,7 @@ def _served(value: ModuleValue) -> tuple[str, str]:
 def _made_up(
     values: Sequence[ModuleValue], wholes: Mapping[tuple[str, str], ModuleValue]
 ) -> dict[ModuleValue, tuple[ModuleValue, ModuleValue]]:
-    """Return, by the last of its parts, each value that is made up of some, and what the other side has for it."""
+    """Return, by the last of its parts, each value that consists of several, and its counterpart on the other side."""
     by_path = {_served(value): value for value in values}
     found: dict[ModuleValue, tuple[ModuleValue, ModuleValue]] = {}
     for (path, place), whole in wholes.items():

@@ -1,4 +1,4 @@
-"""Weights that were sent and received, parameter by parameter: by their checksums, and where these differ by norms."""
+"""Compare sent and received weights, parameter by parameter: by checksums, and by norms if those differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, precision_of
 
 
 class Transfer(str, Enum):
-    """What became of a parameter on its way to the engine."""
+    """Result of a parameter's transfer to the engine."""
 
     EQUAL = "equal"
     CAST = "cast"
@@ -27,7 +27,7 @@ class Transfer(str, Enum):
 
     @property
     def is_fault(self) -> bool:
-        """Whether the engine has not what it should have."""
+        """Whether the engine does not have the value that it should have."""
         return self in {Transfer.OUTDATED, Transfer.DIFFERS, Transfer.MISSING}
 
 
@@ -36,13 +36,13 @@ class Transferred:
     """One parameter.
 
     Attributes:
-        name: As it was sent; of fused parameters as it was received.
-        transfer: What became of it.
-        sent: As it was sent; ``None`` if it was not.
-        received: As it was received; ``None`` if it was not.
-        error: Relative difference of the norms, where the bytes differ; ``None`` if it is not known.
-        reason: More about it.
-        is_unchanged: Whether it was sent as it had been sent a step before; ``None`` if that is not known.
+        name: Name as sent; for fused parameters, as received.
+        transfer: Result of the transfer.
+        sent: The parameter as sent; ``None`` if it was not sent.
+        received: The parameter as received; ``None`` if it was not received.
+        error: Relative difference of the norms, if the bytes differ; ``None`` if unknown.
+        reason: Further explanation.
+        is_unchanged: Whether the sent value is that of the previous step; ``None`` if unknown.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Transferred:
 
 
 _CAST_ROUNDOFFS = 4.0
-"""Norms of a cast tensor differ by no more than so many unit round-offs: roundings of elements average out."""
+"""Largest difference of a cast tensor's norm, in unit round-offs: roundings of elements average out."""
 
 
 def transfers(sent: WeightsFile, received: WeightsFile, earlier: Sequence[WeightsFile] = ()) -> Iterator[Transferred]:
-    """Yield what became of each parameter.
+    """Yield the result of each parameter's transfer.
 
     Args:
-        sent: By the trainer.
-        received: By a replica of the engine.
-        earlier: What was sent before, the latest last; tells whether the engine has an older version.
+        sent: Weights sent by the trainer.
+        received: Weights received by a replica of the engine.
+        earlier: Weights sent before, the latest last; used to detect an older version in the engine.
     """
     own = {weight.name: weight for weight in received.parameters}
     fused = _fused_parts(own, {weight.name: weight for weight in sent.parameters})
@@ -122,7 +122,7 @@ def _cast(sent: Weight, received: Weight, error: float | None) -> tuple[Transfer
 
 
 def _relative(norm: float | None, expected: float | None) -> float | None:
-    """Return how far a norm is off, relative to the expected one; ``None`` if one of them is not known."""
+    """Return the difference of a norm from the expected one, relative to the latter; ``None`` if one is unknown."""
     if norm is None or expected is None:
         return None
     return abs(norm - expected) / expected if expected else (0.0 if not norm else math.inf)
@@ -141,7 +141,7 @@ def assumed_precision(*dtypes: str) -> Precision:
 
 
 def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> dict[str, list[Weight]]:
-    """Return by name of a fused parameter those that it is made of."""
+    """Return, by name of a fused parameter, the parameters that it consists of."""
     found: dict[str, list[Weight]] = {}
     for name in received:
         if name in sent:
@@ -182,9 +182,9 @@ class Sync:
     """One transfer of all parameters to one replica.
 
     Attributes:
-        step: Of the trainer.
+        step: The trainer's step.
         replica: Number of the replica.
-        parameters: What became of each.
+        parameters: Result of each parameter's transfer.
     """
 
     step: int
@@ -193,7 +193,7 @@ class Sync:
 
     @property
     def faults(self) -> list[Transferred]:
-        """Those that the engine has otherwise than they were sent."""
+        """Parameters whose value in the engine differs from the one sent."""
         return [one for one in self.parameters if one.transfer.is_fault]
 
     @property
@@ -208,7 +208,7 @@ class Sync:
 
 
 def syncs(run: RecordedRun, step: int) -> list[Sync]:
-    """Return what became of the parameters sent in a step, by replica; empty if nothing was received.
+    """Return the transfers of the parameters sent in a step, by replica; empty if nothing was received.
 
     Raises:
         DumpError: a file cannot be read.

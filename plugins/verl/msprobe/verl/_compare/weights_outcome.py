@@ -1,4 +1,4 @@
-"""``msprobe verl compare weights``: whether the engine has what the trainer sent, and what changed between steps."""
+"""``msprobe verl compare weights``: whether the engine has what the trainer sent, and changes between steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SCHEMA: dict[str, Any] = {
 
 
 def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
-    """Compare what was sent with what was received, and each step with the one before.
+    """Compare sent with received weights, and each step with the previous one.
 
     Raises:
         CompareError: nothing was sent, or there is neither a receiver nor a second step to compare with.
@@ -133,7 +133,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Finding]:
-    """Return findings of parameters that ranks have sent differently; those that some do not send are no matter."""
+    """Return findings for parameters that ranks sent differently; those that some ranks do not send are ignored."""
     found: list[Finding] = []
     first_rank = min(sent, default=0)
     first = {weight.name: weight for weight in sent[first_rank].parameters} if sent else {}
@@ -150,7 +150,7 @@ def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Fin
 
 
 def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return in words how many parameters changed from each step to the next, and which did not."""
+    """Return, as texts, how many parameters changed from each step to the next, and which ones did not."""
     lines: list[str] = []
     notes: list[str] = []
     available = run.steps(Stage.WEIGHTS_SENT.value)
