@@ -60,7 +60,7 @@ def _place(step: int | None, rank: int | None) -> str:
 
 
 def place_of(suspect: Suspect) -> str:
-    """Return step, micro step and ranks of a suspect as text; parts with only one possible value are omitted."""
+    """Return step, micro_step and ranks of a suspect as text, without unknown ones and without micro_step 0."""
     parts = [f"step {suspect.step}"] if suspect.step is not None else []
     parts += [f"micro step {suspect.micro_step}"] if suspect.micro_step else []
     if suspect.ranks:

@@ -121,15 +121,18 @@ def _empty_book(sheets: Sequence[Sheet]) -> tuple[io.BytesIO, _Styles]:
     styles: dict[tuple[str | None, str], int] = {(None, ""): 0}
     for sheet in sheets:
         made: Any = book.create_sheet(sheet.title)
+        # The header and the column of names stay in view.
         made.freeze_panes = "B2"
         made.auto_filter.ref = f"A1:{get_column_letter(len(sheet.columns))}{sheet.num_rows + 1}"
         header: list[Any] = []
         for i, column in enumerate(sheet.columns, start=1):
             made.column_dimensions[get_column_letter(i)].width = column.width
             cell: Any = WriteOnlyCell(made, value=column.header)
+            # Text, even if it begins like a formula.
             cell.data_type = "s"
             cell.font = Font(bold=True)
             header.append(cell)
+        # Cells that are not written: openpyxl registers a style when a cell gets it.
         for key in {(fill, c.number_format) for fill in (None, *sheet.colours) for c in sheet.columns} - styles.keys():
             fill, number_format = key
             cell = WriteOnlyCell(made)

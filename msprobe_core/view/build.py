@@ -211,7 +211,9 @@ class _Builder:
         tasks = [_Task(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
+        # Set before any unit is added: the overview follows the values of culprits in all units.
         self._overview.culprits = frozenset(each.node for each in self._culprits if each.node is not None)
+        # Notes of the search are listed once, below, and not again with a unit.
         self._said.update(note.text for note in location.noted())
         self._add_all(tasks)
         self._notes = [*map(noted, pairing.missing), *location.noted(), *self._notes]
@@ -233,6 +235,7 @@ class _Builder:
         }
         if len(failed) == len(tasks):
             raise CompareError(f"nothing of it can be shown; {failed[0].text}")
+        # By step, because communication is matched among the ranks of one step.
         for step in dict.fromkeys(task.step for task in tasks):
             own = [task for task in tasks if task.step == step]
             peers = self._communication(own, len(self._units))

@@ -165,7 +165,7 @@ def _named(nodes: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reasons(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return ``entry``, ``slot`` and `FINDINGS` of the worst result of each call, or else of its worst input."""
+    """Return ``entry``, ``slot`` and `FINDINGS` of each call's first wrong result, or else of its first wrong input."""
     is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]) | (pl.col("excess") > 1)
     own = rows.filter(is_wrong & (pl.col(FINDINGS).list.len() > 0)).select(
         "entry",

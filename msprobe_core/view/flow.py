@@ -55,6 +55,7 @@ class _Search:
                 self._has_inner[parent] = True
                 start = start_of.get(node, num_calls)
                 start_of[parent] = min(start_of.get(parent, num_calls), start)
+        # Modules by the first call inside: inputs are resolved before it, since calls inside may produce equal values.
         self._starting: dict[int, list[int]] = {}
         for call, node in enumerate(self._node_of):
             if node != -1 and self._has_inner[node]:
@@ -85,6 +86,7 @@ class _Search:
                     self._mark(node, each.identity)
                     yield each.producer, node, each.row
             for identity in self._outputs.get(call, ()):
+                # A module's output that a recorded call inside produced is attributed to that call.
                 if made is self._made_inside or identity not in self._made_inside:
                     made[identity] = node
 

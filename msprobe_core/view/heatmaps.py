@@ -88,6 +88,7 @@ def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: Tensor
     begin = 0
     for values, trusted in _pairs(target, golden):
         difference = np.abs(values - trusted)
+        # Two equal infinities, or two NaN, do not differ, though their difference is NaN.
         difference[(values == trusted) | (np.isnan(values) & np.isnan(trusted))] = 0.0
         bins = place.bins(begin, len(values))
         for i, weights in enumerate((difference**2, values, trusted)):
@@ -96,6 +97,7 @@ def map_of(unit: int, node: str, slot: str, target: TensorSource, golden: Tensor
         energy += float(np.sum(trusted[np.isfinite(trusted)] ** 2))
         largest = int(np.argmax(np.where(np.isnan(difference), np.inf, difference)))
         own = float(difference[largest])
+        # NaN on one side only is worse than any finite difference.
         own = math.inf if math.isnan(own) else own
         if own > worst:
             worst, worst_at = own, begin + largest

@@ -144,6 +144,7 @@ class Overview:
         is_suspect = pl.col("call").is_in(list(suspects))
         is_telling = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value]) | is_suspect
         rows = own.values.filter(pl.col("call").is_in(list(nodes)) & is_telling & (pl.col("kind") == "tensor"))
+        # Suspects first, so that they are followed even if there are too many values.
         rows = rows.sort(~is_suspect, maintain_order=True)
         sides = SIDES if own.is_pair else SIDES[:1]
         columns = [f"{name}_{side}" for side in sides for name in STATISTICS]

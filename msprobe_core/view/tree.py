@@ -105,6 +105,7 @@ class _Builder:
         name = self._nodes[node]
         parent = self._parents.get(name)
         if parent is None and self._phases[node] == Phase.PARAMETERS_GRAD.value and name not in self._parents:
+            # Dumps record no parent of these gradients; they belong to their module's backward.
             backward = names.backward_of_parameters(names.numbered_gradients(name))
             return backward if backward in self._places else None
         return parent
@@ -123,6 +124,7 @@ class _Builder:
         gathered: list[int] = []
         run: list[int] = []
         number = 0
+        # -1 is a sentinel, which ends the last run.
         for node in [*top, -1]:
             is_loose = node != -1 and self._is_loose(node)
             if is_loose and len(run) < _MAX_LOOSE and (not run or self._phases[run[0]] == self._phases[node]):

@@ -163,6 +163,7 @@ def _queued(batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
             nested.append((key, value))
         elif hasattr(value, "tolist"):
             others[key] = value.tolist()
+    # TransferQueue keeps the policy's versions with each trajectory.
     tags = getattr(batch, "tags", None)
     for name in ("min_global_steps", "max_global_steps"):
         if tags:

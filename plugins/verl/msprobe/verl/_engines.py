@@ -51,6 +51,7 @@ def vllm_execute_method(original: Method) -> Method:
         probe = Probe.current()
         if probe is not None:
             with probe.guard("vLLM's schedule"):
+                # Read their tokens before the call, which forgets finished requests.
                 for request in scheduler_output.finished_req_ids:
                     state = self.requests.get(request)
                     if state is not None:

@@ -45,6 +45,7 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the spec that other finders find for a module with an action, with a loader that runs the action."""
+        # Removed before the search below, which asks this finder again.
         action = self._actions.pop(fullname, None)
         if action is None:
             return None

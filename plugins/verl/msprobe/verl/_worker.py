@@ -83,6 +83,7 @@ def critic_method(name: str) -> Callable[[Method], Method]:
             running = probe.open_stage
             if running is not None:
                 _correct(running, args, kwargs)
+            # Within a stage this method is a part of it. Outside, only a critic begins one here.
             is_critic = getattr(getattr(self, "config", None), "model_type", None) == "value_model"
             if running is not None or not is_critic:
                 return original(self, *args, **kwargs)
@@ -235,6 +236,7 @@ def send_method(original: Method) -> Method:
         _Transfer.step = args[0] if args else kwargs.get("global_steps")
         _Transfer.is_running = True
         with probe.guard("the policy's version"):
+            # One rank is enough: engines read the version from the run's directory.
             if _Transfer.step is not None and not probe.framework.rank():
                 announce_policy_version(probe.out, _Transfer.step)
         try:

@@ -2,9 +2,9 @@
 
 A point that takes a gradient needs the sum of the gradients from all later uses of its tensor. Without the point, the
 compiler may merge this sum with gradients from other uses of the same value into one sum, which rounds differently;
-with the point it cannot. It also multiplies constants with each other across a point only if the point is absent. On
-the CPU it computes half precision in float32, and rounds only where an operator needs half precision, which a point
-that copies a tensor does. No other optimization across points changes a value.
+with the point it cannot. Nor can it then merge constants that are multiplied on both sides of the point. On the CPU it
+computes half precision in float32, and rounds only where an operator needs half precision, which a point that copies a
+tensor does. No other optimization across points changes a value.
 """
 
 from __future__ import annotations
