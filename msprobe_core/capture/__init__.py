@@ -1,4 +1,4 @@
-"""Capture: from calls that a framework plugin reports to entries that a writer stores."""
+"""Recording: from the calls that a framework plugin reports to the entries that a writer stores."""
 
 from msprobe_core.capture.debugger import PrecisionDebugger
 from msprobe_core.capture.session import Session

@@ -1,4 +1,4 @@
-"""What is recorded of arguments that are no tensors: Python's own values, NumPy's, and long lists of numbers."""
+"""Description of arguments that are not tensors: values of Python and NumPy, and long lists of numbers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from msprobe_core.capture.host_values import statistics_of
 from msprobe_core.model import Argument
 
 SCALARS = frozenset({bool, int, float, str})
-"""Types whose values stand in a dump as they are."""
+"""Types whose values are stored in a dump unchanged."""
 
 MAX_ITEMS = 1024
-"""Of a list with more numbers, strings or other plain values, nested ones included, statistics are recorded."""
+"""Longer lists of numbers, strings or other plain values, counting nested ones, are recorded as statistics."""
 
 MAX_TEXT = 4096
-"""Longer texts are cut."""
+"""Longest text, in characters, that is stored whole."""
 
 _MAX_BYTES = 32
+"""Longest bytes object that is stored whole."""
 
 
 def describe_python(value: Any) -> Argument | None:
-    """Return what is recorded of one of Python's or NumPy's values; ``None`` for objects of other types."""
+    """Return the record of a value of Python or NumPy; ``None`` for objects of other types."""
     for kind in _SCALARS_BY_BASE:
         if isinstance(value, kind):  # an IntEnum, a str subclass
             return Argument(kind.__name__, _cut(kind(value)))
-    if isinstance(value, Argument):  # described by the interception
+    if isinstance(value, Argument):  # described by the interception already
         return value
-    if type(value).__module__ == "numpy" and not isinstance(value, np.dtype):  # before NumPy 1.25 its types are there
+    # Before NumPy 1.25 dtype types belong to module numpy.
+    if type(value).__module__ == "numpy" and not isinstance(value, np.dtype):
         return _describe_numpy(value)
     for kinds, describe in _DESCRIPTIONS:
         if isinstance(value, kinds):
@@ -44,15 +46,15 @@ _SCALARS_BY_BASE = (bool, int, float, str)
 
 
 def describe_scalar(value: Any) -> Argument:
-    """Return what is recorded of a value of one of `SCALARS`."""
+    """Return the record of a value whose type is in `SCALARS`."""
     return Argument(type(value).__name__, _cut(value))
 
 
 def summarise(items: Sequence[Any]) -> Argument | None:
-    """Return what is recorded of a long list of plain values, nested or not; ``None`` of any other list.
+    """Return the record of a long list of plain values, nested or not; ``None`` for any other list.
 
-    Statistics of numbers, and how many there are; ``shape`` is that of a regular nest, and otherwise the number of
-    values.
+    Numbers are recorded as statistics and shape, other values as the shape only. The shape of an irregular nesting is
+    the number of values.
     """
     shape, level, kinds = [len(items)], items, set(map(type, items))
     for _ in range(_MAX_NESTING):  # a list may contain itself
@@ -79,7 +81,7 @@ _PLAIN_ITEMS = SCALARS | {complex, bytes, type(None)}
 
 
 def _describe_complex(value: complex) -> Argument:
-    # In parentheses: mindstudio-probe refuses texts that begin with a minus.
+    # In parentheses, because mindstudio-probe rejects texts that begin with a minus sign.
     return Argument(type(value).__name__, f"({value.real!r}{value.imag:+}j)")
 
 
@@ -100,7 +102,7 @@ def _describe_type(value: type) -> Argument:
 def _describe_set(items: set[Any] | frozenset[Any]) -> Argument | None:
     if not set(map(type, items)) <= _PLAIN_ITEMS:
         return None
-    # In an order that does not change from run to run.
+    # Sorted: the order of a set differs from run to run.
     text = ", ".join(sorted(map(repr, items)))
     return Argument(type(items).__name__, _cut(f"{{{text}}}"))
 
@@ -125,14 +127,15 @@ def _describe_numpy(value: Any) -> Argument | None:
     if value.ndim == 0:
         if kind not in "biuf":
             return Argument(str(value.dtype), _cut(str(value)))
-        # Of a long double, item() is the same again.
+        # item() of a long double returns a long double, which JSON cannot store.
         return Argument(str(value.dtype), float(value) if kind == "f" else value.item())
     statistics: dict[str, Any] = _statistics(value) if kind in "biufc" and value.size else _NO_STATISTICS
     return Argument("numpy.ndarray", None, {"dtype": str(value.dtype), "shape": list(value.shape), **statistics})
 
 
 def _statistics(array: Any) -> dict[str, Any]:
-    if array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):  # long doubles
+    # Long doubles, which the statistics do not support.
+    if array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
         array = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
     stats = statistics_of(array)
     return {"Max": stats.max, "Min": stats.min, "Mean": stats.mean, "Norm": stats.l2_norm}
@@ -148,7 +151,7 @@ def _bytes_text(content: bytes) -> str:
 
 
 def _cut(value: Any) -> Any:
-    """Return a text as it is if it is not long; of a longer one the beginning, its length and its checksum."""
+    """Return a text unchanged if it is short; otherwise its beginning, its length and its checksum."""
     if not isinstance(value, str) or len(value) <= MAX_TEXT:
         return value
     checksum = zlib.crc32(value.encode("utf-8", "surrogatepass"))

@@ -1,4 +1,4 @@
-"""What is in place in the user's program while a window runs."""
+"""The patches and hooks that are installed in the user's program while a window is open."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _Placed = TypeVar("_Placed", bound=Removable)
 
 
 class Attachments:
-    """Puts things in place and takes them out in reverse order, also those below one that fails.
+    """Installs attachments and removes them in reverse order; an error in one does not keep the others from removal.
 
-    What has been taken out may still report gradients of calls that it has seen, until it is released.
+    Until `release`, a removed attachment may still report gradients of calls that it observed.
     """
 
     def __init__(self, framework_name: str) -> None:
-        """Begin with nothing in place.
+        """Begin without attachments.
 
         Args:
-            framework_name: The framework in words, for messages.
+            framework_name: Name of the framework for messages.
         """
         self._framework_name = framework_name
         self._in_place: list[Removable] = []
         self._taken_out: list[Removable] = []
 
     def __bool__(self) -> bool:
-        """Whether anything is in place."""
+        """Whether any attachment is installed."""
         return bool(self._in_place)
 
     def plugin_call(self, doing: str) -> AbstractContextManager[None]:
-        """Return a block in which errors name the framework's plugin."""
+        """Return a context manager in which errors name the framework's plugin."""
         return plugin_call(self._framework_name, doing)
 
     def put_in_place(self, place: Callable[..., _Placed], *arguments: Any) -> _Placed:
-        """Return what ``place`` has put in place.
+        """Call ``place``, and return the attachment that it installed.
 
         Raises:
-            PluginError: it raises, or returns what cannot be taken out.
+            PluginError: ``place`` raises, or returns an object that cannot be removed.
         """
         with self.plugin_call("attaching"):
             placed = place(*arguments)
@@ -52,26 +52,27 @@ class Attachments:
         return placed
 
     def detach(self) -> None:
-        """Take everything out."""
+        """Remove all attachments."""
         with ExitStack() as stack:
+            # Through an ExitStack: all are removed even if one raises, and the first error is raised at the end.
             for _ in self._in_place:
                 stack.callback(self.detach_last)
 
     def detach_last(self) -> None:
-        """Take out what was put in place last."""
+        """Remove the attachment that was installed last."""
         attachment = self._in_place.pop()
         self._taken_out.append(attachment)
         with self.plugin_call("detaching"):
             attachment.detach()
 
     def settle(self) -> None:
-        """Have what was taken out hand over what it is still adding up."""
+        """Have removed attachments report the gradients that they are still accumulating."""
         for attachment in self._taken_out:
             with self.plugin_call("settling"):
                 attachment.settle()
 
     def release(self) -> None:
-        """Have what was taken out report no gradient any more, and forget it."""
+        """Stop the reports of removed attachments, and drop them."""
         with ExitStack() as stack:
             for _ in self._taken_out:
                 stack.callback(self._release_last)
@@ -82,14 +83,14 @@ class Attachments:
 
 
 def watching(what: str, framework: Framework) -> WatchingFramework:
-    """Return a framework as one that reports calls of modules.
+    """Return the framework, checked to support reports of module calls.
 
     Args:
-        what: What needs this, for the message.
-        framework: Of the session.
+        what: The setting or feature that needs this, for the message.
+        framework: The session's framework.
 
     Raises:
-        PluginError: its plugin does not offer it.
+        PluginError: the framework's plugin does not support it.
     """
     if not isinstance(framework, WatchingFramework):
         raise PluginError(not_watched(what, framework))
@@ -97,5 +98,5 @@ def watching(what: str, framework: Framework) -> WatchingFramework:
 
 
 def not_watched(what: str, framework: Framework) -> str:
-    """Say that a framework's plugin cannot report calls of modules."""
+    """Return the message for a framework whose plugin cannot report calls of modules."""
     return f"{what!r} is not available for {framework.name}: its plugin does not offer to watch calls"

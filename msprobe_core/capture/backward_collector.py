@@ -1,4 +1,4 @@
-"""Gradients with respect to inputs and results of calls, in however many passes they come."""
+"""Collection of gradients with respect to inputs and results of calls, over any number of backward passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe_core.protocols.framework import Framework
 
 
 class BackwardCollector:
-    """Collects the backward entries of calls: one for each call and pass."""
+    """Collects the backward entries of calls: one for each call and backward pass."""
 
     __slots__ = (
         "_keeps_values", "_later", "_lock", "_reader", "_record", "_selection", "_skeletons", "_take",
@@ -33,7 +33,7 @@ class BackwardCollector:
         *,
         keeps_values: bool,
     ) -> None:
-        """Begin; see `Recorder` for the arguments."""
+        """Begin without entries; see `Recorder` for the arguments."""
         self._takes_gradient = framework.takes_gradient
         self._skeletons = ValueBuilder(framework, reader.note_failure, tensors_only=True)
         self._selection = selection
@@ -46,12 +46,12 @@ class BackwardCollector:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all passes."""
-        self.started: list[BackwardEntry] = []  # at least one gradient has come, and the entry is not written
+        """Drop all entries and passes."""
+        self.started: list[BackwardEntry] = []  # entries with at least one gradient that are not written yet
         self._later: dict[tuple[RecordedCall, int], BackwardEntry] = {}
 
     def drop_written(self) -> None:
-        """Wait no longer for gradients of entries that have been written."""
+        """Drop entries that have been written; their missing gradients are no longer expected."""
         self.started = [backward for backward in self.started if not backward.written]
         if self._later:
             self._later = {key: later for key, later in self._later.items() if not later.written}
@@ -61,7 +61,7 @@ class BackwardCollector:
     def input_gradients(
         self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[GradientSlot, Any]]:
-        """Return a slot for each tensor among the arguments that takes a gradient."""
+        """Return a slot for each tensor among the arguments that requires a gradient."""
         if not self._selection.takes(Phase.BACKWARD, Role.OUTPUT):
             return []
         slots: list[tuple[GradientSlot, Any]] = []
@@ -71,7 +71,7 @@ class BackwardCollector:
         return slots
 
     def output_gradients(self, call: RecordedCall, output: Any) -> list[tuple[GradientSlot, Any]]:
-        """Return a slot for each tensor in the result that takes a gradient."""
+        """Return a slot for each tensor in the result that requires a gradient."""
         if not self._selection.takes(Phase.BACKWARD, Role.INPUT):
             return []
         slots: list[tuple[GradientSlot, Any]] = []
@@ -92,7 +92,7 @@ class BackwardCollector:
         return make
 
     def expect_gradients(self, call: RecordedCall, num_outputs: int, num_inputs: int) -> None:
-        """Say how many slots will be filled if the whole graph is run."""
+        """Set the number of slots that a backward pass through the whole graph fills."""
         if call.backward is not None:
             call.backward.num_expected = num_outputs + num_inputs
             call.backward.encloses = call.encloses
@@ -103,7 +103,7 @@ class BackwardCollector:
     # --- gradients --------------------------------------------------------------------------------------------
 
     def record_gradient(self, call: RecordedCall, slot: GradientSlot, gradient: Any, backward_pass: int = -1) -> None:
-        """Fill in one slot."""
+        """Store a gradient in its slot. A gradient that arrives after its entry was written is counted as late."""
         assert isinstance(slot, Slot)
         backward = call.backward
         assert backward is not None
@@ -145,10 +145,10 @@ class BackwardCollector:
             record.offer_backlog()
 
     def _later_pass(self, call: RecordedCall, first: BackwardEntry, backward_pass: int) -> BackwardEntry | None:
-        """Return what takes the gradients of a pass that comes through the same graph again.
+        """Return the entry for a further backward pass through the same graph.
 
-        It may come to a part of the call alone, and then that is what its entry has. ``None`` if its entry has been
-        written before it was over.
+        The pass may reach only a part of the call; its entry then has only that part. ``None`` if the entry was written
+        before the pass ended.
         """
         known = self._later.get((call, backward_pass))
         if known is not None:
@@ -170,11 +170,11 @@ class BackwardCollector:
         return later
 
     def _parent_in_pass(self, parent: RecordedCall | None, number: int, backward_pass: int) -> str | None:
-        """Return the backward of an enclosing call in a pass that is the call's own number ``number``."""
+        """Return the name of the parent's backward entry, for a pass that is number ``number`` of the inner call."""
         if parent is None:
             return None
         first = parent.backward
-        if first is None:  # it is not recorded, so nobody knows which passes come to it
+        if first is None:  # not recorded, so its own passes are unknown
             return parent.name_in_pass(number)
         if first.backward_pass is None or first.backward_pass == backward_pass:
             return parent.backward_name

@@ -1,4 +1,4 @@
-"""From complete entries to batches in execution order, which a writer takes."""
+"""Batches of complete entries in execution order, for a writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe_core.model import Batch, Entry
 
 
 class BatchBuilder:
-    """Takes entries out of the parts of a recorder, in an order that does not depend on when this happens."""
+    """Takes entries from the recorder's parts, in an order that does not depend on the time of the call."""
 
     __slots__ = ("_backwards", "_num_written", "_parameters", "_reader", "_record", "_tree")
 
@@ -28,7 +28,7 @@ class BatchBuilder:
         backwards: BackwardCollector,
         parameters: ParameterGradients,
     ) -> None:
-        """Begin with nothing taken."""
+        """Begin at entry 0."""
         self._record = record
         self._tree = tree
         self._reader = reader
@@ -41,7 +41,7 @@ class BatchBuilder:
         self._num_written = 0
 
     def drain(self) -> Batch:
-        """Return what has been recorded since the last call, complete and in execution order, and forget it."""
+        """Return everything recorded since the last call, complete and in execution order, and drop it."""
         with self._record.lock:
             self._reader.reducer.collect()
             entries = self._take([*self._record.finished, *self._parameters.take_all()], self._backwards.started)
@@ -50,12 +50,12 @@ class BatchBuilder:
             return Batch(entries, self._tree.take_all_parents(entries))
 
     def drain_complete(self) -> Batch:
-        """Return the beginning of what ``drain`` would return, as far as it is certain.
+        """Return the part of the result of ``drain`` that later reports cannot change.
 
-        The order of entries thus does not depend on when this is called. An entry is certain if it precedes every
-        backward entry that waits for gradients or for calls inside, and every module that lacks gradients of some
-        parameters. If `MAX_WAITING` entries follow such a one, all complete entries are returned. Nothing is returned
-        while results are on a device.
+        So the order of entries does not depend on the time of this call. An entry is certain if it precedes every
+        backward entry that waits for gradients or for inner calls, and every module that lacks gradients of some
+        parameters. If more than `MAX_WAITING` entries wait for such an entry, all complete entries are returned. While
+        digests are still on a device, the result is empty.
         """
         record = self._record
         with record.lock:
@@ -70,7 +70,7 @@ class BatchBuilder:
             return Batch(entries, self._tree.take_parents(entries))
 
     def _certain(self) -> tuple[Sequence[Finished], Sequence[BackwardEntry]]:
-        """Return what stands before everything that may still move or come."""
+        """Return the entries that precede every entry that may still move or change."""
         finished, started, floor = self._record.finished, self._backwards.started, self._record.floor
         incomplete = self._parameters.incomplete
         uncertain = {one.entry.name for one in started if not one.is_complete} | incomplete.keys()
@@ -94,7 +94,7 @@ class BatchBuilder:
         return entries
 
     def _around_incomplete(self) -> set[str]:
-        """Return the backward entries of calls around those that wait, after which they stand."""
+        """Return the backward entries of calls that enclose waiting ones, and hence have to follow them."""
         around: set[str] = set()
         waiting = [backward for backward in self._backwards.started if not backward.is_complete]
         parents = self._parents_around([], waiting)
@@ -108,7 +108,7 @@ class BatchBuilder:
     def _parents_around(
         self, finished: Sequence[Finished], backwards: Sequence[BackwardEntry]
     ) -> Mapping[str, str | None]:
-        """Return the parents of all calls around those that the entries are of."""
+        """Return the parents of all calls that enclose the calls of these entries."""
         parents: dict[str, str | None] = {}
         tree = self._tree
         if not tree.tracks_parents:

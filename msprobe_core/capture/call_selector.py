@@ -1,4 +1,4 @@
-"""Which calls are recorded: the selection of the configuration, and what enclosing calls bring with them."""
+"""Which calls are recorded: the configured selection, and modules that include the calls inside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msprobe_core.model import Entry, Phase
 
 
 class CallSelector:
-    """Decides what is wanted of a call that begins, and gives it the entry for its forward."""
+    """Decides what is recorded of a call that begins, and creates its forward entry."""
 
     __slots__ = ("_expands", "_selection", "_stacks", "_tree")
 
@@ -31,14 +31,14 @@ class CallSelector:
         if selection.has_patterns:
             forward, backward = selection.matches(call.name), selection.matches(call.backward_name)
         if self._expands:
-            # A module that `list` keeps brings everything inside it, for each direction by its own name.
+            # A module that `list` selects includes everything inside it, for each direction by its own name.
             parent = call.parent
             forward = call.covers_forward = forward or (parent is not None and parent.covers_forward)
             backward = call.covers_backward = backward or (parent is not None and parent.covers_backward)
         else:
             call.covers_forward, call.covers_backward = forward, backward
         call.wants_forward = forward and selection.is_inside and selection.takes_phase(Phase.FORWARD)
-        # Whether the window of `scope` is open is asked again when the gradient arrives.
+        # Gradients may arrive after `scope` closes, so the collector checks `scope` again when they do.
         call.wants_gradients = backward and selection.takes_phase(Phase.BACKWARD)
         parent_name = name_of(call.parent)
         if call.wants_forward:
@@ -49,7 +49,7 @@ class CallSelector:
             self._tree.parents[call.name] = parent_name
 
     def select_operator(self, call: RecordedCall) -> None:
-        """Take an operator if ``list`` keeps it or the call that it is part of."""
+        """Select an operator if ``list`` selects it or the call that it is part of."""
         selection, parent, is_in_backward = self._selection, call.parent, call.is_in_backward
         selection.begin(call.name)
         covers = not selection.has_patterns or selection.matches(call.name)

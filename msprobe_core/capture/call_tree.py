@@ -1,4 +1,4 @@
-"""Names and nesting of calls: indices, parents, and the micro-batch that a call belongs to."""
+"""Names and nesting of calls: indices, parents, and the micro-step of a call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from msprobe_core.capture.step_record import StepRecord
 from msprobe_core.model import Entry
 
 MAX_PARENTS = 16384
-"""Parents of calls wait for the records of these calls until there are so many of them."""
+"""Maximum number of parents kept for calls whose entries are not written yet."""
 
 
 class CallTree:
-    """Numbers the calls of a step and knows which call encloses which.
+    """Numbers the calls of a step and tracks which call encloses which.
 
-    The stack of open module calls is per thread; for everything else the caller holds the lock of the record.
+    The stack of open module calls is per thread; for all other members the caller holds the record's lock.
     """
 
     __slots__ = (
@@ -28,7 +28,7 @@ class CallTree:
         """Begin without calls.
 
         Args:
-            record: Knows the step.
+            record: The state of the current step.
             tracks_parents: Whether the nesting of calls is recorded.
         """
         self._record = record
@@ -37,12 +37,12 @@ class CallTree:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all calls: indices begin at 0 again."""
+        """Drop all calls; indices start at 0 again."""
         self._counts: dict[str, int] = {}
         self._num_roots: dict[str, int] = {}
         self._owners: dict[str, RecordedCall] = {}
-        self.parents: dict[str, str | None] = {}  # those that have not been written
-        self.undecided: set[str] = set()  # calls that may turn out not to count
+        self.parents: dict[str, str | None] = {}  # not written yet
+        self.undecided: set[str] = set()  # open calls, which `end` may still discard
         self.parents_in_pass: dict[str, str | None] = {}  # of calls in later passes, all of them
 
     # --- the stack of a thread --------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class CallTree:
         return stack[-1] if stack else None
 
     def leave(self, call: RecordedCall) -> None:
-        """Take a module call off the stack."""
+        """Remove a module call from the stack."""
         stack = self.stack()
         if call in stack:
             # An exception may have skipped the ends of calls inside this one.
@@ -73,11 +73,11 @@ class CallTree:
         return tuple(self.stack())
 
     def nest_in(self, nesting: tuple[RecordedCall, ...]) -> None:
-        """Let calls that open on this thread be inside of those of another."""
+        """Nest calls that open on this thread inside the open calls of another thread."""
         self.stack()[:] = nesting
 
     def micro_steps(self) -> MicroSteps:
-        """Return where in the step this thread is."""
+        """Return the current micro-steps of this thread."""
         place: MicroSteps | None = getattr(self._local, "micro_steps", None)
         if place is None or place.step != self._record.number:
             place = self._local.micro_steps = MicroSteps(self._record.number)
@@ -103,7 +103,7 @@ class CallTree:
         return call
 
     def owner(self, other: str | None) -> RecordedCall | None:
-        """Return what a call belongs to: the innermost module call or, outside of all, ``other``."""
+        """Return the owner of a call: the innermost open module call or, outside of all modules, ``other``."""
         stack = self.stack()
         if stack or other is None:
             return stack[-1] if stack else None
@@ -115,7 +115,7 @@ class CallTree:
         return owner
 
     def place(self, call: RecordedCall, is_recomputed: bool) -> None:
-        """Note which micro-batch of the step a call belongs to, and whether it computes something again."""
+        """Set the micro-step of a call, and whether it is a recompute."""
         place, parent = self.micro_steps(), call.parent
         call.is_recomputed = is_recomputed or (parent is not None and parent.is_recomputed)
         if parent is not None:
@@ -125,7 +125,7 @@ class CallTree:
         elif call.is_recomputed:
             call.micro_step = place.in_backward
         elif call.stem is not None:
-            # Recomputed calls of an outermost module have taken indices too.
+            # Use the index of the stem only for calls that are not recomputed: recomputed calls take indices too.
             roots = self._num_roots
             place.num_begun += 1
             call.micro_step = place.in_forward = roots[call.stem] = roots.get(call.stem, -1) + 1
@@ -135,7 +135,7 @@ class CallTree:
     # --- parents ----------------------------------------------------------------------------------------------
 
     def end(self, call: RecordedCall, *, keep: bool) -> None:
-        """Note that a call has ended; without ``keep`` it has never been counted."""
+        """Note that a call has ended; without ``keep`` it is discarded and its index is reused."""
         self.undecided.discard(call.name)
         if not keep:
             self.parents.pop(call.name, None)
@@ -143,7 +143,7 @@ class CallTree:
                 self._counts[call.key] = call.index
 
     def take_parents(self, entries: Sequence[Entry]) -> dict[str, str | None]:
-        """Return the parents of calls with these entries; if very many wait, all that are certain."""
+        """Return the parents of calls with these entries; if more than `MAX_PARENTS` remain, all that are certain."""
         waiting = self.parents
         parents = {entry.name: waiting.pop(entry.name) for entry in entries if entry.name in waiting}
         if len(waiting) > MAX_PARENTS:
@@ -153,20 +153,20 @@ class CallTree:
         return parents
 
     def take_all_parents(self, entries: Sequence[Entry]) -> dict[str, str | None]:
-        """Return the parents of calls with these entries, then all others, and forget those of later passes."""
+        """Return the parents of calls with these entries and all others, and drop those of later passes."""
         parents = self.take_parents(entries) | self.parents
         self.parents = {}
         self.parents_in_pass.clear()
         return parents
 
     def add_ancestors(self, call: RecordedCall | None, parents: dict[str, str | None]) -> None:
-        """Add the parents of a call and of all around it."""
+        """Add the parents of a call and of all calls around it."""
         while call is not None and call.name not in parents:
             parents[call.name] = name_of(call.parent)
             call = call.parent
 
     def add_backward_ancestors(self, call: RecordedCall | None, parents: dict[str, str | None]) -> None:
-        """Add the parents of the backward of a call and of all around it."""
+        """Add the parents of the call's backward and of all backwards around it."""
         while call is not None and call.backward_name not in parents:
             parents[call.backward_name] = backward_name_of(call.parent)
             call = call.parent

@@ -1,4 +1,4 @@
-"""What is refused before anything is recorded: settings and arguments that are wrong or not available."""
+"""Checks before recording begins: settings and arguments that are wrong or not available."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def choose(setting: str, name: str, offers: Mapping[str, _Offer]) -> _Offer:
     """Return the offer that a setting names.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no offer of that name.
     """
     if name not in offers:
         raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers))}")
@@ -38,17 +38,17 @@ def choose(setting: str, name: str, offers: Mapping[str, _Offer]) -> _Offer:
 
 
 def guarded_processor(processor: Processor) -> Processor:
-    """Return a processor whose failures name the plugin that offers it; the core's own has none to name."""
+    """Return a processor whose errors name the plugin that offers it; processors of the core are returned unchanged."""
     if registry().provider_of("msprobe_register_processors", processor.name) is None:
         return processor
     return GuardedProcessor(processor, registry().described("processor", processor.name))
 
 
 def check_config(config: Config) -> None:
-    """Refuse what is valid but not available, rather than record less than was asked for.
+    """Refuse settings that are valid but not available, rather than record less than the user requested.
 
     Raises:
-        ConfigError: the configuration asks for it, or would write over a run that is read.
+        ConfigError: such a setting is used, or the dump would overwrite a run that is read.
     """
     if config.level not in _LEVELS:
         available = ", ".join(level.value for level in _LEVELS)
@@ -68,7 +68,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_saving(config: Config) -> None:
-    """Say which settings have no meaning for values that the program saves itself."""
+    """Refuse, or warn about, settings that do not apply to values saved by hand."""
     if config.task not in {Task.STATISTICS, Task.TENSOR}:
         raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
     if config.writer != "json":
@@ -80,10 +80,10 @@ def _check_saving(config: Config) -> None:
 
 
 def check_framework(config: Config, framework: Framework, processor: Processor) -> None:
-    """Refuse what the framework's plugin does not offer.
+    """Refuse settings that the framework's plugin does not support.
 
     Raises:
-        PluginError: the configuration asks for it.
+        PluginError: such a setting is used.
     """
     if config.aten and not (isinstance(framework, OperatorFramework) and framework.sees_operators):
         raise PluginError(
@@ -98,7 +98,7 @@ def check_framework(config: Config, framework: Framework, processor: Processor) 
 
 
 def checked_window(models: Sequence[Any], *, is_list: bool, token_range: Any, rank_id: Any) -> Window:
-    """Return what ``start`` was given.
+    """Return the arguments of ``start`` as a `Window`.
 
     Raises:
         SessionError: a number is wrong.
@@ -118,10 +118,10 @@ def _checked_range(value: Any) -> tuple[int, int] | None:
 
 
 def check_models(window: Window, config: Config, framework: Framework) -> list[Model]:
-    """Return the models of a window with the names that paths in them begin with.
+    """Return the models of a window with the prefixes of their module paths.
 
     Raises:
-        SessionError: something is not a model, or one is needed and none is given.
+        SessionError: an object is not a model, or a model is needed and none is given.
     """
     models = window.models
     for model in models:
@@ -140,10 +140,10 @@ def check_models(window: Window, config: Config, framework: Framework) -> list[M
 
 
 def check_model(model: Any, framework: Framework) -> None:
-    """Refuse what is no model.
+    """Refuse an object that is not a model of the framework.
 
     Raises:
-        SessionError: it is none.
+        SessionError: it is not a model.
     """
     if not framework.is_model(model):
         raise SessionError(

@@ -1,4 +1,4 @@
-"""The session behind a debugger: opened when its framework is known, replaced when its configuration is edited."""
+"""The debugger's session: opened when the framework is known, replaced when the configuration file is edited."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Starts, stops and steps one session after the other, with the configuration that counts now.
+    """Starts, stops and steps consecutive sessions with the configuration that is currently valid.
 
-    Who calls holds ``lock``, so that threads take turns. A signal handler may call in the middle of another call, so
-    the thread that holds the lock can take it again.
+    Callers hold ``lock``, so that threads take turns. The lock is reentrant, because a signal handler may call in the
+    middle of another call.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Controller:
 
         Args:
             config_path: The configuration file, if there is one.
-            given: Fields that win over the file.
-            find_framework: Returns the framework of a model, or that of the program for ``None``.
+            given: Fields that override the file.
+            find_framework: Returns the framework of a model, or of the program for ``None``.
             on_forked: Called in a forked child, which must not record into its parent's dump.
 
         Raises:
             ConfigError: the configuration is wrong.
-            StoreError: the directory that the dump is to go to cannot be created.
+            StoreError: the directory of the dump cannot be created.
         """
         self.config = config = load_config(config_path, **given)
         order = current_order()
-        if order is None and config.dump_enable and not config.rank:  # else nothing may ever be written here
+        if order is None and config.dump_enable and not config.rank:  # otherwise nothing may ever be written here
             check_place(config.directory)
         self.lock = threading.RLock()
         self.session: Session | KernelSession | None = None
@@ -69,7 +69,7 @@ class Controller:
         self._find_framework = find_framework
         self._on_forked = on_forked
         self._measurement = None if order is None else Measurement(order, config_path, given)
-        # What the file holds since it was edited, while the step for which that counts has not begun.
+        # The configuration of the edited file, until the step from which it is valid begins.
         self._edited: Config | None = None
         self._has_switched = False
         if config.perturb is not None:
@@ -79,21 +79,21 @@ class Controller:
             )  # fmt: skip
 
     def has_configuration(self, config_path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> bool:
-        """Whether a debugger with these arguments would record the same, or they name nothing else."""
+        """Whether a debugger with these arguments would record the same, or the arguments are all defaults."""
         if self.watch is not None and self.watch.is_of(config_path, given):
-            return True  # the file may have been edited since
+            return True  # the file may have been edited since it was read
         if config_path is None and all(value is None for value in given.values()):
             return True
         try:
             return load_config(config_path, **given) == self.config
-        except ConfigError:  # ignored as the rest of it; it must not end a training that is being recorded
+        except ConfigError:  # ignored like the other arguments: an error must not end a training that is being recorded
             return False
 
     def opened(self, model: Any = None) -> Session | KernelSession:
-        """Return what records, made for the framework of ``model`` if there is none yet.
+        """Return the session, created for the framework of ``model`` if there is none yet.
 
         Raises:
-            MsprobeError: what the configuration asks for cannot be recorded.
+            MsprobeError: the configuration cannot be recorded.
         """
         if self.session is None:
             framework = self._find_framework(model)
@@ -115,7 +115,7 @@ class Controller:
         )
 
     def _take_failure(self, session: Session, error: Exception) -> None:
-        # A file that has been edited can be edited again, and recording then goes on.
+        # The user can correct an edited file while the training runs, and recording then resumes.
         if self._has_switched and isinstance(error, MsprobeError):
             self._switch_off(str(error))
         else:
@@ -143,7 +143,7 @@ class Controller:
         except MsprobeError as error:
             if not self._has_switched:
                 raise
-            # No user is present who could correct it: the program was right when it started.
+            # The program started with a valid configuration; an error in the edited file must not end it.
             self._switch_off(str(error))
             self._take_over()
 
@@ -155,7 +155,7 @@ class Controller:
         self._look_at_file()
 
     def step(self) -> None:
-        """End the step, and go on recording if it was recorded."""
+        """End the step, and continue recording if a window is open."""
         session = self.opened()
         self._look_at_file()
         if self._edited is None:
@@ -187,7 +187,7 @@ class Controller:
         self._edited = msgspec.structs.replace(self.config, dump_enable=False)
 
     def _take_over(self) -> None:
-        """Let an edited file count, if nothing of the current step has been recorded yet."""
+        """Switch to the edited configuration, unless a part of the current step has been recorded."""
         old, edited = self.session, self._edited
         if edited is None or not isinstance(old, Session) or not old.is_between_steps:
             return
@@ -208,21 +208,21 @@ class Controller:
             if edited.dump_enable else "nothing is recorded",
         )  # fmt: skip
 
-    # --- a step that is done several times --------------------------------------------------------------------
+    # --- a repeated step --------------------------------------------------------------------------------------
 
     @property
     def can_repeat(self) -> bool:
-        """Whether a step may be done again: not where what each costs is being measured."""
+        """Whether a step may be repeated: not while `msprobe estimate` measures its cost."""
         return self._measurement is None and self.config.dump_enable
 
     @property
     def directory(self) -> Path | None:
-        """Where the current step is being written, or the last one was; ``None`` before the first."""
+        """Directory of the current step, or of the last one; ``None`` before the first."""
         return self.session.directory if isinstance(self.session, Session) else None
 
     @contextmanager
     def diverted(self, config: Config, step: int) -> Generator[None, None, None]:
-        """Record with another configuration until the block ends, as the step with the given number.
+        """Record with another configuration, as the step with the given number, until the block ends.
 
         Raises:
             MsprobeError: that configuration cannot be recorded.
@@ -232,7 +232,7 @@ class Controller:
         assert isinstance(session, Session)
         diverted = self._new_session(config, session.framework)
         diverted.continue_from(session, step)
-        # A file that is edited meanwhile counts from the next step on.
+        # An edit of the file during the block takes effect at the next step.
         self.session, self.watch, self._edited, self.is_in_window = diverted, None, None, False
         try:
             yield
@@ -243,25 +243,25 @@ class Controller:
     # --- the end ----------------------------------------------------------------------------------------------
 
     def break_off(self, reason: str) -> None:
-        """Have the dump say that something has kept the step from being done to its end."""
+        """Record in the dump's end mark why the step did not complete."""
         if isinstance(self.session, Session):
             self.session.break_off(reason)
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         session, self.session = self.session, None
         if session is not None:
             session.close()
 
     def close_at_exit(self) -> None:
-        """Stop, and let the dump say how the program has ended: a step that it has broken off is not a whole one."""
+        """Stop, and record in the dump how the program ended: an interrupted step is not complete."""
         session = self.session
         if not isinstance(session, Session):
             self.close()
             return
         self.session = None
         is_inside = session.running_window is not None
-        error = getattr(sys, "last_value", None)  # what the interpreter has just printed the traceback of
+        error = getattr(sys, "last_value", None)  # the exception whose traceback the interpreter has just printed
         if is_inside and error is not None:
             session.break_off(f"the program ended with {type(error).__name__}")
         if is_inside:
@@ -269,9 +269,9 @@ class Controller:
         session.close(EndState.STOPPED if is_inside or error is not None else EndState.COMPLETE)
 
     def _abandon(self) -> None:
-        """Keep a child of ``fork`` (a data-loader worker) from recording into its parent's dump."""
+        """Keep a forked child (a data-loader worker) from recording into its parent's dump."""
         self._on_forked()
-        self.lock = threading.RLock()  # another thread may have had it
+        self.lock = threading.RLock()  # another thread of the parent may have held it
         if self.session is not None:
             self.session.abandon()
 

@@ -1,4 +1,4 @@
-"""APIs that the user names: functions that the framework's own interception does not see."""
+"""APIs that the user registers: functions that the framework plugin does not intercept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_PREFIX = "Custom"
 
 
 class _Registration:
-    """One function under one prefix; holds on to its owner."""
+    """One function with its prefix; keeps a reference to its owner."""
 
     def __init__(self, owner: Any, attribute: str, prefix: str) -> None:
         self.owner = owner
@@ -31,10 +31,10 @@ class _Registration:
 
 
 class CustomApis:
-    """The functions that the user has registered, or listed in a file; stood for while something is recorded."""
+    """The functions that the user registered, or listed in a file; patched while a window is open."""
 
     def __init__(self, listed: Sequence[ListedApi] = ()) -> None:
-        """Begin with those of the file; they are looked for when recording starts.
+        """Begin with the APIs of the file; they are resolved when recording starts.
 
         Args:
             listed: APIs of the setting ``custom_apis``.
@@ -50,10 +50,10 @@ class CustomApis:
         self._installed: dict[_Registration, Patches] = {}
 
     def register(self, owner: Any, attribute: str, prefix: str | None = None) -> None:
-        """Record ``owner.attribute`` from now on; a second time changes the prefix.
+        """Record ``owner.attribute`` from now on; a second call changes the prefix.
 
         Raises:
-            ConfigError: there is no such attribute, it cannot be called or replaced, or the prefix is none.
+            ConfigError: there is no such attribute, it cannot be called or replaced, or the prefix is invalid.
         """
         if not isinstance(attribute, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users may pass anything
             raise ConfigError(f"register_custom_api: 'api' is {attribute!r}, but must be the name of a function")
@@ -77,7 +77,7 @@ class CustomApis:
                 self._install(registration)
 
     def restore(self, owner: Any, attribute: str) -> None:
-        """Record ``owner.attribute`` no more; it is in its place again.
+        """Stop recording ``owner.attribute``, and restore the original function.
 
         Raises:
             SessionError: it is not registered.
@@ -90,7 +90,7 @@ class CustomApis:
                 )
 
     def relist(self, listed: Sequence[ListedApi]) -> None:
-        """Take another file's APIs instead of those of the last one; what the user has registered stays.
+        """Replace the APIs of the previous file; APIs that the user registered stay.
 
         Args:
             listed: See the constructor.
@@ -106,10 +106,10 @@ class CustomApis:
             self._listed = tuple(listed)
 
     def attach(self, attachment: Attachment) -> None:
-        """Stand for every function that is there, and look for those that have not been found yet.
+        """Patch every resolved function, and try to resolve those that were not found before.
 
         Args:
-            attachment: Calls a function and records it.
+            attachment: Calls a function and records the call.
         """
         with self._lock:
             self._resolve()
@@ -118,7 +118,7 @@ class CustomApis:
                 self._install(registration)
 
     def detach(self) -> None:
-        """Give every place back."""
+        """Remove all patches."""
         with self._lock:
             self._attachment = None
             while self._installed:
@@ -126,7 +126,7 @@ class CustomApis:
                 patches.remove()
 
     def complain(self) -> None:
-        """Say which APIs of the file were never found, if any was looked for."""
+        """Warn about APIs of the file that were never found."""
         if self._reasons:
             _logger.warning("'custom_apis': never found, so not recorded: %s", self._missing())
             self._reasons.clear()
@@ -147,17 +147,17 @@ class CustomApis:
             _logger.warning("'custom_apis': not found yet, will be looked for at each start: %s", self._missing())
 
     def _try_to_register(self, api: ListedApi) -> str | None:
-        """Return why it cannot be registered, or ``None`` if it is."""
+        """Return the reason of a failure, or ``None`` if the API is registered."""
         try:
             owner = find_owner(api.module)
             self.register(owner, api.name, api.module)
             self._found[api] = owner
-        except Exception as error:  # noqa: BLE001  # whatever importing the user's module raises
+        except Exception as error:  # noqa: BLE001  # importing a user's module may raise anything
             return " ".join(f"{type(error).__name__}: {error}".split())
         return None
 
     def _check(self, registration: _Registration, where: str) -> None:
-        """Try whether the place can be taken."""
+        """Raise if the attribute cannot be replaced, by replacing it once."""
         patch = FunctionPatch(registration.owner, registration.attribute, _call)
         try:
             patch.install()
@@ -166,7 +166,8 @@ class CustomApis:
         patch.remove()
 
     def _install(self, registration: _Registration) -> None:
-        # Kept: it knows which modules have imported the function, and there may be a window in every step.
+        # Reuse the patches: searching all modules that imported the function is expensive, and each step may open a
+        # window.
         patches = self._made.get(registration)
         if patches is None:
             patches = self._made[registration] = self._patches(registration)
@@ -201,7 +202,7 @@ class CustomApis:
 
 
 def find_owner(path: str) -> Any:
-    """Return the module ``path``, or the class or object in a module that it leads to.
+    """Return the module ``path``, or the class or object inside a module that it names.
 
     Raises:
         ImportError: there is no such module.

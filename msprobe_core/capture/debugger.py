@@ -1,4 +1,4 @@
-"""`PrecisionDebugger`: what users put into their training script."""
+"""`PrecisionDebugger`: the class that users add to their training script."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _MAX_WAIT_AT_EXIT_S = 10.0
-"""So long a process that ends waits for a thread that starts or stops; a daemon thread may never come to its end."""
+"""Longest wait, in seconds, of an ending process for a thread in start or stop; a daemon thread may never finish."""
 
 
 class PrecisionDebugger:
-    """Records what flows through modules and APIs between ``start`` and ``stop``.
+    """Records the values that modules and APIs take and return between ``start`` and ``stop``.
 
-    There is one per process. ``start``, ``stop`` and ``step`` may be called on the object or on the class, so that
-    other files of a training program reach it without passing it around::
+    There is one debugger per process. ``start``, ``stop`` and ``step`` may be called on the object or on the class, so
+    that
+    other files of a training program can use it without passing it around::
 
         debugger = PrecisionDebugger(dump_path="run", level="mix", step=[0])
         for batch in loader:
@@ -42,20 +43,20 @@ class PrecisionDebugger:
             debugger.stop()
             debugger.step()
 
-    As a context manager it stops at the end of the block, also when an exception leaves it::
+    As a context manager it stops at the end of the block, also after an exception::
 
         with debugger.start(model):
             train_step(batch)
     """
 
     framework_name: ClassVar[str | None] = None
-    """The framework of a plugin's subclass; ``None`` here, where it is found out."""
+    """The framework of a plugin's subclass; ``None`` here, where it is detected."""
 
     _instance: ClassVar[PrecisionDebugger | None] = None
     _controller: Controller
     _has_refused_to_save: bool = False
     _model: Any
-    """What ``start`` takes where it is given no model."""
+    """Model that ``start`` uses if it gets none."""
 
     def __new__(
         cls,
@@ -68,23 +69,23 @@ class PrecisionDebugger:
         model: Any = None,
         **others: Any,
     ) -> Self:
-        """Return the debugger of this process, made by the first call.
+        """Return the debugger of this process, created by the first call.
 
-        Another call returns the same object, whatever its arguments; a warning says so where they differ.
+        Further calls return the same object, whatever their arguments; a warning reports arguments that differ.
 
         Args:
             config_path: JSON or YAML file; ``None`` takes the defaults (statistics at level L1 to ``./dump_path``).
-            task: Wins over the file: ``statistics`` or ``tensor``.
-            dump_path: Wins over the file: directory that the steps are written under.
-            level: Wins over the file: ``L0``, ``L1``, ``L2``, ``mix`` or ``debug``.
-            step: Wins over the file: steps to record, for example ``[0, "2-5"]``; empty records all.
-            model: What ``start`` records where it is given no model, as in scripts for releases up to 8.x.
-            others: Any other common field of the configuration, for example ``rank=[0]``; each wins over the file.
+            task: Overrides the file: ``statistics`` or ``tensor``.
+            dump_path: Overrides the file: directory of the run.
+            level: Overrides the file: ``L0``, ``L1``, ``L2``, ``mix`` or ``debug``.
+            step: Overrides the file: steps to record, for example ``[0, "2-5"]``; empty records all.
+            model: Model that ``start`` records if it gets none, as in scripts for releases up to 8.x.
+            others: Any other common field of the configuration, for example ``rank=[0]``; overrides the file.
 
         Raises:
             ConfigError: the configuration is wrong.
-            SessionError: there is a debugger of another framework already.
-            StoreError: the directory that the dump is to go to cannot be created.
+            SessionError: a debugger of another framework exists already.
+            StoreError: the directory of the dump cannot be created.
         """
         given = {"task": task, "dump_path": dump_path, "level": level, "step": step, **others}
         if PrecisionDebugger._instance is not None:
@@ -93,7 +94,7 @@ class PrecisionDebugger:
 
         def forget() -> None:
             if PrecisionDebugger._instance is debugger:
-                PrecisionDebugger._instance = None  # the child may make its own
+                PrecisionDebugger._instance = None  # the child may create its own
 
         debugger._controller = Controller(config_path, given, debugger._framework, forget)
         debugger._model = model
@@ -130,51 +131,51 @@ class PrecisionDebugger:
         rank_id: int | None = None,
         scheduled_tokens: Mapping[str, int] | None = None,
     ) -> Self:
-        """Begin to record, if this step and this rank are selected.
+        """Open a window: begin to record, if this step and this rank are selected.
 
         Args:
-            model: A model or a list of models; needed at the levels L0 and mix, and with ``token_range``. Of a list,
-                paths of modules begin with the position: ``Module.0.fc.Linear.forward.0``.
-            token_range: First and last forward of the model, counted from this call on and from 0, that are recorded,
-                with what runs inside them and with their gradients. Calls outside of them are not counted either.
-            rank_id: The rank of this process, where the framework does not know it.
-            scheduled_tokens: With the setting ``request_id``: how many tokens of each request the batch holds, by
-                request, in the order of dimension 0.
+            model: A model or a list of models; needed at the levels L0 and mix, and with ``token_range``. For a list,
+                module paths begin with the position in the list: ``Module.0.fc.Linear.forward.0``.
+            token_range: First and last forward of the model to record, both included, counted from 0 at this call.
+                Calls inside these forwards and their gradients are recorded. Calls outside are not numbered either.
+            rank_id: The rank of this process, if the framework does not know it.
+            scheduled_tokens: With the setting ``request_id``: the number of tokens of each request in the batch, in the
+                order of dimension 0.
 
         Returns: the debugger, so that it can be used in a ``with`` statement.
 
         Raises:
-            SessionError: no debugger has been made, ``model`` is missing or is none, or an argument is wrong.
+            SessionError: no debugger was created, ``model`` is missing or not a model, or an argument is wrong.
         """
         debugger = cls._current()
         with debugger._controller.lock:
             models = _listed(debugger._model if model is None else model)
-            given: Any = token_range  # the session checks it
+            given: Any = token_range  # checked by the session
             window = Window(models, isinstance(model, list | tuple), given, rank_id)
             debugger._controller.start(window, scheduled_tokens)
             return debugger
 
     @classmethod
     def stop(cls) -> None:
-        """Stop recording. When it returns, everything recorded is on disk and nothing of ours is in the model.
+        """Close the window. When this returns, everything recorded is on disk and all hooks and patches are removed.
 
         Raises:
-            SessionError: no debugger has been made.
+            SessionError: no debugger was created.
         """
         controller = cls._current()._controller
         with controller.lock:
             controller.stop()
 
-    # Of releases up to 8.x.
+    # Kept for scripts written for releases up to 8.x.
     forward_backward_dump_end = stop
     monitor = Gone(GRADIENT_PROBE)
 
     @classmethod
     def step(cls) -> None:
-        """End the step: the next ``start`` records the next one. A debugger that is recording goes on recording.
+        """End the step; the next ``start`` records the next step. An open window stays open.
 
         Raises:
-            SessionError: no debugger has been made.
+            SessionError: no debugger was created.
         """
         controller = cls._current()._controller
         with controller.lock:
@@ -182,10 +183,10 @@ class PrecisionDebugger:
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
-        """Let the current step have this number, for example that of a checkpoint; later ones count on from it.
+        """Set the number of the current step, for example after loading a checkpoint; later steps count from it.
 
         Raises:
-            SessionError: no debugger has been made, ``step`` is no integer from 0, or a step is being recorded.
+            SessionError: no debugger was created, ``step`` is not an integer >= 0, or a step is being recorded.
         """
         controller = cls._current()._controller
         with controller.lock:
@@ -193,10 +194,10 @@ class PrecisionDebugger:
 
     @classmethod
     def dump_module(cls, module: Any, name: str) -> None:
-        """Record calls of one module, as ``Module.{name}.…``, and nothing else, until ``end_module_dump``.
+        """Record only calls of one module, as ``Module.{name}.…``, until ``end_module_dump``.
 
         Raises:
-            SessionError: no debugger has been made, ``module`` is none, or ``name`` is no name.
+            SessionError: no debugger was created, ``module`` is not a module, or ``name`` is not a valid name.
         """
         controller = cls._current()._controller
         with controller.lock:
@@ -204,10 +205,10 @@ class PrecisionDebugger:
 
     @classmethod
     def end_module_dump(cls) -> None:
-        """Record again what was recorded before ``dump_module``.
+        """Return to what was recorded before ``dump_module``.
 
         Raises:
-            SessionError: no debugger has been made.
+            SessionError: no debugger was created.
         """
         controller = cls._current()._controller
         with controller.lock:
@@ -218,18 +219,18 @@ class PrecisionDebugger:
     def save(cls, variable: Any, name: str, save_backward: bool = True) -> None:
         """Record a value of the training program, at level debug; needs neither ``start`` nor ``stop``.
 
-        At other levels nothing is recorded, and a warning says so once.
+        At other levels nothing is recorded, and one warning reports this.
 
         Args:
-            variable: A tensor, a number or text, or a dict, list or tuple of such, nested as one likes.
-            name: What it is to be called in ``debug.json``: ``{name}.{n}.debug``, n from 0 in each step.
-            save_backward: Whether the gradients of its tensors are recorded too, as ``{name}_grad.{n}.debug``.
+            variable: A tensor, a number, a text, or a dict, list or tuple of these, nested to any depth.
+            name: Name of its entries in ``debug.json``: ``{name}.{n}.debug``, n from 0 in each step.
+            save_backward: Whether to record the gradients of its tensors too, as ``{name}_grad.{n}.debug``.
 
         Raises:
-            SessionError: no debugger has been made, or ``name`` is no text.
+            SessionError: no debugger was created, or ``name`` is not a string.
         """
         debugger = cls._current()
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # of the user
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # users may pass anything
             raise SessionError(f"save() got {type(name).__name__} as the name of a value; give text")
         controller = debugger._controller
         if controller.config.level is not Level.DEBUG:
@@ -243,44 +244,44 @@ class PrecisionDebugger:
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
-        """Record a function that the framework does not see, such as one of an extension, at the levels L1 and mix.
+        """Record a function that the framework plugin does not intercept, such as an extension's, at levels L1 and mix.
 
-        May be called before ``start``, or while something is recorded. The function is stood for between ``start`` and
-        ``stop`` only, also where other modules have imported it by name.
+        May be called before ``start``, or while a window is open. The function is patched between ``start`` and
+        ``stop`` only, also in modules that have imported it by name.
 
         Args:
-            module: Module, class or object that has the function.
+            module: Module, class or object that has the function as an attribute.
             api: Name of the function there.
             api_prefix: First part of the entries' names, ``{api_prefix}.{api}.{n}.forward``; ``None`` takes the name
                 of ``module``, or ``Custom`` if it has none.
 
         Raises:
-            ConfigError: there is no such function, it cannot be replaced, or the prefix is no word.
-            SessionError: no debugger has been made.
+            ConfigError: there is no such function, it cannot be replaced, or the prefix is invalid.
+            SessionError: no debugger was created.
         """
         cls._current()._controller.custom_apis.register(module, api, api_prefix)
 
     @classmethod
     def restore_custom_api(cls, module: Any, api: str) -> None:
-        """Record a function no more that ``register_custom_api`` has named.
+        """Stop recording a function that was given to ``register_custom_api``.
 
         Raises:
-            SessionError: it is not registered, or no debugger has been made.
+            SessionError: it is not registered, or no debugger was created.
         """
         cls._current()._controller.custom_apis.restore(module, api)
 
     @property
     def config(self) -> Config:
-        """What is recorded."""
+        """The current configuration."""
         return self._controller.config
 
     @property
     def directory(self) -> Path | None:
-        """Where the current step is being written, or the last one was; ``None`` before the first."""
+        """Directory of the current step, or of the last one; ``None`` before the first."""
         return self._controller.directory
 
     def close(self) -> None:
-        """Stop for good and let another debugger be made; also called when the process ends."""
+        """Stop permanently, and allow another debugger to be created; also called when the process ends."""
         with self._controller.lock:
             self._give_way()
             self._controller.close()
@@ -301,7 +302,7 @@ class PrecisionDebugger:
                 lock.release()
 
     def __enter__(self) -> Self:
-        if not self._controller.is_in_window:  # which may be one that is not recorded
+        if not self._controller.is_in_window:  # the open window may be one that is not recorded
             self.start()
         return self
 
@@ -328,7 +329,7 @@ class PrecisionDebugger:
 
 
 def controller_of(debugger: PrecisionDebugger) -> Controller:
-    """Return what a debugger records with: for the parts of the core that record a step several times."""
+    """Return the controller of a debugger: for the parts of the core that record a step several times."""
     return debugger._controller  # pyright: ignore[reportPrivateUsage]
 
 
@@ -339,23 +340,23 @@ def _listed(model: Any) -> list[Any]:
 
 
 def module_dump(module: Any, name: str) -> None:
-    """Record calls of one module or Cell and nothing else, until ``module_dump_end``.
+    """Record only calls of one module or Cell, until ``module_dump_end``.
 
-    Its entries are called ``Module.{name}.{Class}.forward.N``, in MindSpore ``Cell.{name}.…``, and so on. APIs, other
-    modules and what runs inside this one are passed over, also where the level would have them; a module that the level
-    records anyway is not recorded under its own name meanwhile. Takes effect between ``start`` and ``stop`` of a
+    Its entries are named ``Module.{name}.{Class}.forward.N``, in MindSpore ``Cell.{name}.…``, and so on. APIs, other
+    modules and calls inside this one are not recorded, even if the level includes them; a module that the level
+    records anyway is not recorded under its usual name meanwhile. Takes effect between ``start`` and ``stop`` of a
     selected step.
 
     Raises:
-        SessionError: no debugger has been made, ``module`` is none, or ``name`` is no name.
+        SessionError: no debugger was created, ``module`` is not a module, or ``name`` is not a valid name.
     """
     PrecisionDebugger.dump_module(module, name)
 
 
 def module_dump_end() -> None:
-    """Record again what was recorded before ``module_dump``.
+    """Return to what was recorded before ``module_dump``.
 
     Raises:
-        SessionError: no debugger has been made.
+        SessionError: no debugger was created.
     """
     PrecisionDebugger.end_module_dump()

@@ -1,4 +1,4 @@
-"""The dump of an earlier run, for what is compared with it, or computed from it, while another run is recorded."""
+"""Reading of an earlier run's dump during recording, to compare with it or to replay its values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from msprobe_core.protocols.storage import Dump
 
 
 def read_earlier(directory: Path) -> Dump:
-    """Return the dump in the directory of a rank, in whatever format it is.
+    """Return the dump in the directory of a rank, in any format that a plugin reads.
 
     Raises:
-        DumpError: there is none, or it cannot be read.
+        DumpError: there is no dump, or it cannot be read.
         PluginError: a plugin's reader fails.
     """
     for reader in registry().readers():

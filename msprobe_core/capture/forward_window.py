@@ -1,4 +1,4 @@
-"""Which forwards of the models are recorded, where a range of them was asked for."""
+"""Restriction of recording to a range of the models' forwards (``token_range``)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class ForwardWindow:
-    """Tells whether one of the selected forwards of a model is running; implements `CallWatcher`.
+    """Tracks whether a selected forward of a model is running; implements `CallWatcher`.
 
-    Each model counts its forwards, from 0. One that runs inside another's forward is part of that.
+    Each model counts its forwards from 0. A forward inside another model's forward belongs to the outer one.
     """
 
     def __init__(self, first: int, last: int, roots: Collection[str]) -> None:
         """Begin to count.
 
         Args:
-            first: First forward that is recorded.
-            last: Last one, itself included.
+            first: First forward to record.
+            last: Last forward to record, included.
             roots: Paths of the models.
         """
         self._first = first
@@ -36,11 +36,11 @@ class ForwardWindow:
 
     @property
     def covers_parameters(self) -> bool:
-        """Whether gradients of parameters that arrive now follow a selected forward: the last one that began."""
+        """Whether parameter gradients that arrive now are recorded: those after the start of a selected forward."""
         return self._is_selected
 
     def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
-        """Whether this is one of the models."""
+        """Whether ``path`` is one of the models."""
         return path in self._roots
 
     def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Which framework a program is recorded of, found among those that plugins offer."""
+"""Choice of the framework to record, among those that plugins offer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from msprobe_core.protocols.framework import Framework, FrameworkOffer
 
 
 def find_framework(name: str | None, model: Any) -> Framework:
-    """Return the framework of this name or, without one, that of the model or of the program.
+    """Return the framework with this name or, without a name, the framework of the model or the program.
 
     Args:
-        name: What a plugin's own debugger is for; ``None`` finds out.
-        model: What the user wants to record; ``None`` if there is none yet.
+        name: Framework of a plugin's own debugger; ``None`` detects it.
+        model: The model to record; ``None`` if there is none yet.
 
     Raises:
-        PluginError: it is not available, or cannot be told.
-        SessionError: ``model`` is no model of any framework in use.
+        PluginError: it is not available, or cannot be determined.
+        SessionError: ``model`` is not a model of any framework in use.
     """
     offers = registry().frameworks()
     if not offers:
         refuse_shadowing()
     if name is not None:
         return _named(name, offers)
-    # A model's framework has been imported, and so has that of a program without one.
+    # Only frameworks that the program has imported can be in use: a model exists, or the program calls the framework.
     in_use = [offer for offer in offers.values() if offer.package in sys.modules]
     names = ", ".join(offer.name for offer in in_use) or "none"
     if model is not None:

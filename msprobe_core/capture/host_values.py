@@ -1,4 +1,4 @@
-"""Tensors whose elements lie on the host as NumPy arrays: reduced and kept the same, whatever framework they are of."""
+"""Tensors whose elements are NumPy arrays on the host: the same reductions and storage for all frameworks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from msprobe_core.native.reductions import FLOATS, Kernels, kernels
 from msprobe_core.store.layout import create_file
 
 Array: TypeAlias = Any
-"""A NumPy array. Its own type says nothing of most of what is done here with arrays of any dtype."""
+"""A NumPy array of any dtype, which NumPy's own type annotations hardly describe."""
 
 BFLOAT16 = "bfloat16"
-"""Name of the dtype that NumPy lacks; its elements are held as uint16."""
+"""Name of the dtype that NumPy lacks; its elements are stored as uint16."""
 
 _WIDTHS = (1, 2, 4, 8)
-"""Bytes of the numbers that the hash takes; others are no numbers of a framework."""
+"""Sizes, in bytes, of the numbers that the hash accepts; frameworks have no others."""
 
 _PIECE = 1 << 16
-"""So many elements are reduced in all ways before the next are touched: they come from memory once."""
+"""Number of elements that all reductions process before the next ones, so that they are loaded from memory once."""
 
 _SAFE_SQUARES = 1e-30, 1e30
-"""Sums of squares between these have all the digits of float32."""
+"""Sums of squares within these bounds have the full precision of float32."""
 
 
 class HostValues:
-    """The elements of a tensor, as an array and the name of their dtype.
+    """The elements of a tensor, as an array with the name of their dtype.
 
     Attributes:
         array: Any shape and strides; uint16 for bfloat16.
@@ -59,7 +59,7 @@ class HostValues:
 
     @property
     def numbers(self) -> Array:
-        """The elements as NumPy can compute with them: bfloat16 widened to float32, without loss."""
+        """The elements in a dtype that NumPy can compute with: bfloat16 is widened to float32, without loss."""
         if self.dtype != BFLOAT16:
             return self.array
         widened: Array = self.array.astype(np.uint32) << np.uint32(16)
@@ -74,13 +74,13 @@ class HostValues:
         return TensorContent(self.dtype, self.array.shape, memoryview(_bytes_of(self)))
 
     def save(self, path: Path) -> None:
-        """Write a ``.npy`` file for its owner only; bfloat16, which the format lacks, as float32."""
+        """Write a ``.npy`` file for its owner only; bfloat16, which the format lacks, is stored as float32."""
         with create_file(path) as file:
             np.save(file, self.numbers, allow_pickle=False)
 
 
 class HostReducer:
-    """Reduces values on the host, at once: what a `msprobe_core.plugin.Reducer` does with them."""
+    """Reduces values on the host, synchronously; implements the work of a `msprobe_core.plugin.Reducer`."""
 
     def __init__(self) -> None:
         self._sketcher = Sketcher(NumpyArrays())
@@ -96,11 +96,11 @@ class HostReducer:
         digest.checksum = crc32_text(_bytes_of(values))
 
     def xor(self, values: HostValues, digest: Digest) -> None:
-        """Set ``digest.checksum``: exclusive or of the words."""
+        """Set ``digest.checksum``: exclusive or of all words."""
         digest.checksum = xor_text(_bytes_of(values))
 
     def hash(self, values: HostValues, digest: Digest) -> None:
-        """Set ``digest.checksum``: the sum of the hash."""
+        """Set ``digest.checksum``: the additive hash."""
         array = values.array
         num_parts = 2 if array.dtype.kind == "c" else 1
         width = array.itemsize // num_parts
@@ -111,7 +111,7 @@ class HostReducer:
         digest.checksum = word_text(word)
 
     def sketch(self, values: HostValues, digest: Digest) -> None:
-        """Set ``digest.sketch``; values without elements have none."""
+        """Set ``digest.sketch``; it stays unset for values without elements."""
         array, kind = values.array, FLOATS.get(values.dtype)
         if self._kernels is not None and kind is not None and array.size and array.flags.c_contiguous:
             tables = self._sketcher.tables(array.size)
@@ -120,14 +120,14 @@ class HostReducer:
             digest.sketch = self._sketcher.sketch(values.numbers).astype("<f4").tobytes()
 
     def fp8(self, values: HostValues, digest: Digest) -> None:
-        """Set ``digest.fp8``; only of floating-point values that have elements."""
+        """Set ``digest.fp8``; only for floating-point values with elements."""
         numbers = values.numbers
         if numbers.size and numbers.dtype.kind == "f":
             digest.fp8 = fp8.losses(fp8.quantised(numbers, NumpyArrays()).tolist(), numbers.size)
 
 
 def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:
-    """Return the statistics of elements without gaps, of a dtype that the kernels know."""
+    """Return statistics from the native kernels; ``None`` for a layout or dtype that they do not support."""
     array = values.array
     if not array.size or not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.dtype.isnative:
         return None
@@ -136,7 +136,7 @@ def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:
 
 @lru_cache
 def _name_of(dtype: Any) -> str:
-    return dtype.name  # which NumPy puts together anew
+    return dtype.name  # cached, because NumPy builds the name at each access
 
 
 def _bytes_of(values: HostValues) -> Array:
@@ -145,10 +145,10 @@ def _bytes_of(values: HostValues) -> Array:
 
 
 def statistics_of(values: Array) -> Stats:
-    """Return the statistics of an array; of one without elements, or whose elements are no numbers, none.
+    """Return the statistics of an array; empty for an array without elements or of a dtype that is not numeric.
 
-    Sums are accumulated in float32 by pairs within pieces and in float64 over them, of integers and float64 in float64;
-    where that leaves the range of the type, the values are scaled first.
+    Floats of up to 32 bits are summed pairwise in float32 within pieces, and in float64 over pieces; integers and
+    float64 in float64. Values whose sums would leave the range of the type are scaled first.
     """
     kind = values.dtype.kind
     if not values.size or kind not in "biufc":
@@ -179,7 +179,7 @@ def _float_statistics(flat: Array) -> Stats:
 
 
 def _reduced(flat: Array) -> tuple[float, float, float, float]:
-    """Return maximum, minimum, mean and Euclidean norm of a vector; all NaN if an element is."""
+    """Return maximum, minimum, mean and Euclidean norm of a vector; all NaN if an element is NaN."""
     size = flat.size
     if size <= _PIECE:
         return flat.max().item(), flat.min().item(), flat.sum().item() / size, math.sqrt(np.dot(flat, flat).item())
@@ -192,5 +192,5 @@ def _reduced(flat: Array) -> tuple[float, float, float, float]:
         lows.append(piece.min().item())
         total += piece.sum().item()
         squares += np.dot(piece, piece).item()
-    # Not Python's max and min, which may pass over NaN.
+    # Python's max and min may ignore NaN; NumPy's propagate it.
     return np.max(highs).item(), np.min(lows).item(), total / size, math.sqrt(squares)

@@ -1,4 +1,4 @@
-"""Which run of a program this process is part of: the same for all ranks of a job, without asking any of them."""
+"""Identity of the run that this process is part of: equal on all ranks of a job, without communication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msprobe_core.store.runs import RUN_VARIABLE
 
 _LAUNCHERS: tuple[tuple[str, ...], ...] = (
     (RUN_VARIABLE,),
-    # torchrun calls every job "none" unless it is told another name, and its port is always the same one.
+    # torchrun's default run id is "none" for every job, and its default port is always the same.
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
     ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
     ("PMIX_NAMESPACE",),
@@ -23,17 +23,17 @@ _LAUNCHERS: tuple[tuple[str, ...], ...] = (
     ("MS_SCHED_HOST", "MS_SCHED_PORT"),
     ("MASTER_ADDR", "MASTER_PORT"),
 )
-"""Environment variables that name a job, of each launcher; the first one that is there counts."""
+"""Environment variables that identify a job, per launcher; the first launcher whose first variable is set is used."""
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def job_of(environment: Mapping[str, str], host: str) -> str:
-    """Return what all processes of a job have in common, as text; empty if no launcher says anything.
+    """Return a text that all processes of a job share; empty if no launcher's variables are set.
 
     Args:
         environment: Variables of the process.
-        host: Of the process.
+        host: Name of the process's host.
     """
     for variables in _LAUNCHERS:
         if not environment.get(variables[0]):
@@ -47,10 +47,7 @@ def job_of(environment: Mapping[str, str], host: str) -> str:
 
 @cache
 def _process_began(process: int) -> float:
-    """Return when this process began, in seconds since 1970; where the system does not tell, when it was asked first.
-
-    Source: proc(5), ``starttime`` in ``/proc/pid/stat``.
-    """
+    """Return when this process began, in seconds since 1970, or the time of the first call if that is unknown."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Level L2: the framework dumps its kernels by itself; nothing is intercepted here."""
+"""Level L2: the framework dumps its kernels itself; nothing is intercepted here."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _REGEX = re.compile(r"name-regex\((.*)\)", re.DOTALL)
 
 
 def kernel_options(config: Config) -> KernelOptions:
-    """Return what a configuration of level L2 asks for.
+    """Return the options for the framework's kernel dump.
 
     Raises:
-        ConfigError: it asks for something that a dump of kernels does not have.
+        ConfigError: a setting does not apply to kernel dumps.
     """
     options = config.options
     if config.task not in _TASKS:
@@ -79,25 +79,25 @@ def _check_pattern(text: str) -> None:
 
 
 class KernelSession:
-    """Stands in the place of a `Session` at level L2, where there is nothing to start or stop."""
+    """Takes the place of a `Session` at level L2, where there is nothing to start or stop."""
 
     is_finished = False
-    """The framework ends by itself, after the last step that is selected."""
+    """The framework ends by itself, after the last selected step."""
 
     running_window = None
-    """Nothing is put in place for a window."""
+    """A window installs nothing."""
 
     def __init__(self, config: Config, framework: Framework, dumper: KernelDumper) -> None:
         """Have the framework dump, unless ``dump_enable`` is false.
 
         Args:
             config: What to dump.
-            framework: What is dumped.
-            dumper: The same, as one that dumps kernels.
+            framework: The framework that runs the kernels.
+            dumper: The same object, as a `KernelDumper`.
 
         Raises:
-            ConfigError: it asks for what a dump of kernels does not have.
-            SessionError: it is too late for it.
+            ConfigError: a setting does not apply to kernel dumps.
+            SessionError: the framework has been initialised already, which is too late.
             StoreError: a file that the framework needs cannot be written.
         """
         self.framework = framework
@@ -115,12 +115,12 @@ class KernelSession:
         rank_id: Any = None,
         scheduled_tokens: object = None,
     ) -> None:
-        """Let steps be counted from now on; the dump itself has begun, and goes on after ``stop``.
+        """Begin to count steps; the dump itself has begun before, and continues after ``stop``.
 
         Raises:
-            SessionError: an argument has no meaning for kernels, or something is not a model.
+            SessionError: an argument has no meaning for kernels, or an object is not a model.
         """
-        # Kernels have names of their own, the framework knows the rank, and requests choose among nothing.
+        # Kernels have their own names, the framework knows the rank, and requests are not selected here.
         del is_list, rank_id, scheduled_tokens
         if token_range is not None:
             raise SessionError("start() got a token_range, which does not apply at level L2; leave it out")
@@ -137,15 +137,15 @@ class KernelSession:
         """Do nothing: the framework dumps whole steps."""
 
     def step(self) -> None:
-        """Let the framework count on."""
+        """Have the framework count the next step."""
         if self._dump is not None:
             self._dump.next_step()
 
     def begin_at(self, step: int) -> None:
-        """Let the framework count from ``step``.
+        """Have the framework count from ``step``.
 
         Raises:
-            SessionError: ``step`` is no number of a step, or the framework cannot be told.
+            SessionError: ``step`` is not an integer >= 0, or the framework cannot set its step.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SessionError(f"set_init_step() got {step!r}; give an integer from 0")
@@ -153,7 +153,7 @@ class KernelSession:
             self._dump.begin_at(step)
 
     def dump_module(self, module: Any, name: str) -> None:
-        """Refuse: kernels do not know whose they are.
+        """Refuse: a kernel dump does not know the module of a kernel.
 
         Raises:
             SessionError: always.
@@ -168,11 +168,11 @@ class KernelSession:
         """Do nothing: values are saved at level debug."""
 
     def close(self) -> None:
-        """End, and let the framework say if there is nothing to show for it."""
+        """End; the framework reports if nothing was dumped."""
         dump, self._dump = self._dump, None
         if dump is not None:
             dump.finish()
 
     def abandon(self) -> None:
-        """Say nothing at the end: for a forked child."""
+        """Drop the dump without a report, in a forked child."""
         self._dump = None

@@ -1,8 +1,8 @@
-"""What one configuration costs, measured from inside of a training program, by order of ``msprobe estimate``.
+"""Measurement of the cost of one configuration inside a training program, on behalf of ``msprobe estimate``.
 
-The order comes in an environment variable, so that the program runs as it always does, and reaches the processes that
-it starts. The debugger then records what is ordered, instead of what the program says, and ends the process when
-enough steps are measured. Each process writes a `Reading` after every step.
+The order is passed in an environment variable, so that the program is started as usual, and so that child processes
+inherit it. The debugger then records what the order says instead of the program's own settings, and ends the process
+when enough steps are measured. Each process writes a `Reading` after every step.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is to measure.
+    """What a process has to measure.
 
     Attributes:
-        directory: Where readings and dumps go; exists.
+        directory: Existing directory for readings and dumps.
         level: Level to record; ``None`` records nothing.
         task: Task to record.
-        summary_mode: What is kept of a tensor; ``None`` leaves it to the configuration.
-        num_warmup: Steps before the first that counts.
-        num_steps: Steps that count.
+        summary_mode: Digest to record; ``None`` uses the program's configuration.
+        num_warmup: Steps before the first measured one.
+        num_steps: Steps to measure.
     """
 
     directory: str
@@ -57,24 +57,24 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Common fields of a configuration that win over those of the program."""
+        """Common fields of a configuration that override those of the program."""
         settings: dict[str, Any] = {"dump_enable": self.level is not None, "step": [], "rank": []}
         return settings if self.level is None else {**settings, "task": self.task, "level": self.level}
 
 
 class Reading(msgspec.Struct, kw_only=True):
-    """What one process has measured so far.
+    """Measurements of one process so far.
 
     Attributes:
-        rank: Of the process; ``None`` outside of a job.
-        times_s: Seconds of each measured step, from the end of the one before to its own.
-        sizes_bytes: Bytes that each measured step has left on disk.
+        rank: Rank of the process; ``None`` outside of a job.
+        times_s: Seconds of each measured step, from the end of the previous step to its own end.
+        sizes_bytes: Bytes on disk of each measured step.
         nums_records: Entries of each measured step.
-        num_warmup: Steps before those.
-        peak_memory_bytes: Most memory that the process has had resident.
-        peak_device_bytes: Most memory that its tensors have had on a device; ``None`` without one.
-        is_complete: Whether all steps that were ordered are measured.
-        problem: Why there is nothing to measure; a sentence.
+        num_warmup: Warm-up steps that have ended.
+        peak_memory_bytes: Peak resident memory of the process.
+        peak_device_bytes: Peak device memory of its tensors; ``None`` without a device.
+        is_complete: Whether all ordered steps are measured.
+        problem: A sentence on why measuring failed.
     """
 
     rank: int | None = None
@@ -89,11 +89,11 @@ class Reading(msgspec.Struct, kw_only=True):
 
     @property
     def num_steps(self) -> int:
-        """Steps that have ended, those for warming up too."""
+        """Number of steps that have ended, with warm-up."""
         return self.num_warmup + len(self.times_s)
 
     def write(self, directory: Path) -> None:
-        """Put this in the place of what this process wrote before."""
+        """Replace the reading that this process wrote before."""
         name = f"reading-{os.getpid()}"
         part = directory / f"{name}.part"
         part.write_bytes(msgspec.json.encode(self))
@@ -101,16 +101,16 @@ class Reading(msgspec.Struct, kw_only=True):
 
 
 def read_readings(directory: Path) -> list[Reading]:
-    """Return what the processes of a measurement have written so far, the lowest rank first."""
+    """Return the readings that all processes have written so far, sorted by rank."""
     readings = [msgspec.json.decode(path.read_bytes(), type=Reading) for path in directory.glob("reading-*.json")]
     return sorted(readings, key=lambda reading: -1 if reading.rank is None else reading.rank)
 
 
 def current_order() -> Order | None:
-    """Return what this process is to measure; ``None`` in any process that ``msprobe estimate`` has not started.
+    """Return the order for this process; ``None`` in a process that ``msprobe estimate`` has not started.
 
     Raises:
-        ConfigError: the variable holds something else.
+        ConfigError: the variable has other content.
     """
     value = os.environ.get(ORDER_VARIABLE)
     if not value:
@@ -124,13 +124,13 @@ def current_order() -> Order | None:
 
 
 class Measurement:
-    """Stands between a debugger and its session in a process that is measured."""
+    """Wraps a debugger's session in a process that is measured."""
 
     def __init__(self, order: Order, config_path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> None:
-        """Read the program's configuration with what is ordered in its place, and start the clock.
+        """Read the program's configuration, override it with the order, and start the clock.
 
         Raises:
-            ConfigError: the configuration is wrong, or does not go with what is ordered.
+            ConfigError: the configuration is wrong, or conflicts with the order.
         """
         self._order = order
         self._directory = Path(order.directory)
@@ -141,24 +141,24 @@ class Measurement:
             options = msgspec.structs.replace(config.options, summary_mode=order.summary_mode)
             config = msgspec.structs.replace(config, options=options)
         self.config: Config = config
-        """What the session records."""
+        """The configuration that the session records."""
         self.num_records = 0
-        """Entries of the running step."""
+        """Number of entries of the running step."""
         self._framework: Framework | None = None
         self._reading = Reading()
         self._reading.write(self._directory)
         self._began = time.perf_counter()
 
     def open(self, framework: Framework, writers: Mapping[str, WriterFactory]) -> dict[str, WriterFactory]:
-        """Take note of what is recorded, and return writers that count."""
+        """Keep the framework, and return writers that count entries."""
         self._framework = framework
         return {name: _CountingFactory(writer, self) for name, writer in writers.items()}
 
     def end_step(self, *, has_given_up: bool) -> None:
-        """Take the measures of the step that has just been written; ends the process after the last one.
+        """Record the measurements of the step that has just been written; ends the process after the last step.
 
         Args:
-            has_given_up: Whether the session records no more.
+            has_given_up: Whether the session has stopped recording for good.
         """
         if isinstance(self._framework, DeviceGauge):
             self._framework.wait_for_devices()
@@ -179,7 +179,7 @@ class Measurement:
             reading.peak_device_bytes = self._framework.peak_device_bytes()
         is_last = has_given_up or len(reading.times_s) >= self._order.num_steps
         reading.is_complete = is_last and not has_given_up
-        shutil.rmtree(self._dumps, ignore_errors=True)  # one step's room on the disk is enough
+        shutil.rmtree(self._dumps, ignore_errors=True)  # bounds the disk space to that of one step
         reading.write(self._directory)
         if is_last:
             end_process()
@@ -188,7 +188,7 @@ class Measurement:
 
 
 def end_process() -> NoReturn:
-    """End this process at once: nothing that the program does at its end is part of a step."""
+    """End this process at once, without exit handlers: the program's own shutdown is not part of a step."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -202,7 +202,7 @@ class _CountingFactory:
         self._measurement = measurement
 
     def check(self) -> None:
-        """Raise if something that the writer needs is not installed."""
+        """Raise if a library that the writer needs is not installed."""
         self._factory.check()
 
     def open(self, directory: Path, header: RunHeader) -> Writer:
@@ -236,10 +236,10 @@ def _size_of(directory: Path) -> int:
 
 
 def _peak_memory() -> int:
-    """Return the most bytes that this process has had resident.
+    """Return the peak resident memory of this process, in bytes.
 
-    Linux's ``ru_maxrss`` also counts what the process was before it became this program, so its own number is taken
-    where there is one (proc(5), VmHWM).
+    On Linux, ``ru_maxrss`` survives exec and so includes the process's previous program. Where available, VmHWM of
+    proc(5) is read instead.
     """
     with suppress(OSError):
         if found := _PEAK.search(Path("/proc/self/status").read_text()):

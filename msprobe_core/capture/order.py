@@ -1,4 +1,4 @@
-"""The order of entries, and their final shape."""
+"""Execution order of entries, and removal of their empty places."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def in_execution_order(timed: list[tuple[int, Entry]], calls: Mapping[str, str |
 
     Args:
         timed: Entries with their times.
-        calls: Parents of calls, also of those that have no entry.
+        calls: Parents of calls, including calls without an entry.
 
-    A module whose inputs take no gradient is complete as soon as its outputs' gradient is there, before anything
-    inside it has run; its entry still belongs behind its children's, as in the forward direction.
+    The backward of a module whose inputs need no gradient is complete when the gradient of its outputs arrives, before
+    anything inside it has run. Its entry still follows those of its children, as in forward.
     """
     times = {entry.name: time for time, entry in timed}
     parents = {**calls, **{entry.name: entry.parent for _, entry in timed}}
@@ -40,9 +40,9 @@ def _depth(name: str, parents: Mapping[str, str | None]) -> int:
 
 
 def drop_empty_places(entry: Entry) -> None:
-    """Drop what says nothing: trailing places without a gradient, keywords without one.
+    """Drop trailing places and keywords without a gradient.
 
-    The lists that the entry had stay as they are: another pass may need all places.
+    The entry's original lists are not changed: another pass may need all places.
     """
     if entry.phase is not Phase.BACKWARD:
         return
@@ -62,7 +62,7 @@ def _without_empty_end(values: list[Value]) -> list[Value]:
 
 
 def _is_empty(value: Value) -> bool:
-    """Whether a tree holds no gradient."""
+    """Whether a tree has no gradient."""
     if isinstance(value, GradientSlot):
         return value.value is None
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Gradients of parameters: an entry for each module and each time that all of its parameters have got theirs."""
+"""Gradients of parameters: an entry per module for each time that all its parameters have received a gradient."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msprobe_core.capture.tensor_reader import TensorReader
 from msprobe_core.model import Entry, Phase, Role
 
 _UNKNOWN = {""}
-"""The parameters of a module where it is unknown which of them report gradients; none has an empty name."""
+"""Expected parameters of a module if unknown; no parameter has an empty name, so such an entry never completes."""
 
 
 class ParameterGradients:
-    """Collects the gradients of parameters, by the name stem of their module."""
+    """Collects gradients of parameters by the stem of their module."""
 
     __slots__ = (
         "_counts", "_expected", "_numbers_written", "_reader", "_record", "_selection", "_takes", "_tree", "covered",
@@ -27,7 +27,7 @@ class ParameterGradients:
     def __init__(
         self, selection: Selection, record: StepRecord, tree: CallTree, reader: TensorReader, *, keeps_values: bool
     ) -> None:
-        """Begin; see `Recorder` for the arguments."""
+        """Begin without gradients; see `Recorder` for the arguments."""
         self._selection = selection
         self._record = record
         self._tree = tree
@@ -36,20 +36,20 @@ class ParameterGradients:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all gradients."""
-        self.incomplete: dict[str, Finished] = {}  # entries to which further parameters may be added, by name
+        """Drop all gradients."""
+        self.incomplete: dict[str, Finished] = {}  # entries that may get further parameters, by name
         self.covered: set[str] = set()  # stems of called modules whose gradients are recorded
         self._expected: dict[str, set[str]] = {}
         self._counts: dict[tuple[str, str], int] = {}
         self._numbers_written: dict[str, int] = {}
 
     def expect(self, stem: str, parameters: Collection[str]) -> None:
-        """Say which parameters of a module report gradients in this window."""
+        """Set which parameters of a module report gradients in this window."""
         with self._record.lock:
             self._expected.setdefault(stem, set()).update(parameters)
 
     def record(self, stem: str, name: str, gradient: Any, contribution: Any) -> None:
-        """Take the gradient of one parameter, as it has been accumulated so far, and what was added just now."""
+        """Record the accumulated gradient of one parameter, and the contribution of the current backward if given."""
         record = self._record
         with record.lock:
             if not record.is_open or not self._wants(stem):
@@ -74,11 +74,11 @@ class ParameterGradients:
 
     def _wants(self, stem: str) -> bool:
         selection = self._selection
-        # A tied parameter may belong to a module that is never called, so being called is no condition.
+        # Do not require that the module was called: a tied parameter may belong to a module that never is.
         return self._takes and selection.is_inside and (not selection.has_patterns or stem in self.covered)
 
     def take_all(self) -> list[Finished]:
-        """Return the entries that lack gradients, which nothing is added to any more."""
+        """Return the incomplete entries, which get no further gradients."""
         for (stem, _), count in self._counts.items():
             self._numbers_written[stem] = max(count, self._numbers_written.get(stem, 0))
         taken = list(self.incomplete.values())

@@ -1,18 +1,18 @@
-"""Changes of the last digit: what another kernel, another order of sums or another compiler would have done.
+"""Perturbation of last digits: the differences that another kernel, summation order or compiler would cause.
 
-Two healthy runs differ by how each operation rounds, and by what later operations make of that. A repetition of the
-golden run in which last digits are changed at random differs from it in the same way, so repetitions show how far
-healthy runs may part, node by node. This is Monte Carlo arithmetic (Parker 1997; Denis, de Oliveira Castro and Petit,
-*Verificarlo*, ARITH 2016) with calls for operations: each result is changed once it is stored.
+Two healthy runs differ by the rounding of each operation, and by what later operations make of these differences. A
+repetition of the golden run with randomly perturbed last digits differs from it in the same way, so repetitions show
+how far healthy runs may diverge, node by node. This is Monte Carlo arithmetic (Parker 1997; Denis, de Oliveira Castro
+and Petit, *Verificarlo*, ARITH 2016) with calls as operations: each result is perturbed once it is stored.
 
 A number x with the unit round-off u is replaced by ``x + s * (x * u)``, rounded to nearest. The product with a power of
-two is exact, and lies between half a unit in the last place of x and a whole one, so the sum is the next number up or
-down for s = 1 or -1 (a power of two stays, by a tie). s is 0 but in a fraction `FLIPPED` of the elements: of two
-results that are rounded independently, each by up to half a unit in the last place either way, the difference has a
-variance of 1/6 unit. Where the rounding of a coarser format is asked for, s is uniform between -1 and 1, whose variance
-of 1/3 is the same relative to x to within some percent. Zeros stay, and numbers that would become infinite.
+two is exact, and between half a unit in the last place of x and a whole one. So the sum is the next number up or down
+for s = 1 or -1 (a power of two stays, by a tie). s is nonzero in a fraction `FLIPPED` of the elements only: the
+difference of two results that are rounded independently, each by up to half a unit in the last place, has a variance of
+1/6 squared units. If the rounding of a coarser format is configured, s is uniform between -1 and 1, whose variance of
+1/3 is the same relative to x to within some percent. Zeros stay, and so do numbers that would become infinite.
 
-Operations that move, choose or cast numbers without arithmetic are exact in any implementation, and are left alone.
+Operations that move, choose or cast numbers without arithmetic are exact in any implementation, and are not perturbed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from msprobe_core.interception.modules import FoundModule, Handle, Observe, obse
 from msprobe_core.model import MAX_DEPTH, Perturbation
 
 FLIPPED = 1 / 6
-"""Fraction of the elements of a tensor whose last digit is changed."""
+"""Fraction of a tensor's elements whose last digit is perturbed."""
 
 
 def seed_of(perturbation: Perturbation, step: int, window: int) -> int:
-    """Return the seed for one window: the same on all ranks, so that what they hold alike stays alike."""
+    """Return the seed for one window: equal on all ranks, so that replicated values stay equal."""
     state = np.random.SeedSequence([perturbation.seed, step, window]).generate_state(1, np.uint64)
-    return int(state[0] >> np.uint64(1))  # generators of frameworks take signed numbers
+    return int(state[0] >> np.uint64(1))  # generators of frameworks take signed integers
 
 
 def relative_changes(random: np.ndarray, roundoff: float, coarser: float | None) -> np.ndarray:
-    """Return the relative changes for elements for which uniform random numbers from 0 to 1 were drawn.
+    """Return relative changes for elements, from uniform random numbers between 0 and 1.
 
     Args:
-        random: Any shape; floating.
-        roundoff: Of the tensor's own format.
-        coarser: Of the format whose rounding is asked for; ``None``, or one that is finer: the own.
+        random: Any shape; a floating-point dtype.
+        roundoff: Unit round-off of the tensor's own format.
+        coarser: Unit round-off of the configured format; ``None`` or a smaller value uses the tensor's own.
     """
     if coarser is not None and coarser > roundoff:
         return (2 * random - 1) * coarser
@@ -50,10 +50,10 @@ def relative_changes(random: np.ndarray, roundoff: float, coarser: float | None)
 
 
 class TensorKinds(Protocol):
-    """What the hooks of `ModuleNoise` have to know of a framework's tensors."""
+    """Operations of a framework that `ModuleNoise` needs."""
 
     def is_floating(self, value: Any) -> bool:
-        """Whether a value is a tensor of floating-point numbers that can be changed."""
+        """Whether a value is a floating-point tensor that can be perturbed."""
         ...
 
     def is_integer(self, value: Any) -> bool:
@@ -61,20 +61,20 @@ class TensorKinds(Protocol):
         ...
 
     def perturbed(self, tensor: Any) -> Any:
-        """Return a tensor with other last digits, through which gradients pass as they are."""
+        """Return a perturbed copy of a tensor, through which gradients pass unchanged."""
         ...
 
     def perturb_gradient(self, tensor: Any) -> None:
-        """Have the last digits of the gradient with respect to a tensor changed when it comes."""
+        """Have the gradient with respect to a tensor perturbed when it arrives."""
         ...
 
     def quiet(self) -> AbstractContextManager[None]:
-        """Return a block whose calls nobody records, and in which the graph goes on."""
+        """Return a context manager whose calls are not recorded, and in which autograd stays enabled."""
         ...
 
 
 class _Places(NamedTuple):
-    """What is changed of the calls of one module."""
+    """Which values of one module's calls are perturbed."""
 
     inputs: bool
     outputs: bool
@@ -82,7 +82,7 @@ class _Places(NamedTuple):
 
 
 class ModuleNoise:
-    """Hooks that change what modules get and give; see `msprobe_core.plugin.Removable`."""
+    """Hooks that perturb the inputs and outputs of modules; a `msprobe_core.plugin.Removable`."""
 
     def __init__(
         self,
@@ -93,15 +93,15 @@ class ModuleNoise:
         everywhere: bool,
         observe: Observe = observe_by_hooks,
     ) -> None:
-        """Set the hooks.
+        """Install the hooks.
 
         Args:
             modules: All modules of the models, with their paths.
-            roots: Paths of the models themselves, whose inputs are changed.
-            kinds: Knows the framework's tensors.
-            everywhere: Whether the outputs of all modules are changed, and their gradients; otherwise those of modules
-                that turn integers into numbers.
-            observe: Sets them.
+            roots: Paths of the models themselves, whose inputs are perturbed.
+            kinds: Recognises and perturbs the framework's tensors.
+            everywhere: Whether the outputs of all modules are perturbed, with their gradients; otherwise only outputs
+                of modules that map integers to floating-point numbers.
+            observe: Installs the hooks of one module.
         """
         self._kinds = kinds
         self._observe = observe
@@ -113,7 +113,7 @@ class ModuleNoise:
         self.install()
 
     def install(self) -> None:
-        """Set all hooks, or none if one of them cannot be set."""
+        """Install all hooks, or none if one of them fails."""
         try:
             for module, places in self._places:
                 self._hook(module, places)
@@ -142,7 +142,7 @@ class ModuleNoise:
             self._handles.append(handle)
 
     def _changed(self, output: Any, *, has_gradients: bool) -> Any:
-        """Return the result of a call, changed where the call inside, whose result it may be, has not done so."""
+        """Return the result of a call, perturbed except for tensors that an inner call has perturbed already."""
         kinds, earlier = self._kinds, self._latest
         latest: list[Any] = []
 
@@ -161,20 +161,20 @@ class ModuleNoise:
         return changed
 
     def detach(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         self._latest = []
         while self._handles:
             self._handles.pop().remove()
 
     def release(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no gradients are reported."""
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no gradients are pending."""
 
 
 def _map(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Return ``value`` with every tensor to which it applies changed; containers are made anew, of their types."""
+    """Return ``value`` with ``change`` applied to matching tensors; containers are rebuilt with their own types."""
     if applies(value):
         return change(value)
     if depth == MAX_DEPTH:
@@ -191,7 +191,7 @@ def _map(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any
 
 
 def _like(value: Any, items: dict[Any, Any]) -> Any:
-    """Return a mapping of the same class: some, such as outputs of models, are dataclasses too."""
+    """Return a mapping of the same class. It is changed in place: outputs of models may be dataclasses as well."""
     if type(value) is dict:
         return items
     for key, item in items.items():

@@ -1,7 +1,7 @@
-"""Where a run is written: the directory that was asked for, or one beside it while another job is writing there.
+"""The directory of a run: the configured one, or one next to it if another job is writing there.
 
-Until its recording ends, each rank of a job holds a lock on a file of its own, ``.rank{R}.lock``, which says whose it
-is. The system takes the lock away when the process is gone, however it ends, and no child of ``fork`` inherits it.
+Until its recording ends, each rank of a job holds a lock on its own file ``.rank{R}.lock``, which contains the identity
+of its run. The system releases the lock when the process ends in any way, and children of ``fork`` do not inherit it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ _logger = logging.getLogger(__name__)
 
 _LOCK = re.compile(r"\.rank(0|[1-9]\d*)\.lock", re.ASCII)
 _TRIES, _PAUSE_S = 5, 0.02
-"""Another rank may be looking at the lock just now."""
+"""Attempts to take a lock, and the pause between them: another rank may be testing the lock at the moment."""
 _MAX_LOOKED_AT = 64
+"""Number of existing steps that are checked for an earlier run."""
 _MAX_BYTES = 1 << 16
-"""Of what a lock says."""
+"""Maximum size of a lock file's content."""
 
 
 class RunPlace:
-    """The directory of one session's run, and the locks that it holds there."""
+    """The directory of one session's run, and the locks held there."""
 
     def __init__(self, asked: Path) -> None:
-        """Hold nothing yet.
+        """Begin without locks.
 
         Args:
-            asked: The directory that was asked for.
+            asked: The configured directory.
         """
         self._asked = asked
         self._chosen: Path | None = None
         self._locks: dict[Path, int] = {}
 
     def directory(self, rank: int | None) -> Path:
-        """Return where the run is written; claimed for ``rank`` when it is first asked for that.
+        """Return the directory of the run, claimed for ``rank`` by the first call with that rank.
 
-        Processes outside of a job have directories of their own in any case.
+        Processes outside of a job always have their own directories.
 
         Raises:
-            StoreError: it cannot be created, or other jobs write there and beside it.
+            StoreError: it cannot be created, or other jobs write there and to the directory next to it.
         """
         if self._chosen is None:
             identity = own_identity()
@@ -70,7 +71,7 @@ class RunPlace:
         return self._chosen
 
     def close(self) -> None:
-        """Give the directory free."""
+        """Release the directory."""
         for path, descriptor in self._locks.items():
             with suppress(OSError):
                 path.unlink()
@@ -78,7 +79,7 @@ class RunPlace:
         self._locks.clear()
 
     def abandon(self) -> None:
-        """Leave the locks to the parent process, whose they are."""
+        """Drop the locks without releasing them: they belong to the parent process."""
         self._locks.clear()
 
     def _choose(self, rank: int, identity: RunIdentity) -> Path:
@@ -105,7 +106,7 @@ class RunPlace:
         return directory / f".rank{rank}.lock"
 
     def _holder(self, directory: Path, rank: int, identity: RunIdentity) -> RunIdentity | None:
-        """Return who else writes to a directory; ``None`` if nobody does, and it is claimed then."""
+        """Return the other run that writes to a directory; if there is none, claim it and return ``None``."""
         if fcntl is None:
             return None
         layout.make_directory(directory)
@@ -132,7 +133,7 @@ class RunPlace:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take a lock, unless another process has it; where the file system has none, nobody else has."""
+    """Take a lock; false if another process has it. On a file system without locks, always true."""
     assert fcntl is not None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +145,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one of that name: who had it before may have removed it just now."""
+    """Whether an open file is still the one at ``path``: its previous owner may have just removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -171,7 +172,7 @@ def _said_by(path: Path) -> RunIdentity | None:
 
 
 def _tag(identity: RunIdentity, holder: RunIdentity) -> str:
-    """Return what all ranks of this job call their directory, as far as they can know it of each other."""
+    """Return the directory's suffix, equal on all ranks of a job as far as their environment identifies the job."""
     name = identity.job if identity.job != holder.job else f"{identity.job} {identity.host} {os.getppid()}"
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
 
@@ -181,11 +182,11 @@ def _named(holder: RunIdentity) -> str:
 
 
 def _say_what_is_left(directory: Path, identity: RunIdentity) -> None:
-    """Warn of steps that an earlier run has left: what this one does not write again stays there."""
+    """Warn about steps of an earlier run: this run keeps those that it does not overwrite."""
     own = Recorder(identity, time.time())
     try:
         steps = list(layout.find_steps(directory).items())[-_MAX_LOOKED_AT:]
-    except DumpError:  # there is no such directory yet
+    except DumpError:  # the directory does not exist yet
         return
     left: dict[int, Recorder] = {}
     for number, step in steps:

@@ -1,4 +1,4 @@
-"""The core's own processors: what is kept of each tensor."""
+"""The core's own processors: the digests that can be recorded of tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from msprobe_core.protocols.storage import Processor
 
 
 class GuardedProcessor:
-    """A plugin's processor, whose failures name it."""
+    """A plugin's processor whose errors name the plugin."""
 
     def __init__(self, processor: Processor, who: str) -> None:
         """Guard a processor.
 
         Args:
-            processor: The plugin's.
-            who: What it is called in messages.
+            processor: The plugin's processor.
+            who: Name for messages.
         """
         self.name = processor.name
         self._reduce = processor.reduce
         self._who = who
 
     def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
-        """Have the plugin fill in the digest."""
+        """Fill in the digest with the plugin's processor."""
         with plugin_call(self._who, "reducing a tensor"):
             self._reduce(tensor, digest, reducer)
 
@@ -44,7 +44,7 @@ class StatisticsProcessor:
 
 
 class ChecksumProcessor:
-    """Keep a CRC-32 of the bytes beside the statistics; ``md5`` is what users call it."""
+    """Keep statistics and a CRC-32 of the bytes; users know it as ``md5``."""
 
     name = "md5"
 
@@ -55,7 +55,7 @@ class ChecksumProcessor:
 
 
 class XorProcessor:
-    """Keep the exclusive or of the words, and no statistics: the cheapest way to see that something differs."""
+    """Keep the exclusive or of all words, without statistics: the cheapest way to detect a difference."""
 
     name = "xor"
 
@@ -65,7 +65,7 @@ class XorProcessor:
 
 
 class HashProcessor:
-    """Keep a hash of bits and positions, and no statistics; devices compute it, and shards add up to it."""
+    """Keep a hash of bits and positions, without statistics; computed on the device, and additive over shards."""
 
     name = "hash"
 
@@ -75,7 +75,7 @@ class HashProcessor:
 
 
 class SketchProcessor:
-    """Keep 64 numbers beside the statistics, from which the distance of two tensors can be estimated."""
+    """Keep statistics and a sketch of 64 numbers that estimates the distance of two tensors."""
 
     name = "sketch"
 
@@ -86,7 +86,7 @@ class SketchProcessor:
 
 
 class Fp8Processor:
-    """Keep what quantisation to FP8 would lose beside the statistics; the session refuses it without `Fp8Reducer`."""
+    """Keep statistics and the loss of quantisation to FP8; the session refuses it without an `Fp8Reducer`."""
 
     name = "fp8"
 

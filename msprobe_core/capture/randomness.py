@@ -1,6 +1,6 @@
-"""Random functions of Python and NumPy: watched, written down, or made to return the same at each call.
+"""Random functions of Python and NumPy: watched, logged, or made to return the same at each call.
 
-A plugin adds those of its framework; what is done with a call is the same for all.
+A plugin adds the random functions of its framework; the handling of calls is shared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PYTHON_FUNCTIONS = (
     "lognormvariate", "normalvariate", "paretovariate", "randbytes", "randint", "random", "randrange", "sample",
     "shuffle", "triangular", "uniform", "vonmisesvariate", "weibullvariate",
 )  # fmt: skip
-"""Of the module ``random``; some are newer than Python 3.10."""
+"""Functions of the module ``random``; some do not exist in Python 3.10."""
 
 _BOTH_OF_NUMPY = (
     "beta", "binomial", "bytes", "chisquare", "choice", "dirichlet", "exponential", "f", "gamma", "geometric", "gumbel",
@@ -51,19 +51,19 @@ _BOTH_OF_NUMPY = (
 NUMPY_FUNCTIONS = (
     *_BOTH_OF_NUMPY, "rand", "randint", "randn", "random_integers", "random_sample", "ranf", "sample",
 )  # fmt: skip
-"""Of the module ``numpy.random``: they draw from its global state."""
+"""Functions of the module ``numpy.random``, which draw from its global state."""
 
 GENERATOR_METHODS = (*_BOTH_OF_NUMPY, "integers", "multivariate_hypergeometric", "permuted")
-"""Of ``numpy.random.Generator``, each of which has a state of its own."""
+"""Methods of ``numpy.random.Generator``, whose instances have separate states."""
 
 
 class RandomFunction(NamedTuple):
-    """One function, and where it is found.
+    """One random function, and where it is defined.
 
     Attributes:
         owner: Module or class.
-        attribute: Its name there.
-        family: Whose random state it draws from: ``python``, ``numpy``, or a framework's name.
+        attribute: Name of the attribute.
+        family: Owner of the random state that it draws from: ``python``, ``numpy``, or a framework's name.
     """
 
     owner: Any
@@ -72,21 +72,21 @@ class RandomFunction(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name for people, for example ``numpy.random.rand``."""
+        """Display name, for example ``numpy.random.rand``."""
         prefix = self.owner.__name__
         module = "" if not isinstance(self.owner, type) else f"{self.owner.__module__}."
         return f"{module}{prefix}.{self.attribute}"
 
 
 class RandomState(Protocol):
-    """The state that a family of random functions draws from."""
+    """The state from which a family of random functions draws."""
 
     def get(self) -> Any:
         """Return the state."""
         ...
 
     def set(self, state: Any) -> None:
-        """Put a state back."""
+        """Restore a state."""
         ...
 
 
@@ -94,9 +94,9 @@ class RandomCall(NamedTuple):
     """One call of a random function.
 
     Attributes:
-        name: What the function is called, for people.
-        state: What it draws from.
-        function: The original.
+        name: Display name of the function.
+        state: State that it draws from.
+        function: The original function.
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
@@ -113,7 +113,7 @@ class RandomCall(NamedTuple):
 
 
 Draws = Callable[[RandomCall], Any]
-"""What is done with each call of a random function: runs it and returns its result."""
+"""Handles a call of a random function: runs it and returns its result."""
 
 
 class PythonState:
@@ -124,7 +124,7 @@ class PythonState:
         return random.getstate()
 
     def set(self, state: Any) -> None:
-        """Put a state back."""
+        """Restore a state."""
         random.setstate(state)
 
 
@@ -136,18 +136,18 @@ class NumpyState:
         return np.random.get_state()
 
     def set(self, state: Any) -> None:
-        """Put a state back."""
+        """Restore a state."""
         np.random.set_state(state)
 
 
 class GeneratorState:
-    """The state of one generator of NumPy."""
+    """The state of one NumPy generator."""
 
     def __init__(self, generator: np.random.Generator) -> None:
-        """Prepare.
+        """Wrap a generator.
 
         Args:
-            generator: Whose state it is.
+            generator: The generator.
         """
         self._bits = generator.bit_generator
 
@@ -156,7 +156,7 @@ class GeneratorState:
         return self._bits.state
 
     def set(self, state: Any) -> None:
-        """Put a state back."""
+        """Restore a state."""
         self._bits.state = state
 
 
@@ -168,12 +168,12 @@ def common_functions() -> list[RandomFunction]:
 
 
 def common_states() -> dict[str, RandomState]:
-    """Return what the random functions of Python and NumPy draw from, by family."""
+    """Return the states of Python's and NumPy's random functions, by family."""
     return {"python": PythonState(), "numpy": NumpyState()}
 
 
 class RandomWatch:
-    """Hands the calls of random functions to a `Draws` between ``install`` and ``remove``."""
+    """Passes the calls of random functions to a `Draws` between ``install`` and ``remove``."""
 
     def __init__(
         self,
@@ -184,13 +184,13 @@ class RandomWatch:
         seed: int | None = None,
         steps_aside: Callable[[], bool] = never,
     ) -> None:
-        """Prepare.
+        """Prepare the patches.
 
         Args:
-            draws: What is done with each call that is not inside of another one.
-            functions: Those of the framework, besides Python's and NumPy's.
-            states: What functions draw from, by family.
-            seed: Given to ``numpy.random.default_rng`` where the program gives none; ``None`` leaves it.
+            draws: Handles each call that is not inside another one.
+            functions: Functions of the framework, besides Python's and NumPy's.
+            states: States that functions draw from, by family.
+            seed: Seed for calls of ``numpy.random.default_rng`` without one; ``None`` leaves them unseeded.
             steps_aside: Whether the framework is compiling the calling code, which then calls the originals.
         """
         self._draws: Draws | None = draws
@@ -203,16 +203,16 @@ class RandomWatch:
         self._patches = Patches(patches)
 
     def install(self) -> None:
-        """Begin."""
+        """Install the patches."""
         self._patches.install()
 
     def remove(self) -> None:
-        """End; every function is in its place again."""
+        """Restore the original functions."""
         self._patches.remove()
         self._draws = None
 
     def call(self, call: RandomCall) -> Any:
-        """Run a call of a random function, through the `Draws` unless it is inside of another."""
+        """Run a call of a random function, through the `Draws` unless it is inside another call."""
         with self._outermost as is_outermost:
             draws = self._draws
             return draws(call) if draws is not None and is_outermost else call.run()
@@ -240,7 +240,7 @@ class RandomWatch:
 
 
 class _WatchedGenerator(np.random.Generator):
-    """A generator whose draws are watched; copied and pickled as a plain one, which is what it is called too."""
+    """A NumPy Generator whose draws are watched. Its name is Generator, and it copies and pickles as a plain one."""
 
     watch: RandomWatch
     state: GeneratorState
@@ -263,20 +263,20 @@ _WatchedGenerator.__name__ = _WatchedGenerator.__qualname__ = "Generator"
 
 
 class Repeat:
-    """Makes each call start from the state that its family had first: the same call always returns the same."""
+    """Starts each call from the first state of its family, so that the same call always returns the same."""
 
     def __init__(self, states: Iterable[RandomState]) -> None:
         """Begin.
 
         Args:
-            states: Are to be as they are now; any other as it is at its first call.
+            states: States whose current value is their first one; for others it is the value at their first call.
         """
         self._firsts: weakref.WeakKeyDictionary[RandomState, Any] = weakref.WeakKeyDictionary()
         for state in states:
             self._firsts[state] = state.get()
 
     def __call__(self, call: RandomCall) -> Any:
-        """Run from the first state, and put it back."""
+        """Run the call from the first state, and restore that state."""
         state = call.state
         if state not in self._firsts:
             self._firsts[state] = state.get()
@@ -289,9 +289,9 @@ class Repeat:
 
 
 class RandomLog:
-    """The file that calls of random functions are written to, one row each; what ``random_save`` returns.
+    """The CSV file of random calls, one row each; ``random_save`` returns it.
 
-    ``stop`` ends it, and so does leaving it where it is used as a context manager.
+    It ends with ``stop``, or at the end of its ``with`` block.
     """
 
     def __init__(
@@ -303,18 +303,18 @@ class RandomLog:
         states: Mapping[str, RandomState],
         steps_aside: Callable[[], bool] = never,
     ) -> None:
-        """Make the file and begin.
+        """Create the file and begin.
 
         Args:
             output_path: Directory; created if it does not exist.
-            framework: Gives the rank for the file's name, and the frames that are left out of stacks.
+            framework: Provides the rank for the file name, and the frames to omit from stacks.
             functions: Random functions of the framework.
-            states: What they draw from, by family.
+            states: States that they draw from, by family.
             steps_aside: See `RandomWatch`.
 
         Raises:
             ConfigError: ``output_path`` is not a path.
-            StoreError: the file cannot be made.
+            StoreError: the file cannot be created.
         """
         directory = _checked_directory(output_path)
         rank = framework.rank()
@@ -323,18 +323,18 @@ class RandomLog:
         stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1_000_000)) + f"{now % 1_000_000:06}"
         make_directory(directory)
         self.path = directory / f"random_{unit}_{stamp}.csv"
-        """The file."""
+        """Path of the file."""
         self._process = os.getpid()
         self._stacks = StackCache(framework.hidden_frames)
         self._file = create_file(self.path)
         self.on_stop: Callable[[], None] | None = None
-        """Called once, when it ends."""
+        """Called once, when logging ends."""
         self._write("api_name", "stack")
         self.watch = RandomWatch(self._note, functions, {**common_states(), **states}, steps_aside=steps_aside)
         self.watch.install()
 
     def stop(self) -> None:
-        """Write no more, and put every function back; a second time does nothing."""
+        """Stop writing, and restore every function. Idempotent."""
         self.watch.remove()
         on_stop, self.on_stop = self.on_stop, None
         if on_stop is not None:
@@ -343,9 +343,9 @@ class RandomLog:
             self._file.close()
 
     def _note(self, call: RandomCall) -> Any:
-        # A child of fork shares the file, and lets it be.
+        # A forked child shares the file descriptor and must not write to it.
         if os.getpid() == self._process and not self._file.closed:
-            # Neither cell begins with what a spreadsheet takes for a formula: frames begin with "File".
+            # No cell begins with a character that a spreadsheet interprets as a formula: frames begin with "File".
             self._write(call.name, "\n".join(self._stacks.capture()))
         return call.run()
 
@@ -354,7 +354,7 @@ class RandomLog:
         csv.writer(row).writerow(cells)
         try:
             self._file.write(row.getvalue().encode("utf-8", "backslashreplace"))
-            self._file.flush()  # a process may be killed
+            self._file.flush()  # the process may be killed at any time
         except (OSError, ValueError) as error:  # ValueError: closed by another thread
             if not self._file.closed:
                 _logger.error("%s: cannot be written (%s); random calls go unnoted", self.path, error)  # noqa: TRY400
@@ -371,10 +371,10 @@ class RandomLog:
 
 
 def _checked_directory(path: object) -> Path:
-    """Return the directory that ``random_save`` was given.
+    """Return the directory given to ``random_save``.
 
     Raises:
-        ConfigError: it is not the path of one.
+        ConfigError: it is not a path of a directory.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):  # pyright: ignore[reportUnknownArgumentType]
         raise ConfigError(f"random_save: 'output_path' is {path!r}, but must be the path of a directory")

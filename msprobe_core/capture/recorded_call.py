@@ -1,4 +1,4 @@
-"""One recorded call: its name and place, its entries, and the gradients that it waits for."""
+"""One recorded call: its name, parent and micro-step, its entries, and the gradients that it waits for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msprobe_core.model import Entry, GradientSlot, Phase, Value
 
 
 class MicroSteps:
-    """Which micro-batch a thread is at, forward and backward."""
+    """The current micro-steps of a thread, in forward and backward."""
 
     __slots__ = ("in_backward", "in_forward", "num_begun", "step")
 
@@ -22,14 +22,14 @@ class MicroSteps:
 
 
 class Slot(GradientSlot, gc=False):
-    """A gradient slot that knows its place in the entry."""
+    """A gradient slot that knows its position in the entry."""
 
     category: str = ""
     path: str = ""
 
 
 class RecordedCall:
-    """A call being recorded: implements `msprobe_core.plugin.Call`."""
+    """A call that is being recorded: implements `msprobe_core.plugin.Call`."""
 
     __slots__ = (
         "backward", "backward_name", "covers_backward", "covers_forward", "encloses", "entry", "index",
@@ -46,8 +46,8 @@ class RecordedCall:
         self.stem: str | None = None
         self.entry: Entry | None = None
         self.backward: BackwardEntry | None = None
-        self.num_later = 0  # passes that have come to the call again
-        self.last_pass: int | None = None  # the last of these
+        self.num_later = 0  # number of further backward passes through the call
+        self.last_pass: int | None = None  # number of the last of these
         self.backward_name = ""
         self.wants_forward = False
         self.wants_gradients = False
@@ -59,15 +59,15 @@ class RecordedCall:
         self.is_in_backward = False  # an operator that computes gradients of ``parent``
 
     def name_in_pass(self, number: int) -> str:
-        """Return the name of the call's backward in a later pass."""
-        if not self.key:  # no call, but what one belongs to
+        """Return the name of the call's backward entry in a later pass."""
+        if not self.key:  # not a call but an owner, see `CallTree.owner`
             return self.backward_name
         stem, phase = names.stem_in_pass(self.key, number), Phase.BACKWARD.value
         return f"{stem}.{self.index}.{phase}" if self.stem is None else f"{stem}.{phase}.{self.index}"
 
 
 PASSED_OVER = RecordedCall("", "", 0, None, -1)
-"""Stands for every call that is not looked at and not counted; it wants nothing and belongs to no step."""
+"""Placeholder for calls that are neither recorded nor numbered; it wants nothing and belongs to no step."""
 
 _Places = tuple[list[Value] | None, list[Value] | None, dict[str, Value] | None]
 """Inputs, outputs and keyword outputs of a backward entry."""
@@ -76,7 +76,7 @@ _NO_SLOTS: dict[int, Slot] = {}
 
 
 class BackwardEntry:
-    """The backward entry of one call in one pass while its gradients arrive."""
+    """The backward entry of one call in one pass, while its gradients arrive."""
 
     __slots__ = (
         "around", "backward_pass", "begun", "begun_after", "encloses", "entry", "last_tick", "num_expected",
@@ -87,7 +87,7 @@ class BackwardEntry:
         self.entry = entry
         self.around = around  # the call that encloses this one
         self.place: MicroSteps | None = None  # of the thread that recorded the first gradient
-        self.begun_after = 0  # how many forwards that thread had begun by then
+        self.begun_after = 0  # number of forwards that this thread had begun then
         self.encloses = False  # the backward entries of other calls
         self.num_expected = 0
         self.num_filled = 0
@@ -95,16 +95,16 @@ class BackwardEntry:
         self.begun = False
         self.written = False
         self.backward_pass: int | None = None  # as the framework numbers them
-        self.slots: dict[int, Slot] = _NO_SLOTS  # of a later pass: what replaces each slot of the first
+        self.slots: dict[int, Slot] = _NO_SLOTS  # in a later pass: its slot for each slot of the first
         self.places: _Places | None = None  # those of the entry before empty ones were dropped
 
     def begin(self, place: MicroSteps) -> None:
-        """Note which thread runs the backward pass, and when."""
+        """Note which thread runs the backward pass, and when it began."""
         self.begun = True
         self.place, self.begun_after = place, place.num_begun
 
     def take_places_of(self, first: BackwardEntry) -> None:
-        """Expect the gradients that the first pass expected, in slots of its own."""
+        """Expect the gradients that the first pass expected, in new slots."""
         self.num_expected, self.encloses, self.slots = first.num_expected, first.encloses, {}
         own, entry = first.entry, self.entry
         inputs, outputs, output_kwargs = first.places or (own.inputs, own.outputs, own.output_kwargs)
@@ -113,15 +113,15 @@ class BackwardEntry:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all gradients are there, and everything inside has run that has to stand before it."""
+        """Whether all gradients have arrived, and all inner calls whose entries have to precede this one have run."""
         if self.num_filled >= self.num_expected:
             return not self.encloses or self._is_pass_over
-        # Where passes cannot be told apart, another one may fill the places that this one has left empty.
+        # Without pass numbers, another pass may fill the slots that this one left empty.
         return self._is_pass_over and self.backward_pass != -1
 
     @property
     def _is_pass_over(self) -> bool:
-        # A thread that begins a forward outside of every backward pass has come to the end of those that it ran.
+        # A thread that begins a forward outside of all backward passes has finished the passes that it ran.
         return self.place is not None and self.place.num_begun > self.begun_after
 
 
@@ -136,12 +136,12 @@ def backward_name_of(call: RecordedCall | None) -> str | None:
 
 
 def as_results(output: Any) -> Sequence[Any]:
-    """Return the results of a call as a sequence: a plain tuple or list is several, anything else one."""
+    """Return the results of a call as a sequence: a plain tuple or list as it is, anything else as its only item."""
     return output if type(output) in (tuple, list) else (output,)
 
 
 def _emptied(value: Any, slots: dict[int, Slot]) -> Any:
-    """Return a tree of gradients without them: new slots, which ``slots`` gets by those that they stand for."""
+    """Return a tree of gradients with new, empty slots; ``slots`` maps the id of each old slot to its new one."""
     if isinstance(value, Slot):
         slot = slots[id(value)] = Slot(category=value.category, path=value.path)
         return slot

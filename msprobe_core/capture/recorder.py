@@ -1,4 +1,4 @@
-"""What a framework's interception reports calls to; the parts that it consists of make entries of them."""
+"""The recorder, to which a framework's interception reports calls; its parts convert calls to entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from msprobe_core.protocols.storage import Processor
 class Recorder:
     """Collects the entries of one step; implements `msprobe_core.plugin.CallRecorder`.
 
-    All methods may be called from any thread: the module stack is per thread, everything else is behind a lock.
+    All methods may be called from any thread: the module stack is per thread, a lock guards everything else.
     """
 
     def __init__(
@@ -43,23 +43,23 @@ class Recorder:
         keep_tensor: TensorSink | None,
         slices: Slices | None = None,
     ) -> None:
-        """Begin with nothing recorded.
+        """Begin without entries.
 
         Args:
-            framework: Describes tensors and makes the reducer.
-            processor: What is kept of each tensor.
+            framework: Describes tensors and provides the reducer.
+            processor: Computes the digest of each tensor.
             selection: Which calls are recorded.
-            stacks: Formats where a forward call came from; ``None`` leaves stacks out.
+            stacks: Formats the stack of forward calls; ``None`` records no stacks.
             tracks_parents: Whether the nesting of calls is recorded.
-            expands_modules: Whether a module kept by ``list`` brings everything called inside it (level mix).
-            keeps_values: Whether tensors and arguments are looked at; if not, only calls, stacks and nesting are kept.
-            keep_tensor: Keeps whole tensors; ``None`` keeps digests only.
-            slices: Which part of a tensor takes its place; ``None`` records the whole.
+            expands_modules: Whether a module selected by ``list`` includes everything called inside it (level mix).
+            keeps_values: Whether tensors and arguments are recorded; if not, only calls, stacks and nesting.
+            keep_tensor: Stores whole tensors; ``None`` records digests only.
+            slices: Part of each tensor to record in its place; ``None`` records whole tensors.
         """
         self.record = StepRecord()
         self.reader = TensorReader(framework, processor, selection, keep_tensor=keep_tensor, slices=slices)
-        self.forwards: ForwardWindow | None = None  # the forwards of the models that are recorded; None: all, and more
-        self.is_single = False  # whether one module only is recorded, which reports through `SingleModuleRecorder`
+        self.forwards: ForwardWindow | None = None  # ``token_range``; None: no restriction
+        self.is_single = False  # whether only one module is recorded, which reports through `SingleModuleRecorder`
         self._selection = selection
         self._tree = CallTree(self.record, tracks_parents=tracks_parents)
         self._selector = CallSelector(selection, self._tree, stacks, expands_modules=expands_modules)
@@ -71,13 +71,13 @@ class Recorder:
         )
         self._batches = BatchBuilder(self.record, self._tree, self.reader, self._backwards, self._parameters)
         self._values = ValueBuilder(framework, self.reader.note_failure)
-        # By whether the call is in a backward pass.
+        # Indexed by whether the call is in a backward pass.
         self._takes_inputs, self._takes_parameters, self._takes_outputs = (
             tuple(keeps_values and selection.takes(phase, side) for phase in (Phase.FORWARD, Phase.BACKWARD))
             for side in (Role.INPUT, Role.PARAMETERS, Role.OUTPUT)
         )
         self._lock = self.record.lock
-        # What one part does alone is bound here: a method in between would cost every value that is recorded.
+        # Bind the methods of parts directly: a delegating method would add a call for every recorded value.
         self.open_call = self._tree.innermost
         self.nesting = self._tree.nesting
         self.nest_in = self._tree.nest_in
@@ -102,11 +102,11 @@ class Recorder:
 
     @property
     def clock(self) -> int:
-        """How far the order of reports has come."""
+        """Current position in the order of reports."""
         return self.record.clock
 
     def set_clock(self, moment: int, floor: int | None = None) -> None:
-        """Let what is reported next stand elsewhere in the order; see `CallRecorder`."""
+        """Set the position in the order for the next reports; see `CallRecorder`."""
         self.record.clock, self.record.floor = moment, floor
 
     # --- calls ------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class Recorder:
     def open_api(
         self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False
     ) -> RecordedCall:
-        """Begin a call of an API; ``owner`` is what it belongs to where that is no module."""
+        """Begin a call of an API; ``owner`` names what it belongs to outside of all modules."""
         if self._passes_over():
             return PASSED_OVER
         tree = self._tree
@@ -134,10 +134,10 @@ class Recorder:
     def open_operator(
         self, prefix: str, name: str, around: RecordedCall | None, *, is_in_backward: bool = False
     ) -> RecordedCall:
-        """Begin an operator below the APIs; it belongs to ``around``, in a backward pass to the backward of that."""
+        """Begin an operator below the APIs; it belongs to ``around``, in a backward pass to its backward."""
         key = f"{names.operator_prefix(prefix, is_in_backward=is_in_backward)}.{name}"
         if self._passes_over() or around is PASSED_OVER or (around is not None and around.key == key):
-            return PASSED_OVER  # an operator that is called by its name is recorded as an API
+            return PASSED_OVER  # an operator that the program calls directly is recorded as an API
         tree = self._tree
         with self._lock:
             if around is not None and around.step != self.record.number:
@@ -146,7 +146,7 @@ class Recorder:
             call.is_in_backward = is_in_backward
             tree.place(call, is_recomputed=False)
             if is_in_backward:
-                call.is_recomputed = False  # what it computes is new, also where ``around`` was computed again
+                call.is_recomputed = False  # it computes new values, even if ``around`` is a recompute
                 if around is None:
                     call.micro_step = tree.micro_steps().in_backward
             self._selector.select_operator(call)
@@ -157,7 +157,7 @@ class Recorder:
     def open_module(
         self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False, is_single: bool = False
     ) -> RecordedCall:
-        """Begin a call of a module; ``is_single`` says that it is the one that is recorded if the recorder is."""
+        """Begin a call of a module; ``is_single`` says that it is the one module of `SingleModuleRecorder`."""
         if self._passes_over(is_single=is_single):
             return PASSED_OVER
         stem = names.module_stem(prefix, path, type_name)
@@ -172,13 +172,13 @@ class Recorder:
         return call
 
     def pass_over_call(self) -> RecordedCall:
-        """Begin a call that is not recorded, not counted and nobody's parent."""
+        """Begin a call that is neither recorded nor numbered, and is never a parent."""
         return PASSED_OVER
 
     def record_inputs(
         self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
     ) -> None:
-        """Take the arguments as they are now."""
+        """Record the arguments with their current values."""
         entry = call.entry
         if entry is None or not self._takes_inputs[call.is_in_backward]:
             return
@@ -187,18 +187,18 @@ class Recorder:
         entry.input_kwargs = self._values.named(kwargs, taker(call.name, "kwargs", unset)) if kwargs else {}
 
     def record_parameters(self, call: RecordedCall, parameters: Mapping[str, Any]) -> None:
-        """Take a module's own parameters."""
+        """Record the module's own parameters."""
         if call.entry is not None and self._takes_parameters[False]:
             call.entry.parameters = self._values.named(parameters, self.reader.taker(call.name, "parameters"))
 
     def record_outputs(self, call: RecordedCall, output: Any, unset: Sequence[Any] = ()) -> None:
-        """Take the result of the call."""
+        """Record the result of the call."""
         if call.entry is not None and self._takes_outputs[call.is_in_backward]:
             taker = self.reader.taker(call.name, "output", unset)
             call.entry.outputs = self._values.positional(as_results(output), taker)
 
     def close(self, call: RecordedCall, *, keep: bool = True) -> None:
-        """End the call."""
+        """End the call; without ``keep`` it is discarded."""
         if call.stem is not None:
             self._tree.leave(call)
         record, check = self.record, self.reader.check
@@ -221,7 +221,7 @@ class Recorder:
     def record_parameter_gradient(
         self, stem: str, name: str, gradient: Any, contribution: Any = None, *, is_single: bool = False
     ) -> None:
-        """Take the gradient of one parameter, as it has been accumulated so far, and what was added just now."""
+        """Record the accumulated gradient of one parameter, and the contribution of the current backward if given."""
         if (self.is_single and not is_single) or (self.forwards is not None and not self.forwards.covers_parameters):
             return
         self._parameters.record(stem, name, gradient, contribution)
@@ -229,7 +229,7 @@ class Recorder:
     # --- steps ------------------------------------------------------------------------------------------------
 
     def next_step(self) -> None:
-        """Begin a new step: all indices begin at 0 again, and gradients of the old step are no longer taken."""
+        """Begin a new step: all indices start at 0, and late gradients of the old step are ignored."""
         with self._lock:
             self.record.next_step()
             for part in (self._tree, self._backwards, self._parameters, self._batches):
@@ -237,5 +237,5 @@ class Recorder:
             self._selection.restart()
 
     def shut(self) -> None:
-        """Take nothing any more."""
+        """Stop recording."""
         self.record.is_open = False

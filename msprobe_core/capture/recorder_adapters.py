@@ -1,4 +1,4 @@
-"""Recorders that record a part: one module only, or modules under the names that they have without wrappers."""
+"""Adapters of the recorder: for a single module, and for module names without wrappers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _RecorderAdapter:
-    """The part of a `CallRecorder` that an adapter hands through; each member is that of the recorder itself."""
+    """The members of `CallRecorder` that an adapter passes through unchanged."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -50,10 +50,10 @@ class _RecorderAdapter:
 
 
 class SingleModuleRecorder(_RecorderAdapter):
-    """The recorder as the hooks of the one module see it that `module_dump` is about; a `CallRecorder`.
+    """Recorder for the hooks of the one module of `module_dump`; a `CallRecorder`.
 
-    What they report is recorded, while the recorder passes over what everybody else reports. Hooks of a framework are
-    set on all modules inside, too; those are not what was asked for.
+    Its reports are recorded, while the recorder ignores all other reports. A framework also sets these hooks on the
+    modules inside; their calls are ignored here.
     """
 
     def __init__(self, recorder: Recorder, name: str) -> None:
@@ -70,15 +70,15 @@ class SingleModuleRecorder(_RecorderAdapter):
         return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed, is_single=True)
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
-        """Take the gradient of one of its own parameters."""
+        """Record the gradient of one of the module's own parameters."""
         if stem == self._stem:
             self._recorder.record_parameter_gradient(stem, name, gradient, contribution, is_single=True)
 
 
 class UnwrappingRecorder(_RecorderAdapter):
-    """The recorder as hooks of wrapped models see it: names are those of the model without wrappers; a `CallRecorder`.
+    """Recorder for the hooks of wrapped models, which names modules as in the model without wrappers; a `CallRecorder`.
 
-    A wrapper itself keeps its class, and stands beside what it wraps.
+    A wrapper itself keeps its class name, so that it does not collide with the module that it wraps.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -86,22 +86,22 @@ class UnwrappingRecorder(_RecorderAdapter):
         self._stems: dict[str, str] = {}
 
     def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> Call:
-        """Begin a call of a module, under the name that it has without wrappers."""
+        """Begin a call of a module, under its name without wrappers."""
         stem = module_stem(prefix, path, type_name)
         path, type_name = without_wrappers(path), class_without_wrapper(type_name)
         self._stems[stem] = module_stem(prefix, path, type_name)
         return self._recorder.open_module(prefix, path, type_name, is_recomputed=is_recomputed)
 
     def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
-        """Say which parameters of a module report gradients."""
+        """Set which parameters of a module report gradients."""
         self._recorder.expect_parameter_gradients(self._stem_of(stem), parameters)
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
-        """Take the gradient of a parameter of a module."""
+        """Record the gradient of a module's parameter."""
         self._recorder.record_parameter_gradient(self._stem_of(stem), name, gradient, contribution)
 
     def _stem_of(self, stem: str) -> str:
-        if stem not in self._stems:  # of a module that has not been called
+        if stem not in self._stems:  # the module has not been called
             prefix, *path, type_name = stem.split(".")
             self._stems[stem] = module_stem(prefix, without_wrappers(".".join(path)), class_without_wrapper(type_name))
         return self._stems[stem]

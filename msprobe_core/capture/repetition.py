@@ -1,7 +1,7 @@
-"""A training step done several times, each recorded by itself, of which the training notices nothing.
+"""Repetition of a training step: each run is recorded separately, and the training is not affected.
 
-The step runs first as it always does. Then, for each repetition, everything that it has read and written is put back as
-it was before, and it runs again, with something changed. At the end everything is as the first run has left it.
+The step first runs unchanged. Then, for each repetition, all state that the step read or wrote is restored to what it
+was before the step, and the step runs again with a change. At the end the state after the first run is restored.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a step that is done several times.
+    """One run of a repeated step.
 
     Attributes:
-        number: 0 for the run as it always is, which comes first; repetitions count from 1.
+        number: 0 for the unchanged run, which comes first; repetitions count from 1.
     """
 
     number: int
 
     @property
     def is_golden(self) -> bool:
-        """Whether this is the run as it always is: the one that a program may log and learn from."""
+        """Whether this is the unchanged run: the one whose results the program may log and use."""
         return self.number == 0
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What is another in one repetition.
+    """The change of one repetition.
 
     Attributes:
-        config: How it is recorded, and where.
-        around: Makes the block that it runs in.
+        config: Configuration of its recording, with its directory.
+        around: Returns the context manager in which it runs.
     """
 
     config: Config
@@ -59,13 +59,13 @@ class Variant:
 
 
 class RandomStates:
-    """The states of the random functions of Python and NumPy, as they were when it was made; a `TrainingState`."""
+    """States of the random generators of Python and NumPy at the time of construction; a `TrainingState`."""
 
     def __init__(self) -> None:
         self._states = [(state, state.get()) for state in common_states().values()]
 
     def restore(self) -> None:
-        """Put them back."""
+        """Restore the states."""
         for state, value in self._states:
             state.set(value)
 
@@ -80,7 +80,7 @@ def calibration(
     mode: str = PerturbMode.EVERYWHERE.value,
     dtype: str | None = None,
 ) -> Generator[Iterator[Run], None, None]:
-    """Record a step and, if it is selected, repetitions of it in which last digits are changed.
+    """Record a step and, if it is selected, repetitions of it with perturbed last digits.
 
     ::
 
@@ -92,23 +92,25 @@ def calibration(
                         log(loss)
             debugger.step()
 
-    The first run is the step as it always is. Repetitions go to ``{dump_path}/calibration/run{k}/step{s}/rank{r}``.
-    Before each of them parameters, buffers, gradients, optimizer states and random states are put back as they were
-    before the step, and behind the last one as the first run has left them. It costs ``repeats`` further steps, and two
-    copies of that state on the host. All ranks of a job have to do it together.
+    The first run is the unchanged step. Repetitions are recorded to ``{dump_path}/calibration/run{k}/step{s}/rank{r}``.
+    Before each of them, parameters, buffers, gradients, optimizer states and random states are restored to their values
+    before the step; after the last one, to their values after the first run. The cost is ``repeats`` further steps, and
+    two
+    copies of that state in host memory. All ranks of a job have to do it together.
 
     Args:
-        debugger: Starts and stops by itself in each run.
+        debugger: Started and stopped for each run by this function.
         model: The model, or several.
-        optimizer: An optimizer, or a list of them and of schedulers, scalers and the like: of all that has a state.
-        repeats: How many repetitions.
-        mode: ``everywhere`` changes what each operation makes, ``inputs`` what comes into the model.
-        dtype: Whose rounding the changes have the size of, where it is coarser than a tensor's own, such as
-        ``bfloat16``.
+        optimizer: Everything with a state that the step changes: an optimizer, or a list of optimizers, schedulers,
+            scalers, etc.
+        repeats: Number of repetitions.
+        mode: ``everywhere`` perturbs the result of each operation, ``inputs`` only the inputs of the model.
+        dtype: Dtype whose rounding unit sets the size of the perturbation if it is coarser than the tensor's own, such
+            as ``bfloat16``.
 
     Raises:
         ConfigError: an argument is wrong.
-        SessionError: no debugger has been made, or it is recording already.
+        SessionError: no debugger was created, or it is recording already.
     """
     perturbation = checked_perturbation(repeats, mode, dtype)
 
@@ -120,7 +122,7 @@ def calibration(
 
 
 def perturbed_variants(config: Config, repeats: int, perturbation: Perturbation) -> list[Variant]:
-    """Return repetitions of the run that ``config`` records, each with other last digits."""
+    """Return the variants for repetitions of the run of ``config``, each with another seed of the perturbation."""
     return [
         Variant(
             repetition_of(config, config.directory, msgspec.structs.replace(perturbation, seed=number), number)
@@ -130,12 +132,12 @@ def perturbed_variants(config: Config, repeats: int, perturbation: Perturbation)
 
 
 def shadow_variant(config: Config, around: Callable[[], AbstractContextManager[None]]) -> Variant:
-    """Return a repetition that runs in a block of its own, and is recorded beside the run."""
+    """Return a repetition that runs inside ``around`` and is recorded to a subdirectory of the run."""
     return Variant(msgspec.structs.replace(config, dump_path=str(config.directory / SHADOW_DIRECTORY)), around)
 
 
 def checked_perturbation(repeats: object, mode: object, dtype: object) -> Perturbation:
-    """Return the perturbation that the arguments of ``calibration`` describe.
+    """Return the perturbation for the arguments of ``calibration``.
 
     Raises:
         ConfigError: one of them is wrong.
@@ -159,14 +161,14 @@ def repeated(
     *,
     what: str,
 ) -> Generator[Iterator[Run], None, None]:
-    """Give the runs of one step: as it is and, if this step is recorded, once more for each variant.
+    """Yield the runs of one step: the unchanged one and, if this step is recorded, one for each variant.
 
     Args:
-        debugger: Records; is not recording yet.
+        debugger: The debugger; it must not be recording.
         model: The model or models.
-        others: Optimizer and whatever else has a state that the step changes: one, a list, or ``None``.
-        make_variants: Makes the repetitions.
-        what: What this is called in messages.
+        others: Optimizer and other objects with a state that the step changes: one, a list, or ``None``.
+        make_variants: Returns the repetitions for a configuration.
+        what: Name of the feature in messages.
 
     Raises:
         SessionError: there is no such debugger, or it is recording already.
@@ -179,7 +181,7 @@ def repeated(
     except Exception as error:
         if not repetitions.is_repeating:
             raise
-        # The step itself is done, and the training can go on from there.
+        # The step itself is complete, so the training can continue after this error.
         _logger.warning("%s ends: a repetition has failed (%s: %s)", what, type(error).__name__, error)
     finally:
         repetitions.end()
@@ -216,7 +218,7 @@ class _Repetitions:
         step = 0
         try:
             debugger.start(self._given)
-            session = self._controller.opened()  # an edited configuration may have made another
+            session = self._controller.opened()  # an edited configuration may have replaced it
             if isinstance(session, Session) and (variants := self._variants(session)):
                 self._before = self._copy(session.framework, "before the step")
             step = session.step_number if isinstance(session, Session) else 0
@@ -247,11 +249,11 @@ class _Repetitions:
                     self._end_run(step)
                     directory = None
             finally:
-                if directory is not None:  # half of a repetition would be taken for a whole one
+                if directory is not None:  # a partial repetition would be mistaken for a complete one
                     layout.remove_dump(directory)
 
     def _end_run(self, first_step: int) -> None:
-        """Stop, also behind a last ``debugger.step()``, which has begun a step that is not done in this run."""
+        """Stop. A final ``debugger.step()`` in the run has opened a next step, whose empty dump is discarded."""
         debugger = self._debugger
         debugger.stop()
         session = self._controller.opened()
@@ -260,7 +262,8 @@ class _Repetitions:
 
     def _variants(self, session: Session) -> Sequence[Variant]:
         config = self._controller.config
-        # The same on all ranks, whichever of them are recorded: they do a step together.
+        # Decide from settings that are equal on all ranks, not from the rank selection: all ranks repeat a step
+        # together.
         if (
             not self._controller.can_repeat
             or not config.selects_step(session.step_number)
@@ -280,7 +283,7 @@ class _Repetitions:
             if not isinstance(framework, PerturbingFramework):
                 raise PluginError(f"the plugin of {framework.name} does not offer it")  # noqa: TRY301
             return framework.training_state(self._models, self._others)
-        except Exception as error:  # noqa: BLE001  # of a framework, or of objects of the user
+        except Exception as error:  # noqa: BLE001  # raised by a framework, or by objects of the user
             _logger.warning(
                 "%s: the state of the training %s cannot be copied (%s: %s); it runs once",
                 self._what, when, type(error).__name__, error,
@@ -288,16 +291,16 @@ class _Repetitions:
             return None
 
     def end(self) -> None:
-        """Leave everything as the first run has left it."""
+        """Restore the state after the first run."""
         if self._before is not None:
-            self._before.complaint()  # ends its watch, where the step itself has raised
+            self._before.complaint()  # ends its watch, also if the step itself has raised
         if self._after is not None:
             self._after.restore()
             self._after = None
 
 
 def listed(value: Any) -> list[Any]:
-    """Return what an argument holds that may be one thing, several, or ``None``."""
+    """Return an argument that may be one object, several, or ``None`` as a list."""
     if value is None:
         return []
     return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]

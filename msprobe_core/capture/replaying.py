@@ -1,4 +1,4 @@
-"""What a plugin needs to make a recorded call again: the arguments as they were, and the places of the results."""
+"""Support for plugins that replay recorded calls: original arguments, and paths of tensors in results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from msprobe_core.errors import ReplayError
 from msprobe_core.model import Argument, ReplayCall, ReplayTensor, ReplayValue, Site
 
 Make = Callable[[ReplayTensor, str], Any]
-"""Makes the tensor that stood at a path."""
+"""Creates the tensor that was recorded at a path."""
 
 Special = Callable[[Argument], Any]
-"""Makes what is the framework's own, such as a dtype, and returns `NOT_SPECIAL` for all else."""
+"""Creates an object of the framework's own type, such as a dtype; returns `NOT_SPECIAL` for other arguments."""
 
 NOT_SPECIAL: Final = object()
 
@@ -25,18 +25,19 @@ _SCALARS: Mapping[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 _MAX_LITERAL = 4096
+"""Longest text, in characters, that is parsed as an argument."""
 
 
 def why_not_called(
     site: Site, framework: str, random: Collection[str], find: Callable[[str, str], object | None]
 ) -> str | None:
-    """Return why calls of an API are not made again, as the end of a sentence; ``None`` if they are.
+    """Return why an API is not replayed, as the end of a sentence; ``None`` if it is.
 
     Args:
-        site: Of the API.
-        framework: What people call the framework.
-        random: Functions of it that always draw random numbers.
-        find: Returns the function of a prefix and a name, of those that are called for dumps.
+        site: Site of the API's call.
+        framework: Display name of the framework.
+        random: Functions of the framework that always draw random numbers.
+        find: Returns the replayable function of a prefix and a name, or ``None``.
     """
     if site.path in random:
         return "it draws random numbers"
@@ -51,7 +52,7 @@ def build_arguments(call: ReplayCall, make: Make, special: Special) -> tuple[lis
     """Return the positional arguments and the keyword arguments of a call.
 
     Raises:
-        ReplayError: one of them was something that a dump does not hold.
+        ReplayError: a dump does not store one of them completely.
     """
 
     def build(value: ReplayValue, path: str) -> Any:
@@ -84,10 +85,10 @@ def _argument(value: Argument, special: Special) -> Any:
 
 
 def literal_of(value: Argument) -> Any:
-    """Return what the text of an argument says: numbers, and tuples, lists and dicts of such.
+    """Return the value of an argument's text: numbers, and tuples, lists and dicts of them.
 
     Raises:
-        ReplayError: it is too long to be an argument.
+        ReplayError: it is longer than `_MAX_LITERAL`.
     """
     text = str(value.value)
     if len(text) > _MAX_LITERAL:
@@ -96,11 +97,11 @@ def literal_of(value: Argument) -> Any:
 
 
 def tensors_in(value: Any, kind: type[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a result by the paths that dumps give them.
+    """Yield the tensors of a result with their paths in dumps.
 
     Args:
-        value: What a call has returned.
-        kind: The framework's class of tensors.
+        value: Result of a call.
+        kind: The framework's tensor class.
     """
     several = cast("Sequence[Any]", value) if type(value) in (tuple, list) else (value,)
     for i, item in enumerate(several):

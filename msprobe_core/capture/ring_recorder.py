@@ -1,9 +1,8 @@
-"""An always-on, light recorder: a ring of the last steps' extremes, written out when something goes wrong.
+"""The flight recorder: a light, always-on ring of the last steps' extremes, written when something goes wrong.
 
-What is kept of a tensor is its largest and its smallest element, which are NaN or Inf if any element is. They stay
-where the tensor is until the step is over, come over without anybody waiting, and are looked at when they are there.
-What is written is a dump of modules, one step after the other, that every command reads; `FlightRing` knows no
-framework.
+Of each tensor it keeps the largest and the smallest element, which are NaN or Inf if any element is. They stay
+on the tensor's device until the step ends, are copied without synchronisation, and are checked once they have arrived.
+Steps are written as dumps of modules that every command can read. `FlightRing` is independent of frameworks.
 """
 
 from __future__ import annotations
@@ -48,36 +47,36 @@ from msprobe_core.store.json_writer import JsonWriter
 _logger = logging.getLogger(__name__)
 
 MAX_WRITTEN = 3
-"""So often NaN and Inf are written out; a training that goes on with them says nothing new."""
+"""Maximum number of dumps for NaN and Inf; a training that continues with them shows nothing new."""
 
 
 class Tape(Protocol):
-    """Keeps the extremes of tensors on their devices, for one step."""
+    """Holds the extremes of one step's tensors on their devices."""
 
     def put(self, tensor: Any) -> int | None:
-        """Enqueue the reading of a tensor, and return its place; ``None`` if it has no extremes."""
+        """Enqueue the reduction of a tensor, and return its index; ``None`` if the tensor has no extremes."""
         ...
 
     def seal(self) -> None:
-        """Begin to bring everything to the host; nothing is put any more."""
+        """Begin the copy to the host; no tensor is put afterwards."""
         ...
 
     def extremes(self, *, waits: bool) -> Sequence[tuple[float, float]] | None:
-        """Return maximum and minimum by place; ``None`` if they are not there yet and nobody ``waits``."""
+        """Return maximum and minimum by index; ``None`` if they have not arrived and ``waits`` is false."""
         ...
 
 
 class Seen(NamedTuple):
-    """A tensor at a call of a module.
+    """One observation of a tensor at a call of a module.
 
     Attributes:
         module: Dotted path of the module; empty for the root.
         type_name: Its class.
         phase: Forward, backward or gradients of parameters.
-        number: Which call of the module in the step.
+        number: Index of the module's call in the step.
         role: Input, output, or parameter.
-        name: Of a parameter; empty for others.
-        place: On the tape.
+        name: Name of a parameter; empty otherwise.
+        place: Index on the tape.
         meta: Describes the tensor.
     """
 
@@ -101,11 +100,11 @@ class FlightStep:
         self.tape = tape
         self.seen: list[Seen] = []
         self.counts: dict[str, int] = {}
-        self.num_bad: int | None = None  # unknown until the extremes are there
+        self.num_bad: int | None = None  # unknown until the extremes have arrived
 
 
 class FlightRing:
-    """The last steps, and when they are written."""
+    """The last steps, and the decision when to write them."""
 
     def __init__(
         self,
@@ -119,14 +118,14 @@ class FlightRing:
         """Begin with an empty ring.
 
         Args:
-            directory: Where steps are written, each in its own directory, as dumps are.
-            make_tape: Makes what keeps the extremes of one step.
-            framework: Its name.
-            rank: Returns this process's rank, ``None`` outside of a job.
-            size: How many steps are kept.
+            directory: Directory of the written steps, laid out as a run.
+            make_tape: Returns a tape for one step.
+            framework: Name of the framework.
+            rank: Returns the rank of this process, ``None`` outside of a job.
+            size: Number of steps to keep.
 
         Raises:
-            ConfigError: ``size`` is no positive number.
+            ConfigError: ``size`` is not positive.
         """
         if size < 1:
             raise ConfigError(f"'steps' is {size}, but at least the running step is kept; give a number from 1 on")
@@ -149,11 +148,11 @@ class FlightRing:
 
     @property
     def steps(self) -> Sequence[FlightStep]:
-        """What is in the ring, the oldest first."""
+        """The steps in the ring, oldest first."""
         return list(self._steps)
 
     def end_step(self) -> None:
-        """End a step, and look at those whose extremes have come over since; nobody waits."""
+        """End a step, and check steps whose extremes have arrived; does not wait for a device."""
         self.step.tape.seal()
         self._look(waits=False)
         with self._lock:
@@ -173,16 +172,16 @@ class FlightRing:
             self._was_bad = bool(step.num_bad)
 
     def write(self, reason: str, *, waits: bool = False) -> Path | None:
-        """Write all steps whose extremes are there, and return the directory; ``None`` if it failed, which is said.
+        """Write all steps whose extremes have arrived, and return the directory; ``None`` after a logged failure.
 
         Args:
-            reason: Why, for people.
-            waits: Whether to wait for those that are still on a device.
+            reason: The reason, for the log.
+            waits: Whether to wait for extremes that are still on a device.
         """
         try:
             with self._lock:
                 written = [step for step in self._steps if self._write_step(step, waits=waits)]
-        except (MsprobeError, OSError, RuntimeError) as error:  # RuntimeError: a device that is lost
+        except (MsprobeError, OSError, RuntimeError) as error:  # RuntimeError: a lost device
             self.note_failure("the flight recorder", error)
             return None
         if written:
@@ -213,12 +212,12 @@ class FlightRing:
         return True
 
     def finish(self) -> None:
-        """Look at all steps once more, and wait for them: the training is over."""
+        """Check all steps a last time, and wait for their extremes: the training has ended."""
         self.step.tape.seal()
         self._look(waits=True)
 
     def note_failure(self, where: str, error: Exception) -> None:
-        """Say once that something could not be recorded; the training goes on."""
+        """Log the first failure to record; the training continues."""
         if self._says_failure:
             self._says_failure = False
             _logger.warning("%s: not recorded (%s: %s); training goes on", where, type(error).__name__, error)
@@ -229,7 +228,7 @@ def _are_finite(extremes: tuple[float, float]) -> bool:
 
 
 def _batch_of(step: FlightStep, extremes: Sequence[tuple[float, float]]) -> Batch:
-    """Return the calls of a step, each where it was complete."""
+    """Return the calls of a step in the order of their completion."""
     calls: dict[tuple[str, str, Phase, int], Entry] = {}
     ends: dict[tuple[str, str, Phase, int], int] = {}
     for moment, seen in enumerate(step.seen):
@@ -242,7 +241,8 @@ def _batch_of(step: FlightStep, extremes: Sequence[tuple[float, float]]) -> Batc
             )  # fmt: skip
             entry = calls[key] = Entry(name=names.format_entry(site), phase=seen.phase)
             ends[key] = moment
-        if seen.role is Role.OUTPUT:  # a module's inputs are seen before what is inside it
+        # A module's inputs are observed before its inner calls, so they do not set its end.
+        if seen.role is Role.OUTPUT:
             ends[key] = moment
         high, low = extremes[seen.place]
         _add(entry, seen, TensorValue(seen.meta, Digest(stats=Stats(max=high, min=low))))
@@ -263,7 +263,7 @@ def _add(entry: Entry, seen: Seen, value: TensorValue) -> None:
 
 
 def _parents_of(calls: Mapping[tuple[str, str, Phase, int], Entry]) -> Mapping[str, str | None]:
-    """Return the enclosing call of each: the one with its number of the nearest module around it that was called."""
+    """Return each call's parent: the call with the same number of the nearest enclosing module that was called."""
     by_path: dict[tuple[str, Phase], list[str]] = {}
     for (path, _, phase, _), entry in calls.items():
         by_path.setdefault((path, phase), []).append(entry.name)
@@ -281,15 +281,15 @@ def _parents_of(calls: Mapping[tuple[str, str, Phase, int], Entry]) -> Mapping[s
 
 
 class Emergency:
-    """Writes when the process is told to end, fails, or is asked to by a signal."""
+    """Writes the ring when the process gets a termination signal, fails, or gets a signal from the user."""
 
     def __init__(self, ring: FlightRing, signals: Sequence[int], *, at_exit: bool) -> None:
-        """Prepare.
+        """Prepare the handlers.
 
         Args:
-            ring: What is written.
-            signals: What is listened to, in the main thread only, which is the one that gets them.
-            at_exit: Whether to write at the end too, also when all was well.
+            ring: The ring to write.
+            signals: Signals to handle; in the main thread only, the one that receives them.
+            at_exit: Whether to write at a normal exit too.
         """
         self._ring = ring
         self._signals = signals
@@ -298,7 +298,7 @@ class Emergency:
         self._excepthook: Callable[..., Any] | None = None
 
     def install(self) -> None:
-        """Begin."""
+        """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 self._before[number] = signal.signal(number, self._on_signal)
@@ -307,7 +307,7 @@ class Emergency:
             atexit.register(self._on_exit)
 
     def remove(self) -> None:
-        """End, unless somebody else has taken a place since."""
+        """Restore the previous handlers, unless other code has replaced ours since."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, before)
@@ -318,7 +318,7 @@ class Emergency:
         atexit.unregister(self._on_exit)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # What is still on a device may never come: a hanging job is when people send signals.
+        # Do not wait for the device: users send signals to jobs that hang, where extremes may never arrive.
         self._ring.write(f"signal {signal.Signals(number).name}")
         before = self._before.get(number)
         if callable(before):
@@ -337,4 +337,4 @@ class Emergency:
 
 
 DEFAULT_SIGNALS = tuple(int(getattr(signal, name)) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What job schedulers send before they kill, and what people send to look."""
+"""SIGTERM, which job schedulers send before they kill, and SIGUSR1, for a request of the user."""

@@ -1,4 +1,4 @@
-"""Which step is running, and whether it is recorded on this rank."""
+"""The current step, and whether this rank records it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Schedule:
         self._framework = framework
         self._process = os.getpid()
         self.rank_id: int | None = None
-        """What the user has given to ``start``; wins over the framework's rank."""
+        """The rank given to ``start``; overrides the framework's rank."""
         self.step = 0
         self.is_finished = False
         """Whether nothing will be recorded any more."""
@@ -34,13 +34,13 @@ class Schedule:
 
     @property
     def may_act(self) -> bool:
-        """Whether anything may be put in place in this process, which may be a forked child."""
+        """Whether this process may install anything; a forked child may not."""
         return self._config.dump_enable and os.getpid() == self._process
 
     @property
     def selects_rank(self) -> bool:
         """Whether steps of this process may still be recorded."""
-        # A process outside of a job is rank 0 to the configuration.
+        # The configuration treats a process outside of a job as rank 0.
         return not self.is_finished and self.may_act and self._config.selects_rank(self.rank or 0)
 
     @property
@@ -52,7 +52,7 @@ class Schedule:
         return self._config.selects_step(self.step) and self.selects_rank
 
     def begin_at(self, step: int, *, can_record: bool) -> None:
-        """Count on from ``step``; ``can_record`` is false if an error has ended recording."""
+        """Continue at ``step``; ``can_record`` is false if an error has ended recording."""
         self.step = step
         if can_record:
             last = self._config.last_step
@@ -68,10 +68,10 @@ class Schedule:
 
 
 def checked_step(step: Any) -> int:
-    """Return the number of a step that a user gives.
+    """Return a step number given by the user.
 
     Raises:
-        SessionError: it is none.
+        SessionError: it is not an integer >= 0.
     """
     if not is_number(step):
         raise SessionError(f"set_init_step() got {step!r}; give an integer from 0")
@@ -79,5 +79,5 @@ def checked_step(step: Any) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of the user counts something from 0."""
+    """Whether a value given by the user is an integer >= 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

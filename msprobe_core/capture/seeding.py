@@ -1,4 +1,4 @@
-"""What makes runs repeatable whatever the framework: seeds, and what is put in place until it is taken out again."""
+"""Seeding that makes runs repeatable in any framework, and the removable patches that belong to it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LARGEST_SEED = 2**32 - 1
 
 
 def seed_common(seed: Any, **flags: Any) -> None:
-    """Seed Python and NumPy, and the hashes of processes that this one starts.
+    """Seed Python and NumPy, and string hashing of child processes.
 
     Args:
-        seed: As a user has given it.
-        flags: Likewise, the other arguments of ``seed_all``.
+        seed: The user's argument.
+        flags: The other arguments of ``seed_all``.
 
     Raises:
-        ConfigError: ``seed`` is no integer from 0 to 2**32 - 1, or a flag is neither True nor False.
+        ConfigError: ``seed`` is not an integer from 0 to 2**32 - 1, or a flag is neither True nor False.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _LARGEST_SEED:
         raise ConfigError(f"seed_all: 'seed' is {seed!r}, but must be an integer from 0 to {_LARGEST_SEED}")
@@ -35,12 +35,12 @@ def seed_common(seed: Any, **flags: Any) -> None:
         if not isinstance(value, bool):
             raise ConfigError(f"seed_all: {name!r} is {value!r}, but must be True or False")
     random.seed(seed)
-    np.random.seed(seed)  # the state that training scripts draw from
+    np.random.seed(seed)  # the global state, which training scripts draw from
     os.environ["PYTHONHASHSEED"] = str(seed)
 
 
 class Seeding:
-    """What a call of ``seed_all`` has put in place; ``restore`` takes it out, and so does leaving its ``with`` block.
+    """The patches of a call of ``seed_all``; ``restore``, or the end of its ``with`` block, removes them.
 
     Seeds and deterministic algorithms stay.
     """
@@ -52,7 +52,7 @@ class Seeding:
         self._removals: list[Callable[[], None]] = []
 
     def restore(self) -> None:
-        """Let dropout drop, and random functions go on from call to call; a second time does nothing."""
+        """Re-enable dropout and normal random state. Idempotent."""
         with self._lock:
             if Seeding._current is self:
                 Seeding._current = None
@@ -69,10 +69,10 @@ class Seeding:
 
     @classmethod
     def replace(cls, *installations: Callable[[], Callable[[], None]]) -> Seeding:
-        """Take out what the last call has put in place, and put this in its place.
+        """Remove the patches of the last call, and install these.
 
         Args:
-            installations: Each puts something in place and returns what takes it out.
+            installations: Each installs a patch and returns the function that removes it.
         """
         with cls._lock:
             if cls._current is not None:

@@ -1,4 +1,4 @@
-"""What is recorded: ``scope``, ``list``, ``data_mode`` and ``tensor_list`` of the configuration."""
+"""Selection by ``scope``, ``list``, ``data_mode`` and ``tensor_list`` of the configuration."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SIDES = {DataMode.INPUT: Role.INPUT, DataMode.OUTPUT: Role.OUTPUT}
 _NUM_SHOWN = 3
 
 _MAX_UNMATCHED = 4096
-"""Of so many names the nearest are looked for."""
+"""Maximum number of unmatched names among which similar ones are searched."""
 
 
 class Selection:
     """Decides by entry name, direction and side of the call.
 
-    ``scope`` is a window in time: it opens when the entry with its first name begins and closes when the entry with
-    its last name has ended, so both are inside. ``list`` keeps an entry whose name contains one of the strings.
+    ``scope`` is an interval in time: it opens when the entry with its first name begins and closes when the entry with
+    its last name has ended, so both are inside. ``list`` selects entries whose names contain one of its strings.
     """
 
     def __init__(self, options: TaskOptions) -> None:
@@ -39,20 +39,20 @@ class Selection:
         self.has_closed = False
         self._has_matched = not self._patterns
         self._last_complaint: str | None = None
-        self._unmatched: dict[str, None] = {}  # names in the order of their calls, until one is what was asked for
+        self._unmatched: dict[str, None] = {}  # in the order of calls, until one matches
 
     @property
     def has_patterns(self) -> bool:
-        """Whether ``list`` narrows anything."""
+        """Whether ``list`` restricts the selection."""
         return bool(self._patterns)
 
     @property
     def is_inside(self) -> bool:
-        """Whether the window of ``scope`` is open; always, where there is no scope."""
+        """Whether ``scope`` is open; always true without a scope."""
         return self._inside
 
     def matches(self, entry: str) -> bool:
-        """Whether ``list`` keeps an entry of this name on its own account."""
+        """Whether ``list`` selects an entry by its own name."""
         if not self._patterns:
             return True
         if any(pattern in entry for pattern in self._patterns):
@@ -63,17 +63,17 @@ class Selection:
         return False
 
     def keeps_tensors(self, entry: str) -> bool:
-        """Whether ``tensor_list`` has the whole tensors of an entry of this name kept; all, where there is none."""
+        """Whether ``tensor_list`` selects the whole tensors of an entry; true without a list."""
         return not self._tensor_patterns or any(pattern in entry for pattern in self._tensor_patterns)
 
     def takes(self, phase: Phase, side: Role) -> bool:
-        """Whether ``data_mode`` has this direction and this side. Parameters count as inputs."""
+        """Whether ``data_mode`` includes this direction and side. Parameters count as inputs."""
         if phase is Phase.PARAMETERS_GRAD:
             return Phase.BACKWARD in self._phases and Role.OUTPUT in self._sides
         return phase in self._phases and (Role.INPUT if side is Role.PARAMETERS else side) in self._sides
 
     def takes_phase(self, phase: Phase) -> bool:
-        """Whether ``data_mode`` has anything of this direction."""
+        """Whether ``data_mode`` includes any side of this direction."""
         return phase in self._phases
 
     def begin(self, entry: str) -> None:
@@ -90,21 +90,21 @@ class Selection:
             self.has_closed = True
 
     def restart(self) -> None:
-        """Begin a new step: call indices begin anew, and so does the window."""
+        """Begin a new step: call indices start at 0 again, and so does the scope."""
         self._inside = self.has_opened = self._first is None
         self.has_closed = False
         self._has_matched = not self._patterns
         self._unmatched.clear()
 
     def report(self, step: int) -> None:
-        """Say what the selection of a step came to, unless the last complaint said the same."""
+        """Warn about a selection without effect in this step, unless the last step had the same complaint."""
         complaint = self.complaint()
         if complaint and complaint != self._last_complaint:
             _logger.warning("step %d: %s", step, complaint)
         self._last_complaint = complaint
 
     def complaint(self) -> str | None:
-        """Return what to tell the user about this step: a window that did not open or close, a list without a match."""
+        """Return a complaint about this step: a scope that did not open or close, or a list without a match."""
         if not self.has_opened:
             nearest = self._nearest([self._first or ""])
             return f"'scope' never opened: no entry was named {self._first!r}, so nothing was recorded{nearest}"
@@ -120,7 +120,7 @@ class Selection:
             self._unmatched[entry] = None
 
     def _nearest(self, wanted: Sequence[str]) -> str:
-        """Return which names there were, the most similar ones first."""
+        """Return the names of calls in this step, most similar first, for a message."""
         names = list(self._unmatched)
         close = [name for each in wanted for name in difflib.get_close_matches(each, names, n=_NUM_SHOWN, cutoff=0.3)]
         shown = list(dict.fromkeys([*close, *names]))[:_NUM_SHOWN]

@@ -1,4 +1,4 @@
-"""One recording session: start, stop and step, and what they mean to the parts of which it consists."""
+"""One recording session: coordinates schedule, windows, output and features at start, stop and step."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ class Session:
         """Prepare; nothing is attached and nothing is created on disk before ``start``.
 
         Args:
-            config: What to record.
-            framework: What is recorded.
+            config: The configuration.
+            framework: The framework to record.
             processors: Offers for ``summary_mode``.
             writers: Offers for ``writer``.
-            custom_apis: APIs that the user registers; ``None`` takes those of the configuration.
-            unwraps: Whether modules are called as they are without wrappers of FSDP and the like.
-            on_failure: Is told why recording has been given up, in the place of `log_failure`; may raise.
+            custom_apis: APIs that the user registered; ``None`` uses those of the configuration.
+            unwraps: Whether module names omit wrappers such as FSDP.
+            on_failure: Called with the error that ended recording, instead of `log_failure`; may raise.
 
         Raises:
-            ConfigError: the configuration asks for what this version, or what is installed, does not offer.
-            PluginError: something that the writer needs is not installed.
+            ConfigError: the configuration needs a feature that this version or installation does not offer.
+            PluginError: a library that the writer needs is not installed.
         """
         self._config = config
         self.framework = framework
-        """What is recorded."""
+        """The framework that is recorded."""
         self._on_failure = on_failure or Session.log_failure
         processor = checks.choose("summary_mode", str(config.options.summary_mode), processors)
         processor = checks.guarded_processor(processor)
@@ -84,7 +84,7 @@ class Session:
         self._features = self._output.features = features
         _connect(self._recorder, self._output, features)
         self.custom_apis = custom_apis if custom_apis is not None else CustomApis(config.listed_apis)
-        """Functions that are recorded because the user has named them."""
+        """Functions that are recorded because the user registered them."""
         self._windows = Windows(
             config, framework, self._recorder, self._output, self._schedule, features, self.custom_apis,
             unwraps=unwraps,
@@ -96,12 +96,12 @@ class Session:
             self._windows.check()
 
     def _end_recording(self, reason: str) -> None:
-        """Take nothing any more; what has been recorded is written when the window ends."""
+        """Stop recording; entries so far are written when the window ends."""
         self._output.break_off(reason)
         self._schedule.is_finished = True
         self._recorder.shut()
 
-    # --- how it stands ----------------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
@@ -110,7 +110,7 @@ class Session:
 
     @property
     def running_window(self) -> Window | None:
-        """What was given to ``start``, until ``stop``, also in steps that are not selected; ``None`` otherwise."""
+        """Arguments of ``start`` until ``stop``, also in steps that are not selected; ``None`` otherwise."""
         return self._window if self._is_started else None
 
     @property
@@ -125,25 +125,25 @@ class Session:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing will be recorded any more: all selected steps are, or recording had to be given up."""
+        """Whether nothing more will be recorded: all selected steps are complete, or an error ended recording."""
         return self._schedule.is_finished
 
     @property
     def directory(self) -> Path | None:
-        """Where the current step is being written, or the last one was; ``None`` before the first."""
+        """Directory of the current step, or of the last one; ``None`` before the first."""
         return self._output.directory
 
     def continue_from(self, earlier: Session, step: int | None = None) -> None:
-        """Take the place of a session with another configuration, at its step or at another."""
+        """Replace a session with another configuration, at its step or at ``step``."""
         self.begin_at(earlier.step_number if step is None else step)
         if (single := earlier._windows.single) is not None:
             self.dump_module(single.model, single.name)
 
     def begin_at(self, step: int) -> None:
-        """Count on from ``step``.
+        """Continue at ``step``.
 
         Raises:
-            SessionError: ``step`` is no number of a step, or the current step is being recorded.
+            SessionError: ``step`` is not an integer >= 0, or the current step is being recorded.
         """
         step = checked_step(step)
         if not self.is_between_steps:
@@ -164,19 +164,19 @@ class Session:
         rank_id: Any = None,
         scheduled_tokens: object = None,
     ) -> None:
-        """Begin to record, if this step and this rank are selected.
+        """Open a window, if this step and this rank are selected.
 
-        A session that is already recording begins anew with the given models: an exception may have skipped its end.
+        A session that is already recording closes its window first: an exception may have skipped its end.
 
         Args:
-            models: See `Window`, as the next three.
+            models: See `Window`.
             is_list: See `Window`.
-            token_range: A list of two numbers.
-            rank_id: Wins over the framework's rank, for the directory and for what ``rank`` selects.
+            token_range: A list of two numbers; see `Window`.
+            rank_id: Overrides the framework's rank, for the directory and for the setting ``rank``.
             scheduled_tokens: See `Slices.follow`.
 
         Raises:
-            SessionError: an argument is wrong, the level needs a model and none is given, or something is not a model.
+            SessionError: an argument is wrong, the level needs a model and none is given, or an object is not a model.
         """
         with self._guarded():
             window = checks.checked_window(models, is_list=is_list, token_range=token_range, rank_id=rank_id)
@@ -190,7 +190,7 @@ class Session:
             self._windows.begin(named, window.token_range, self._slices, scheduled_tokens)
 
     def stop(self) -> None:
-        """Stop recording and write what has been recorded; returns when it is on disk."""
+        """Close the window and write its entries; returns when they are on disk."""
         with self._guarded():
             self._stop()
 
@@ -199,44 +199,44 @@ class Session:
         self._windows.end()
 
     def set_aside(self) -> None:
-        """Stop, and hear no more of calls that were recorded, so that they can be repeated for another session."""
+        """Stop, and ignore later gradients of recorded calls, so that they can be repeated in another session."""
         with self._guarded():
             self._stop()
             self._windows.release()
 
     def conclude(self) -> None:
-        """Stop, and let the dump say that it is all of its step, although that may have further windows."""
+        """Stop, and mark the dump as complete for its step, although the step may have further windows."""
         with self._guarded():
             self._stop()
             self._output.conclude()
 
     def discard_if_empty(self) -> None:
-        """Remove the dump of the current step if no call was recorded into it: its window was opened for none."""
+        """Remove the dump of the current step if it has no entries."""
         with self._guarded():
             self._stop()
             self._output.discard_if_empty()
 
     def break_off(self, reason: str) -> None:
-        """Take note that something keeps the current step from being done to its end; its dump then says so."""
+        """Record why the current step does not complete; the dump's end mark contains the reason."""
         self._output.break_off(reason)
 
-    # --- parts of a program -----------------------------------------------------------------------------------
+    # --- single modules and values ----------------------------------------------------------------------------
 
     def dump_module(self, module: Any, name: str) -> None:
-        """Record calls of ``module`` under ``name``, and nothing else, until ``end_module_dump``.
+        """Record only calls of ``module``, under ``name``, until ``end_module_dump``.
 
         Raises:
-            SessionError: ``module`` is none, or ``name`` is no name.
+            SessionError: ``module`` is not a module, or ``name`` is not a valid name.
         """
         checks.check_model(module, self.framework)
-        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's argument
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # an argument of the user
             raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
         self.end_module_dump()
         with self._guarded():
             self._windows.begin_single(Model(name, module))
 
     def end_module_dump(self) -> None:
-        """Record again what was recorded before ``dump_module``."""
+        """Return to what was recorded before ``dump_module``."""
         with self._guarded():
             self._windows.end_single()
 
@@ -252,7 +252,7 @@ class Session:
     # --- steps and the end ------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """End the step: write, close its files, count on, and go on recording if it was."""
+        """End the step: write and close its files, count the step, and continue recording if a window was open."""
         window = self.running_window
         with self._guarded():
             self._end_step()
@@ -273,10 +273,10 @@ class Session:
         self._windows.release()
 
     def close(self, state: EndState = EndState.COMPLETE) -> None:
-        """Stop for good.
+        """Stop permanently.
 
         Args:
-            state: What the dump of the current step says of its end.
+            state: State for the end mark of the current step's dump.
         """
         with self._guarded():
             self._end_step(state)
@@ -288,23 +288,23 @@ class Session:
         self._schedule.is_finished = True
 
     def abandon(self) -> None:
-        """Take nothing any more, touching neither threads nor files: for a forked child, which shares both."""
+        """Stop recording without touching threads or files, in a forked child that shares them with its parent."""
         self._recorder.shut()
         self._schedule.is_finished = True
         self._output.abandon()
 
     @contextmanager
     def _guarded(self) -> Generator[None, None, None]:
-        """Give up if the block raises: nothing of ours ends a training. Only wrong arguments are said to the caller."""
+        """End recording if the block raises: no error of ours ends a training. Only wrong arguments raise."""
         try:
             yield
         except SessionError:
             raise
-        except BaseException as error:  # noqa: BLE001  # of plugins, frameworks and disks
+        except BaseException as error:  # noqa: BLE001  # from plugins, frameworks or disks
             self._give_up(kept(error))
 
     def _give_up(self, error: Exception) -> None:
-        """Stop recording for good; training goes on."""
+        """End recording permanently; the training continues."""
         self._schedule.is_finished = self._has_given_up = True
         self._recorder.shut()
         is_ours = isinstance(error, MsprobeError)
@@ -312,12 +312,12 @@ class Session:
         for end in (self._windows.detach, self._windows.release, self._output.close_unit):
             try:
                 end()
-            except Exception as further:  # noqa: BLE001, PERF203  # one reason is enough, and what can be closed is
+            except Exception as further:  # noqa: BLE001, PERF203  # one reason is enough; close the rest anyway
                 _logger.debug("while recording was given up: %s", described(further))
         self._on_failure(self, error)
 
     def log_failure(self, error: Exception) -> None:
-        """Say that recording has been given up, and why."""
+        """Log that recording has ended, and why."""
         where = self.directory or self._config.directory
         reason = str(error) if isinstance(error, MsprobeError) else f"{where}: {described(error)}"
         _logger.error("recording ends at step %d, training goes on: %s", self.step_number, reason)
@@ -343,7 +343,7 @@ def _new_recorder(
 
 
 def _connect(recorder: Recorder, output: UnitOutput, features: Sequence[Feature]) -> None:
-    """Have the recorder hand over backlog and tensors: to a feature that asks for tensors, or else to the dump."""
+    """Connect the recorder's backlog and tensors to the dump, or tensors to a feature that takes them."""
     reader = recorder.reader
     own_sink = output.keep_tensor if output.keeps_tensors else None
     reader.keep_tensor = next((feature.tensor_sink for feature in features if feature.tensor_sink), own_sink)

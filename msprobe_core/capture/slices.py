@@ -1,4 +1,4 @@
-"""Parts of tensors instead of the whole: the settings ``slice`` and ``request_id``."""
+"""Recording of parts of tensors: the settings ``slice`` and ``request_id``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Slices:
-    """Says which part of a tensor is recorded, by its shape.
+    """Determines from a tensor's shape which part of it is recorded.
 
-    A rule applies to tensors that have its dimension, with its size if it names one. Several rules hold together: of
-    one dimension, what all of them keep.
+    A rule applies to tensors that have its dimension, with its size if the rule names one. Several rules for one
+    dimension keep the intersection of their ranges.
     """
 
     def __init__(self, options: TaskOptions) -> None:
@@ -26,14 +26,14 @@ class Slices:
         self._request_id = options.request_id
 
     def follow(self, scheduled_tokens: object) -> bool:
-        """Take note of the batch that comes next, and return whether it is to be recorded.
+        """Set the next batch, and return whether it is recorded.
 
         Args:
-            scheduled_tokens: Number of tokens of each request in the batch, by request, in the order in which they
-                lie in dimension 0; ``None`` if nobody said.
+            scheduled_tokens: Number of tokens of each request in the batch, by request, in the order of dimension 0;
+                ``None`` if not given.
 
-        Returns: false if there is a ``request_id`` and the batch does not hold it. Without one, and where there are no
-            numbers or wrong ones, everything is recorded.
+        Returns: false if there is a ``request_id`` and the batch does not contain it. Without a ``request_id``, or with
+            missing or wrong numbers, everything is recorded.
         """
         self._rules = self._own_rules
         if not self._request_id:
@@ -57,7 +57,7 @@ class Slices:
         return True
 
     def ranges(self, shape: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """Return the part of a tensor of this shape that is kept: begin and end by dimension; empty for the whole."""
+        """Return the part of a tensor of this shape to record: begin and end by dimension; empty for the whole."""
         ranges: dict[int, tuple[int, int]] = {}
         for rule in self._rules:
             if rule.dim < len(shape) and rule.size in {None, shape[rule.dim]}:
@@ -69,12 +69,12 @@ class Slices:
 
 
 def narrowed_shape(shape: Sequence[int], ranges: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
-    """Return the shape of the part of a tensor."""
+    """Return the shape of the part given by ``ranges``."""
     return tuple(ranges[dim][1] - ranges[dim][0] if dim in ranges else size for dim, size in enumerate(shape))
 
 
 def _checked(scheduled_tokens: object) -> dict[str, int] | None:
-    """Return the numbers; ``None`` if they are none."""
+    """Return the numbers of tokens; ``None`` if they are not valid."""
     if not isinstance(scheduled_tokens, Mapping):
         return None
     items = dict(cast("Mapping[Any, Any]", scheduled_tokens))

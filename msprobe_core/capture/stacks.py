@@ -1,4 +1,4 @@
-"""Where a call came from: frames as text, formatted once per call site."""
+"""Call stacks: frames as text, formatted once per call site."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _Site = tuple[int, ...]
-"""Identities of code objects and offsets in them, by turns: a code object's own hash goes through all that it holds."""
+"""Id of each code object and offset in it, alternately; hashing a code object itself would hash all its content."""
 
 _PACKAGE = str(Path(__file__).parent.parent)
 
 
 class StackCache:
-    """Turns the running stack into frame strings; the same call site gives the same tuple."""
+    """Formats the current stack as frame strings; the same call site returns the same tuple."""
 
     def __init__(self, hidden: Iterable[str] = ()) -> None:
         """Begin empty.
 
         Args:
-            hidden: Directories whose frames are left out, besides the core's own.
+            hidden: Directories whose frames are omitted, besides the core's own.
         """
         self._hidden = (_PACKAGE, *hidden)
         self._formatted: dict[_Site, tuple[str, ...]] = {}
-        self._codes: dict[int, CodeType] = {}  # keeps them, so that an identity is not given to another one
+        self._codes: dict[int, CodeType] = {}  # keeps the objects alive, so that their ids are not reused
 
     def capture(self) -> tuple[str, ...]:
         r"""Return the frames above the caller, innermost first, as ``File {path}, line {n}, in {func}, \n {line}``."""
-        # The frames of the core, this one among them, are hidden when they are formatted. Nothing in this frame may
-        # name it when it ends: all frames above would live on, with every tensor in them, until garbage is collected.
+        # Frames of the core, including this one, are dropped by the formatting. This frame must not refer to itself
+        # when
+        # it ends: the cycle would keep all outer frames and their tensors alive until a garbage collection.
         frame = currentframe()
         key: list[int] = []
         while frame is not None:
-            # The code object and the offset name the line; looking the line up is left to the first sight.
+            # Code object and offset determine the line; resolve it only for new sites.
             key.append(id(frame.f_code))
             key.append(frame.f_lasti)
             frame = frame.f_back

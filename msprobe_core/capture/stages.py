@@ -1,8 +1,8 @@
-"""The stages of a trainer's step, each recorded as a run of its own: for trainers that are not ours to edit.
+"""Stages of a trainer's step, each recorded as a separate run, for trainers whose source the user does not edit.
 
 A trainer of reinforcement learning generates, scores and updates within one step, with several models, in several
-processes. Each stage has a directory that `msprobe compare` takes as it is; in it, `samples.json` says which sample
-each row is, so that stages that order and cut their batches differently can be put beside each other.
+processes. Each stage has a directory that `msprobe compare` accepts. Its `samples.json` identifies the sample of each
+row, so that stages with different orders and batch sizes can be aligned.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _logger = logging.getLogger(__name__)
 
 
 def trainer_stages(name: str) -> TrainerStages:
-    """Return the stages that a plugin has registered for a trainer.
+    """Return the stages that a plugin registered for a trainer.
 
     Raises:
-        PluginError: none has.
+        PluginError: no plugin did.
     """
     offers = registry().trainer_stages()
     if name not in offers:
@@ -45,7 +45,7 @@ def trainer_stages(name: str) -> TrainerStages:
 
 @dataclass
 class _Step:
-    """What one stage has recorded of one step so far."""
+    """Everything recorded of one stage in one step so far."""
 
     stage: str
     number: int
@@ -60,35 +60,35 @@ class _Step:
 
 
 class Stage:
-    """One pass through a stage; made by `StageRecorder.stage`. Nothing here raises, unless ``strict`` is set."""
+    """One pass through a stage; created by `StageRecorder.stage`. Its methods never raise, unless ``strict`` is set."""
 
     def __init__(self, recorder: StageRecorder, name: str) -> None:
         self._recorder = recorder
         self.name = name
-        """The stage; may be corrected before ``begin``."""
+        """Name of the stage; may be changed before ``begin``."""
         self._step: _Step | None = None
         self._has_begun = False
 
     @property
     def has_begun(self) -> bool:
-        """Whether ``begin`` has been called, whatever came of it."""
+        """Whether ``begin`` has been called, even if nothing is recorded."""
         return self._has_begun
 
     @property
     def is_recording(self) -> bool:
-        """Whether calls are recorded: this stage, step and rank are selected, and nothing has failed."""
+        """Whether calls are recorded: this stage, step and rank are selected, and no error occurred."""
         return self._step is not None
 
     def begin(
         self, models: Sequence[Any], *, step: int, policy_version: int | None = None, rank: int | None = None
     ) -> None:
-        """Begin to record calls of ``models``, if the step is selected; later calls of it do nothing.
+        """Begin to record calls of ``models``, if the step is selected; further calls have no effect.
 
         Args:
             models: The models of this stage.
-            step: The trainer's.
-            policy_version: How often the weights have been updated, where that is another number.
-            rank: In the place of the framework's: the number of the replica of a serving engine.
+            step: Step number of the trainer.
+            policy_version: Number of weight updates, if it differs from ``step``.
+            rank: Overrides the framework's rank: the replica number of a serving engine.
         """
         if self._has_begun:
             return
@@ -101,14 +101,14 @@ class Stage:
                 self._step = found
 
     def mini_batch(self) -> None:
-        """Say that a mini-batch begins: the micro-batches that follow are of it."""
+        """Begin a mini-batch; the following micro-batches belong to it."""
         step = self._step
         if step is not None and step.num_micro:
             step.num_mini += 1
             step.num_micro = 0
 
     def micro_batch(self, rows: Sequence[Row], layout: BatchLayout, phase: CallPhase = CallPhase.TRAIN) -> None:
-        """Say which samples the next call of the models holds."""
+        """Set the samples of the models' next call."""
         step = self._step
         if step is None:
             return
@@ -120,37 +120,37 @@ class Stage:
         step.num_micro += 1
 
     def loss(self, value: float) -> None:
-        """Take the loss of the micro-batch that has just been computed; a number that is on the host already."""
+        """Record the loss of the last micro-batch; ``value`` has to be on the host already."""
         step = self._step
         if step is not None and step.num_micro:
             step.losses.append(MicroLoss(mini=step.num_mini, micro=step.num_micro - 1, loss=float(value)))
 
     def update(self, grad_norm: float | None) -> None:
-        """Take the norm of the gradients before clipping, which the optimizer has been given."""
+        """Record the gradient norm before clipping that the optimizer was given."""
         step = self._step
         if step is not None:
             norm = None if grad_norm is None else float(grad_norm)
             step.updates.append(Update(mini=step.num_mini, grad_norm=norm))
 
     def pause(self) -> None:
-        """Record no calls until ``resume``: what follows is not of interest, or no call of the models."""
+        """Record no calls until ``resume``, for example calls that do not belong to the stage."""
         if self._step is not None:
             with self._recorder.guard(self.name):
                 self._step.session.set_aside()
 
     def resume(self, models: Sequence[Any]) -> None:
-        """Record calls again."""
+        """Record calls again after ``pause``."""
         if self._step is not None:
             with self._recorder.guard(self.name):
                 self._step.session.start(list(models), rank_id=self._step.rank)
 
     def break_off(self, reason: str) -> None:
-        """Take note that the stage is not done to its end; what was recorded of it then says so."""
+        """Record that the stage was interrupted; the end mark of its dump contains the reason."""
         if self._step is not None:
             self._step.session.break_off(reason)
 
     def name_samples(self, name: Callable[[Row], Row]) -> None:
-        """Replace rows whose identity was not known yet when they were recorded."""
+        """Replace rows whose samples were unknown when they were recorded."""
         step = self._step
         if step is not None:
             step.micro_batches = [
@@ -159,7 +159,7 @@ class Stage:
             ]
 
     def end(self) -> None:
-        """Stop and write; when it returns everything is on disk."""
+        """Stop and write; when this returns, everything is on disk."""
         step, self._step = self._step, None
         self._recorder.forget(self)
         if step is not None:
@@ -168,7 +168,7 @@ class Stage:
 
 
 class StageRecorder:
-    """Records the stages of one process: a session for each stage, which ends when the stage's next step begins."""
+    """Records the stages of one process, with a session per stage that ends when the stage's next step begins."""
 
     def __init__(
         self, config: StageConfig, framework: Framework, *, on_failure: Callable[[str], None] | None = None
@@ -176,9 +176,9 @@ class StageRecorder:
         """Prepare; nothing is created before a stage begins.
 
         Args:
-            config: What to record.
-            framework: What the models are of.
-            on_failure: Is told of each kind of failure once, in a sentence.
+            config: The configuration.
+            framework: Framework of the models.
+            on_failure: Called once for each kind of failure, with a sentence.
         """
         self._config = config
         self._framework = framework
@@ -191,17 +191,17 @@ class StageRecorder:
 
     @property
     def config(self) -> StageConfig:
-        """What is recorded."""
+        """The configuration."""
         return self._config
 
     @property
     def current(self) -> Stage | None:
-        """The stage that runs."""
+        """The running stage."""
         return self._current
 
     @contextmanager
     def stage(self, name: str) -> Generator[Stage | None, None, None]:
-        """Give the stage for the block; ``None`` inside of another stage, whose part this is."""
+        """Yield the stage for the block; ``None`` inside another stage, which then includes the block."""
         if self._current is not None:
             yield None
             return
@@ -216,14 +216,14 @@ class StageRecorder:
             stage.end()
 
     def open(self, name: str) -> Stage:
-        """Return a stage that ends when ``end`` is called: for engines whose work has no block around it."""
+        """Return a stage that ends when its ``end`` is called: for engines without a block around their work."""
         stage = Stage(self, name)
         self._opened.append(stage)
         return stage
 
     @contextmanager
     def guard(self, where: str) -> Generator[None, None, None]:
-        """Keep a failure of ours from the training: it is logged once, and told to ``on_failure``."""
+        """Keep an error of ours from the training: it is logged once and passed to ``on_failure``."""
         try:
             yield
         except Exception as error:
@@ -237,7 +237,7 @@ class StageRecorder:
         self.note_failure(where, error)
 
     def note_failure(self, where: str, error: Exception) -> None:
-        """Take note of something that could not be recorded; the first of a process is a warning, others are told."""
+        """Log a failure, each kind once: the first of a process as a warning, others as info."""
         kind = str(error) if isinstance(error, MsprobeError) else f"{type(error).__name__}: {error}"
         if kind in self._failures:
             return
@@ -248,11 +248,11 @@ class StageRecorder:
         if self._on_failure is not None:
             try:
                 self._on_failure(message)
-            except Exception as failure:  # noqa: BLE001  # what takes note of failures must not be one
+            except Exception as failure:  # noqa: BLE001  # reporting a failure must not raise
                 _logger.warning("msprobe: the failure cannot be noted: %s", failure)
 
     def step_of(self, name: str, number: int, rank: int | None) -> _Step | None:
-        """Return what records a stage in a step, ``None`` if that is not selected."""
+        """Return the recording of a stage in a step, ``None`` if it is not selected."""
         rank = self._framework.rank() or 0 if rank is None else rank
         step = self._steps.get(name)
         if step is not None and (step.number, step.rank) == (number, rank):
@@ -272,9 +272,9 @@ class StageRecorder:
         return step
 
     def write(self, step: _Step) -> None:
-        """Write what a pass through a stage has recorded."""
+        """Write everything that a pass through a stage has recorded."""
         step.session.set_aside()
-        step.session.conclude()  # processes of trainers are often killed when their work is done
+        step.session.conclude()  # trainers often kill their processes at the end
         directory = step.session.directory or layout.unit_directory(
             Path(self._config.out / step.stage), step.number, step.rank
         )
@@ -286,16 +286,16 @@ class StageRecorder:
         save_samples(directory, samples)
         if step.updates or step.losses:
             save_updates(directory, StageUpdates(updates=tuple(step.updates), losses=tuple(step.losses)))
-        step.num_mini += bool(step.num_micro)  # another pass through the stage in this step has other mini-batches
+        step.num_mini += bool(step.num_micro)  # another pass through the stage in this step has new mini-batches
         step.num_micro = 0
 
     def forget(self, stage: Stage) -> None:
-        """Take note that an opened stage has ended."""
+        """Remove an opened stage that has ended."""
         if stage in self._opened:
             self._opened.remove(stage)
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         atexit.unregister(self.close)
         if self._current is not None:
             self._current.end()

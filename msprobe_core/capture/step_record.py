@@ -1,4 +1,4 @@
-"""What a step has recorded so far: its complete entries, the order of reports, and the lock that all parts share."""
+"""The state of the current step: its complete entries, the order of reports, and the lock that all parts share."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from msprobe_core.model import Entry
 _logger = logging.getLogger(__name__)
 
 Finished = tuple[int, Entry, RecordedCall | None]
-"""An entry that is complete, when it was, and the call that encloses its own."""
+"""Time of completion, the complete entry, and the enclosing call."""
 
 BACKLOG_ENTRIES, BACKLOG_SECONDS = 4096, 1.0
-"""How much may be recorded, and for how long, before it is offered for writing: what a killed process loses."""
+"""Maximum number of entries, and seconds, between two offers for writing: the most that a killed process loses."""
 
 MAX_WAITING = 16384
-"""So many complete entries may wait for one that precedes them; then they are written out of order."""
+"""Maximum number of complete entries that wait for a preceding one; beyond it, they are written out of order."""
 
 
 class StepRecord:
-    """Entries that are complete and not written yet, in the order in which they became complete."""
+    """Complete entries that are not written yet, in the order of completion."""
 
     __slots__ = (
         "_last_offer", "_max_waiting", "_num_late", "_num_since_offer", "clock", "finished", "floor", "is_open",
@@ -31,9 +31,9 @@ class StepRecord:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        """Begin with nothing recorded."""
+        """Begin without entries."""
         self.lock = threading.RLock()
-        self.number = 0  # of the step, counted by the recorder
+        self.number = 0  # step number, counted by the recorder
         self.is_open = True
         self.on_backlog: Callable[[], None] | None = None
         self.floor: int | None = None  # see `CallRecorder.set_clock`
@@ -48,22 +48,22 @@ class StepRecord:
         self._max_waiting = MAX_WAITING
 
     def next_step(self) -> None:
-        """Forget what has not been written, and begin a new step."""
+        """Drop entries that are not written, and begin a new step."""
         self.number += 1
         self._reset()
 
     def add(self, entry: Entry, around: RecordedCall | None = None) -> None:
-        """Take an entry that is complete now, of a call inside of ``around``."""
+        """Add an entry that is complete now; its call is inside ``around``."""
         self.clock += 1
         self.finished.append((self.clock, entry, around))
 
     @property
     def is_overfull(self) -> bool:
-        """Whether so much is complete that it must not wait any longer."""
+        """Whether so many entries are complete that they must not wait any longer."""
         return len(self.finished) >= MAX_WAITING
 
     def offer_backlog(self) -> None:
-        """Offer what is complete for writing, if it is much or the last offer was long ago."""
+        """Offer complete entries for writing, if there are many or the last offer was long ago."""
         if self.on_backlog is None:
             return
         self._num_since_offer += 1
@@ -75,12 +75,12 @@ class StepRecord:
             self._num_since_offer = 0
             self.on_backlog()
             self._last_offer = time.monotonic()
-            # What waits for a device is not offered again with each call.
+            # Entries that wait for a device stay; without a higher limit, each call would offer them again.
             num_waiting = len(self.finished)
             self._max_waiting = MAX_WAITING if num_waiting < MAX_WAITING else num_waiting + BACKLOG_ENTRIES
 
     def note_late(self, entry: str) -> None:
-        """Count a gradient that is not recorded because it came too late."""
+        """Count a gradient that arrived too late to be recorded; the first of a step is logged."""
         self._num_late += 1
         if self._num_late == 1:
             _logger.warning(

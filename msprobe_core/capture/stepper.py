@@ -1,7 +1,6 @@
-"""Call a function that trains one step, with a debugger around each call: ``python -m msprobe_core.capture.stepper``.
+"""Train with a function for one step, and record each call: ``python -m msprobe_core.capture.stepper``.
 
-What ``msprobe estimate module:function`` runs in a process of its own; ``docs/performance.md`` says what the function
-is to do.
+``msprobe estimate module:function`` runs this in a process of its own; ``docs/performance.md`` describes the function.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ def main(target: str) -> None:
     except MsprobeError as error:
         Reading(problem=str(error)).write(Path(order.directory))
         end_process()
-    except Exception as error:  # noqa: BLE001  # of the function
+    except Exception as error:  # noqa: BLE001  # raised by the user's function
         traceback.print_exception(error.with_traceback(_theirs(error.__traceback__)))
         sys.exit(1)
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """Return what is left of a traceback without the frames here that lead to the function."""
+    """Return the traceback without the leading frames of this module."""
     ours, rest = {__file__, importlib.__file__}, trace
     while rest is not None:
         file = rest.tb_frame.f_code.co_filename
@@ -53,7 +52,7 @@ def _theirs(trace: TracebackType | None) -> TracebackType | None:
 
 def _train(target: str, *, needs_model: bool) -> None:
     steps = _steps_of(target)
-    model = next(steps, None)  # only now is there one to record
+    model = next(steps, None)  # the model exists only after the first step
     if model is None and needs_model:
         raise SessionError(
             f"{target} gave no model, and this level records modules; return the model, or yield it first"
@@ -71,7 +70,7 @@ def _train(target: str, *, needs_model: bool) -> None:
 
 
 def _is_same(given: Any, model: Any) -> bool:
-    """Whether a step has not given another model than the one that was recorded; it may give none."""
+    """Whether a step returned no model, or the recorded one."""
     if isinstance(given, list | tuple) and isinstance(model, list | tuple):
         givens, models = cast("list[Any]", given), cast("list[Any]", model)
         return len(givens) == len(models) and all(map(operator.is_, givens, models))
@@ -79,7 +78,7 @@ def _is_same(given: Any, model: Any) -> bool:
 
 
 def _steps_of(target: str) -> Iterator[Any]:
-    """Yield what each step gives: each call of the function, or each turn of its generator."""
+    """Yield the result of each step: of each call of the function, or of each iteration of its generator."""
     function = _find(target)
     first = function()
     if isinstance(first, Generator):
@@ -100,7 +99,7 @@ def _find(target: str) -> Callable[[], Any]:
                 f"{target}: there is no module '{error.name}' here; run this in the directory that holds it, or set "
                 "PYTHONPATH"
             ) from error
-        raise  # of something that the module imports
+        raise  # raised for an import inside the module
     try:
         function = operator.attrgetter(path)(module)
     except AttributeError as error:

@@ -1,4 +1,4 @@
-"""What is recorded of one tensor: its description, its digest and, where asked for, the whole of it."""
+"""Reading of one tensor: its description, its digest and, if configured, all its elements."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from msprobe_core.protocols.storage import Processor
 _logger = logging.getLogger(__name__)
 
 TensorSink = Callable[[Any, str, TensorValue], None]
-"""Keeps a whole tensor under a file stem, in the background, and sets the value's ``file_name``; if it can."""
+"""Stores a whole tensor under a file stem in the background and, on success, sets the value's ``file_name``."""
 
 _MAX_KINDS_OF_FAILURES = 20
 
 _NOTHING = Digest(Stats())
-"""Stands for values that could not be read."""
+"""Digest of values that could not be read."""
 
 _UNSET = Digest(Stats())
-"""Stands for the values of memory that has not been set: they are arbitrary, and would differ between equal runs."""
+"""Digest of uninitialized memory: its content is arbitrary, and would differ between equal runs."""
 
 
 class CallCheck(Protocol):
-    """Judges calls by their tensors while they are recorded, and decides which tensors are kept."""
+    """Judges calls by their tensors during recording, and decides which tensors are stored."""
 
     def hold(self, tensor: Any, entry: str, category: str, path: str, value: TensorValue) -> None:
-        """Take note of a tensor of a call; it still has the value that the record is about."""
+        """Note a tensor of a call; it still has the value that is recorded."""
         ...
 
     def judge(self, entry: str) -> None:
-        """Decide about a call whose tensors and digests are all known."""
+        """Judge a call whose tensors and digests are all known."""
         ...
 
     def forget(self, entry: str) -> object:
-        """Hold nothing of a call that turned out not to count."""
+        """Drop everything held for a call that is discarded."""
         ...
 
 
 class TensorReader:
-    """Turns tensors into values; what fails is noted in the value and said once for each kind of failure."""
+    """Converts tensors to values; a failure is noted in the value, and logged once per kind."""
 
     __slots__ = (
         "_describe", "_failures_said", "_narrow", "_reduce", "_selection", "_slices", "check", "keep_tensor",
@@ -78,12 +78,12 @@ class TensorReader:
         self._failures_said: set[str] = set()
 
     def taker(self, entry: str, category: str, unset: Sequence[Any] = ()) -> Callable[[Any, str], Value]:
-        """Return what takes the tensors of one side of an entry.
+        """Return a function that reads the tensors of one side of an entry.
 
         Args:
             entry: Name of the entry.
-            category: Of file names, such as ``input``.
-            unset: Tensors whose memory has not been set.
+            category: Category in file names, such as ``input``.
+            unset: Tensors with uninitialized memory.
         """
         if not unset:
             return lambda tensor, path: self.take(tensor, entry, category, path)
@@ -93,7 +93,7 @@ class TensorReader:
     def take(
         self, tensor: Any, entry: str, category: str, path: str, *, is_unset: bool = False
     ) -> TensorValue | Failure:
-        """Return what is recorded of a tensor as it is now; raises nothing that is not the program's own."""
+        """Return the record of a tensor with its current value; raises only errors of the program itself."""
         try:
             value = TensorValue(self._describe(tensor), _NOTHING)
         except BaseException as caught:  # noqa: BLE001  # a plugin's failure must not reach the training
@@ -107,7 +107,8 @@ class TensorReader:
             if is_unset:
                 value.digest = _UNSET
             else:
-                # For each record anew: no version shows what a kernel outside of the framework has written in between.
+                # Never reuse a digest: a kernel outside of the framework may write without changing the tensor's
+                # version.
                 digest = Digest()
                 self._reduce(part, digest, self.reducer)
                 value.digest = digest
@@ -115,16 +116,16 @@ class TensorReader:
                 self.check.hold(part, entry, category, path, value)
             elif self.keep_tensor is not None and not is_unset and self._selection.keeps_tensors(entry):
                 self.keep_tensor(part, names.tensor_file_stem(entry, category, path), value)
-        except UnwrittenError as error:  # no failure: there are no values
+        except UnwrittenError as error:  # not a failure: there are no values
             value.failure = str(error)
-        except BaseException as caught:  # noqa: BLE001  # likewise; what is known of the tensor is kept
+        except BaseException as caught:  # noqa: BLE001  # as above; keep the part that is known
             error = kept(caught)
             self.note_failure(f"{entry} {category} {path}", error)
             value.failure = reason_of(error)
         return value
 
     def _part_of(self, tensor: Any, value: TensorValue, slices: Slices) -> Any:
-        """Return what is recorded of a tensor, and say in ``value`` if that is a part; ``None`` if none can be had."""
+        """Return the part of a tensor to record, and describe it in ``value``; ``None`` if it cannot be taken."""
         ranges = slices.ranges(value.meta.shape)
         if not ranges:
             return tensor
@@ -135,22 +136,22 @@ class TensorReader:
         return part
 
     def judge(self, entry: str) -> None:
-        """Have an entry judged whose tensors have all been taken, if their digests are known and anybody judges."""
+        """Pass a complete entry to the check, if there is one and all digests are known."""
         if self.check is None or not self.reducer.is_complete:
             return
         try:
             self.check.judge(entry)
-        except BaseException as caught:  # noqa: BLE001  # of a framework or a disk
+        except BaseException as caught:  # noqa: BLE001  # raised by a framework or a disk
             self.note_failure(entry, kept(caught))
 
     def report_failures(self, step: int) -> None:
-        """Say how much of a step could not be recorded."""
+        """Log how many values or calls of a step could not be recorded."""
         if self.num_failures:
             _logger.warning("step %d: %d values or calls were not recorded, or not wholly", step, self.num_failures)
             self.num_failures = 0
 
     def note_failure(self, where: str, error: Exception) -> None:
-        """Say what could not be recorded: once for each kind of failure, and how many there were at the step's end."""
+        """Count a failure, and log the first of each kind."""
         self.num_failures += 1
         kind = reason_of(error)[: len(type(error).__name__) + 42]
         if kind not in self._failures_said and len(self._failures_said) < _MAX_KINDS_OF_FAILURES:

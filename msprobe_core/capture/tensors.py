@@ -1,4 +1,4 @@
-"""Keep whole tensors: a file each, or together in shards. Everything here runs on the writer's thread."""
+"""Storage of whole tensors: one file each, or together in shards. Everything here runs on the writer's thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from msprobe_core.store import layout
 
 
 class TensorStore(Protocol):
-    """Where the whole tensors of one step go."""
+    """Destination of one step's whole tensors."""
 
     def save(self, snapshot: Any, stem: str) -> str:
-        """Store a snapshot and return what its record has as ``file_name``.
+        """Store a snapshot and return the ``file_name`` for its record.
 
         Raises:
-            StoreError: the disk is full, or the like.
+            StoreError: for example the disk is full.
             Exception: the framework cannot write it.
         """
         ...
@@ -35,7 +35,7 @@ def open_tensor_store(tensor_format: TensorFormat, framework: Framework, directo
 
 
 class _TensorFiles:
-    """A file for each tensor, in the framework's own format."""
+    """One file per tensor, in the framework's own format."""
 
     def __init__(self, framework: Framework, directory: Path) -> None:
         self._framework = framework
@@ -55,21 +55,21 @@ class _TensorFiles:
         return name
 
     def close(self) -> None:
-        """Return: each file is closed."""
+        """Do nothing: each file is closed already."""
 
 
 class _TensorShards:
-    """Shards; what their format has no dtype for goes to a file of its own."""
+    """Shards; tensors of a dtype that the shard format lacks get their own files."""
 
     def __init__(self, framework: Framework, directory: Path, files: TensorStore) -> None:
-        from msprobe_core.store.shards import ShardWriter  # brings NumPy, which a framework need not
+        from msprobe_core.store.shards import ShardWriter  # imports NumPy, which a framework may not need
 
         self._framework = framework
         self._files = files
         self._shards = ShardWriter(directory)
 
     def save(self, snapshot: Any, stem: str) -> str:
-        """Put it into a shard, unless the same bytes are in one already."""
+        """Store a snapshot in a shard, unless a shard has the same bytes already."""
         content = self._framework.content(snapshot)
         if content is None or not self._shards.takes(content):
             return self._files.save(snapshot, stem)
@@ -81,7 +81,7 @@ class _TensorShards:
 
 
 def _os_error_in(error: BaseException | None) -> OSError | None:
-    """Return the `OSError` behind ``error``: PyTorch turns a full disk into a RuntimeError."""
+    """Return the `OSError` that caused ``error``: PyTorch converts a full disk to a RuntimeError."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""The dump of one step of one rank while it is recorded: its writer, its tensors, and the mark of how it ended."""
+"""The dump of one step and rank during recording: its writer, its tensors, and its end mark."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _logger = logging.getLogger(__name__)
 
 
 class UnitRecording:
-    """Hands entries and tensors to the writing thread, in order, and closes what was opened.
+    """Passes entries and tensors to the writing thread, in order, and closes the files.
 
-    The mark at the end of the files is put back behind each window, and taken away before the next one begins, so that
-    whatever kills the process, half a step never looks whole.
+    The end mark is written after each window and removed before the next one begins. So a partial step never looks
+    complete, however the process ends.
     """
 
     def __init__(
         self, directory: Path, header: RunHeader, factory: WriterFactory, who: str, queue: BackgroundQueue
     ) -> None:
-        """Begin a dump; one of an earlier run in the same place is replaced.
+        """Begin a dump; replaces one of an earlier run in the same directory.
 
         Args:
-            directory: Of the rank; created.
-            header: What the dump says about itself.
-            factory: Makes the writer.
-            who: The writer in words, for messages.
-            queue: Its thread writes.
+            directory: Directory of the rank; created.
+            header: Header of the dump.
+            factory: Creates the writer.
+            who: Name of the writer for messages.
+            queue: Queue of the writing thread.
 
         Raises:
-            StoreError: something cannot be created.
-            PluginError: the writer is a plugin's and fails.
+            StoreError: a file or directory cannot be created.
+            PluginError: the writer belongs to a plugin and fails.
         """
         self.directory = directory
         self.tensors: TensorStore | None = None
-        """Where whole tensors go, if they are kept."""
+        """Destination of whole tensors, if they are stored."""
         self._who = who
         self._queue = queue
         self._num_windows = 0
@@ -57,7 +57,7 @@ class UnitRecording:
             self._writer = _checked(factory.open(directory, header), who)
 
     def write(self, batch: Batch) -> None:
-        """Have a batch appended."""
+        """Enqueue a batch for writing."""
 
         def write() -> None:
             with plugin_call(self._who, "writing"):
@@ -66,25 +66,25 @@ class UnitRecording:
         self._queue.submit(write)
 
     def begin_window(self) -> None:
-        """Have the mark of an earlier window taken back."""
+        """Enqueue the removal of an earlier window's end mark."""
         self._mark(EndState.EARLY)
 
     def end_window(self, *, is_first_end: bool) -> None:
-        """Have what is written say that it is all of the windows so far.
+        """Enqueue an end mark after the windows so far.
 
         Args:
-            is_first_end: Whether a window has ended that was open; others only had something come in late.
+            is_first_end: Whether an open window has ended; false if only late entries were added.
         """
         self._num_windows += is_first_end
         self._mark(EndState.STOPPED)
 
     def conclude(self) -> None:
-        """Have what is written say that it is all of the step, unless a further window begins."""
+        """Mark the step as complete, unless a further window begins."""
         self._mark(EndState.COMPLETE)
         self.wait()
 
     def break_off(self, reason: str) -> None:
-        """Take note of what keeps the step from being done to its end; every mark says so from now on."""
+        """Set why the step does not complete; all later end marks contain the reason."""
         self._break = self._break or reason
 
     def _mark(self, state: EndState) -> None:
@@ -102,13 +102,13 @@ class UnitRecording:
     def keep(
         self, snapshot: Any, stem: str, value: TensorValue, note_failure: Callable[[str, Exception], None]
     ) -> None:
-        """Have a tensor stored, and its value say where.
+        """Enqueue a tensor for storage; its value then gets the file name.
 
         Args:
             snapshot: A copy of the tensor.
-            stem: What its file is called.
-            value: Its record is written later, by the same thread.
-            note_failure: Is told if a framework cannot write it.
+            stem: Stem of its file name.
+            value: Value of its record, which the same thread writes later.
+            note_failure: Called if a framework cannot write the tensor.
         """
         tensors = self.tensors
         assert tensors is not None
@@ -118,7 +118,7 @@ class UnitRecording:
                 value.file_name = tensors.save(snapshot, stem)
             except StoreError:
                 raise
-            except BaseException as error:  # noqa: BLE001  # of a framework
+            except BaseException as error:  # noqa: BLE001  # raised by a framework
                 note_failure(stem, kept(error))
 
         self._queue.submit(save, size_bytes=getattr(snapshot, "nbytes", 0))
@@ -127,7 +127,7 @@ class UnitRecording:
         """Return when everything is on disk.
 
         Raises:
-            Exception: the first error of anything that was to be written.
+            Exception: the first error of a write since the last call.
         """
         self._queue.wait()
 
@@ -135,7 +135,7 @@ class UnitRecording:
         """Mark the end and close all files.
 
         Raises:
-            Exception: the first error; what can be closed is closed all the same.
+            Exception: the first error; the other files are closed anyway.
         """
         self._mark(state)
         try:
@@ -150,10 +150,10 @@ class UnitRecording:
                     self._writer.close()
 
     def remove(self) -> None:
-        """Remove the dump, whose files are closed, and the directories that are empty then."""
+        """Remove the dump, whose files are closed, and directories that are then empty."""
         layout.remove_dump(self.directory)
         for directory in (self.directory / layout.TENSOR_DIRECTORY, self.directory, self.directory.parent):
-            with suppress(OSError):  # not there, or something else lies in it
+            with suppress(OSError):  # missing, or not empty
                 directory.rmdir()
 
 

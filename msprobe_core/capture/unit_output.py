@@ -1,4 +1,4 @@
-"""Where the entries of a session go: the dump of the current step, opened and closed with it."""
+"""Destination of a session's entries: the dump of the current step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 class UnitOutput:
-    """Hands what the recorder has collected to the dump of the current step."""
+    """Passes entries from the recorder to the dump of the current step."""
 
     def __init__(
         self,
@@ -54,21 +54,21 @@ class UnitOutput:
         self.features: Sequence[Feature] = ()
         self.queue = BackgroundQueue()
         self.directory: Path | None = None
-        """Where the current step is being written, or the last one was; ``None`` before the first."""
+        """Directory of the current step, or of the last one; ``None`` before the first."""
         self.has_recorded = False
-        """Whether an entry of the current step has been handed over."""
+        """Whether an entry of the current step has been passed to the dump."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a dump of the current step."""
+        """Whether the current step has a dump."""
         return self._unit is not None
 
     def open(self, step: int, rank: int | None) -> None:
         """Begin the dump of a step.
 
         Raises:
-            StoreError: something cannot be created.
-            PluginError: the writer is a plugin's and fails.
+            StoreError: a file or directory cannot be created.
+            PluginError: the writer belongs to a plugin and fails.
         """
         config = self._config
         self._step, self._rank = step, rank
@@ -93,7 +93,7 @@ class UnitOutput:
         _logger.info("recording step %d to %s", step, directory)
 
     def begin_window(self, step: int, rank: int | None) -> None:
-        """Begin the dump of a step or, in a further window of it, go on with it."""
+        """Begin the dump of a step or, in a further window of the step, continue it."""
         if self._unit is None:
             self.open(step, rank)
             return
@@ -101,22 +101,22 @@ class UnitOutput:
         if self._rank != rank:
             _logger.warning("this step is being recorded to %s and goes on there, whatever rank_id is", self.directory)
 
-    # --- what is written --------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------------------
 
     def keep_tensor(self, tensor: Any, stem: str, value: TensorValue) -> None:
-        """Copy a tensor and have it written; see `TensorSink`."""
+        """Copy a tensor and enqueue it for writing; see `TensorSink`."""
         snapshot = self._framework.snapshot(tensor)
         if snapshot is not None:
             self.save(snapshot, stem, value)
 
     def save(self, snapshot: Any, stem: str, value: TensorValue) -> None:
-        """Have a copy of a tensor written."""
+        """Enqueue a copy of a tensor for writing."""
         with self._recorder.record.lock:
-            if self._unit is not None:  # the step has ended meanwhile, on another thread
+            if self._unit is not None:  # otherwise another thread has ended the step
                 self._unit.keep(snapshot, stem, value, self._recorder.note_failure)
 
     def write_backlog(self) -> None:
-        """Hand over what is complete, without waiting: a process that is killed in a window loses a second of it."""
+        """Pass complete entries on without waiting, so that a process killed in a window loses about a second of it."""
         unit = self._unit
         if unit is None:
             return
@@ -126,7 +126,7 @@ class UnitOutput:
             unit.write(batch)
 
     def flush(self, *, is_first_end: bool) -> None:
-        """Write everything that has been recorded, and wait for it; see `UnitRecording.end_window`."""
+        """Write all entries, and wait until they are on disk; see `UnitRecording.end_window`."""
         unit = self._unit
         if unit is None:
             return
@@ -141,20 +141,20 @@ class UnitOutput:
             batch = feature.sift(batch, self._step)
         return batch
 
-    # --- how it ends ------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------
 
     def break_off(self, reason: str) -> None:
-        """Have the dump say that something has kept the step from being done to its end."""
+        """Record why the step does not complete, for the dump's end mark."""
         if self._unit is not None:
             self._unit.break_off(reason)
 
     def conclude(self) -> None:
-        """Have the dump say that it is all of its step, although that may have further windows."""
+        """Mark the dump as complete for its step, although the step may have further windows."""
         if self._unit is not None:
             self._unit.conclude()
 
     def discard_if_empty(self) -> None:
-        """Remove the dump if no call was recorded into it."""
+        """Remove the dump if it has no entries."""
         unit = self._unit
         if unit is not None and not self.has_recorded:
             self.close_unit()
@@ -162,7 +162,7 @@ class UnitOutput:
 
     def close_unit(self, state: EndState = EndState.COMPLETE) -> None:
         """End the dump of the current step."""
-        with self._recorder.record.lock:  # or hooks of other threads would hand over to files that are closed
+        with self._recorder.record.lock:  # otherwise hooks on other threads could write to closed files
             unit, self._unit = self._unit, None
         if unit is None:
             return
@@ -171,12 +171,12 @@ class UnitOutput:
         unit.close(state)
 
     def close(self) -> None:
-        """End the writing thread and give the directory free."""
+        """End the writing thread and release the directory."""
         self.queue.close()
         self._place.close()
 
     def abandon(self) -> None:
-        """Touch neither threads nor files any more: for a forked child, which shares both."""
+        """Stop using threads and files, in a forked child that shares them with its parent."""
         self._unit = None
         self._place.abandon()
         self.queue = BackgroundQueue()

@@ -1,4 +1,4 @@
-"""From the Python values of a call to the `Value` trees that entries hold."""
+"""Conversion of a call's Python values to the `Value` trees of entries."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from msprobe_core.model import MAX_DEPTH, Failure, Value
 from msprobe_core.protocols.framework import Framework
 
 Leaf: TypeAlias = Callable[[Any, str], Value]
-"""Turns one tensor, found at a dotted path, into a value."""
+"""Converts one tensor, found at a dotted path, to a value."""
 
 OnFailure: TypeAlias = Callable[[str, Exception], None]
-"""Is told what could not be read, in words, and why."""
+"""Called with the name of a value that could not be read, and the error."""
 
 
 _MAX_REASON = 300
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an exception says, in one line, for the record that stands in the place of a value."""
+    """Return the message of an exception in one line, for the record in place of a value."""
     try:
         text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  # an exception of the user's, which raises when it is looked at
+    except Exception:  # noqa: BLE001  # a user's exception, whose own __str__ may raise
         text = ""
     return f"{type(error).__name__}: {text}"[:_MAX_REASON] if text else type(error).__name__
 
 
 class ValueBuilder:
-    """Builds `Value` trees; what becomes of a tensor is decided by the ``leaf`` of each call."""
+    """Builds `Value` trees; the ``leaf`` of each call converts tensors."""
 
     def __init__(self, framework: Framework, on_failure: OnFailure, *, tensors_only: bool = False) -> None:
-        """Make a builder.
+        """Create a builder.
 
         Args:
-            framework: Knows its tensors and the other types of its own.
-            on_failure: Called where reading an argument raises; a `Failure` stands in its place then. The arguments
-                are the user's objects, which may do anything when they are looked at.
-            tensors_only: Put ``None`` in the place of everything that is not a tensor.
+            framework: Recognises its tensors and its other types.
+            on_failure: Called if reading an argument raises; a `Failure` takes its place. Arguments are the user's
+                objects, and may do anything when they are read.
+            tensors_only: Put ``None`` in place of everything that is not a tensor.
         """
         self._is_tensor = framework.is_tensor
         self._describe_argument = framework.describe_argument
@@ -64,13 +64,13 @@ class ValueBuilder:
             return Failure(reason_of(error))
 
     def _build(self, value: Any, path: str, leaf: Leaf, inside: tuple[int, ...]) -> Value:
-        """Return the tree for one value; ``None`` for ``None`` and for types nobody knows.
+        """Return the tree for one value; ``None`` for ``None`` and for unknown types.
 
         Args:
-            value: What to describe.
-            path: Where it was found.
-            leaf: Takes tensors.
-            inside: Identities of the containers around it, so that one that contains itself comes to an end.
+            value: The value.
+            path: Its dotted path.
+            leaf: Converts tensors.
+            inside: Identities of the enclosing containers, to stop at a container that contains itself.
         """
         if value is None:
             return None
@@ -81,7 +81,7 @@ class ValueBuilder:
             return None if self._tensors_only else describe_scalar(value)
         if len(inside) == MAX_DEPTH or id(value) in inside:
             return None
-        # The framework comes before the containers: torch.Size is a tuple, but one value.
+        # Ask the framework before treating the value as a container: torch.Size is a tuple, but one value.
         if kind not in _PLAIN and (argument := self._describe_argument(value)) is not None:
             return None if self._tensors_only else argument
         children = children_of(value)
@@ -96,7 +96,7 @@ class ValueBuilder:
 
 
 def _named_items(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items under names of their own: 1 and "1" are two keys, and one text."""
+    """Yield the items with unique names: 1 and "1" are two keys with the same text."""
     taken: set[str] = set()
     for key, value in mapping.items():
         name = str(key)
@@ -110,7 +110,7 @@ _PLAIN = frozenset({tuple, list, dict})
 
 
 def children_of(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
-    """Return what a container holds; ``None`` if ``value`` is none."""
+    """Return the content of a container; ``None`` if ``value`` is not a container."""
     if isinstance(value, Mapping):
         return cast("Mapping[Any, Any]", value)
     if isinstance(value, tuple | list):

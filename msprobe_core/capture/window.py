@@ -1,4 +1,4 @@
-"""A window: what `start` is given, and what is attached to it until `stop`."""
+"""A window: the arguments of `start`, and everything attached until `stop`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Window:
-    """What is given to ``start``.
+    """The arguments of ``start``.
 
     Attributes:
         models: One model or several; empty for none.
-        is_list: Whether they were given as a list. Paths of modules then begin with the position in it, also in a list
-            of one; of several models they always do.
-        token_range: First and last forward of the models that are recorded, both included; ``None`` records all.
-        rank_id: The rank of this process; ``None`` asks the framework.
+        is_list: Whether they were given as a list. Module paths then begin with the position in the list, even in a
+            list of one; with several models they always do.
+        token_range: First and last forward of the models to record, both included; ``None`` records all.
+        rank_id: The rank of this process; ``None`` uses the framework's rank.
     """
 
     models: Sequence[Any] = ()
@@ -59,7 +59,7 @@ class Interception:
 
 
 class Windows:
-    """Begins and ends windows: attaches the recorder and the features to what runs, and takes them out again."""
+    """Begins and ends windows: attaches the recorder and the features to the program, and removes them."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Windows:
         self._unwraps = unwraps
         self._intercepts = config.level is not Level.DEBUG
         self._attachments = Attachments(registry().described("framework", framework.name))
-        # Who names entries wants those, whatever risk they are.
+        # Entries that the user names are recorded whatever their risk level.
         names_entries = config.options.scope or config.options.list
         risk_level = RiskLevel.ALL if names_entries else config.risk_level
         self._options = Interception(config.level, risk_level.value, config.custom_op_namespaces, config.aten)
@@ -97,7 +97,7 @@ class Windows:
         return bool(self._attachments)
 
     def check(self) -> None:
-        """Have a framework that cannot record everything refuse what it cannot."""
+        """Have the framework refuse settings that it cannot record."""
         if isinstance(self._framework, CheckingFramework):
             with self._attachments.plugin_call("checking the configuration"):
                 self._framework.check(self._options)
@@ -105,12 +105,12 @@ class Windows:
     def begin(
         self, models: Sequence[Model], token_range: tuple[int, int] | None, slices: Slices, tokens: object
     ) -> None:
-        """Attach what takes part in a window, if anything does.
+        """Attach the recorder, if the step is selected, and the features that take part in this window.
 
         Args:
-            models: Those that ``start`` was given.
+            models: The models given to ``start``.
             token_range: See `Window`.
-            slices: Knows whether a batch is recorded.
+            slices: Decides whether the batch is recorded.
             tokens: See `Slices.follow`.
         """
         schedule = self._schedule
@@ -121,19 +121,19 @@ class Windows:
         records = self._intercepts and schedule.selects_step and slices.follow(tokens)
         if not records and not joining:
             return
-        self._attachments.release()  # or the gradients of parameters would be seen twice
+        self._attachments.release()  # otherwise parameter gradients would be recorded twice
         if records:
             self._output.begin_window(schedule.step, schedule.rank)
         self._attach(models, token_range, joining, records=records)
 
     def _prepare(self, models: Sequence[Model]) -> None:
-        """Tell a framework that compiles models of them, also in a step that is not selected."""
+        """Have a framework that compiles models prepare them, also in a step that is not selected."""
         if isinstance(self._framework, CompilingFramework):
             with self._attachments.plugin_call("preparing models"):
                 self._framework.prepare(models, self._options)
 
     def end(self) -> None:
-        """Take everything out and write what has been recorded; returns when it is on disk."""
+        """Detach everything and write the recorded entries; returns when they are on disk."""
         was_running = self.is_running
         self.detach()
         if self._output.is_open:
@@ -145,7 +145,7 @@ class Windows:
             self._schedule.is_finished = True
 
     def release(self) -> None:
-        """Hear no more of calls that were recorded."""
+        """Ignore later gradients of recorded calls."""
         self._attachments.release()
 
     def _attach(
@@ -156,7 +156,7 @@ class Windows:
         *,
         records: bool,
     ) -> None:
-        """Attach everything; if something fails, nothing stays attached."""
+        """Attach everything; after an error nothing stays attached."""
         try:
             forwards = self._watch_forwards(models, token_range)
             for feature in features:
@@ -185,34 +185,34 @@ class Windows:
             self._attach_single(self._single)
 
     def detach(self) -> None:
-        """Take out everything, also what is below something that fails."""
+        """Detach everything, even after an error in one part."""
         self._records = self._has_attached_single = False
         try:
             self._custom_apis.detach()
         finally:
             self._attachments.detach()
 
-    # --- one module alone -------------------------------------------------------------------------------------
+    # --- a single module --------------------------------------------------------------------------------------
 
     @property
     def single(self) -> Model | None:
-        """The module that is recorded alone, under the name that the user has given it."""
+        """The only module to record, with the name that the user gave it; ``None`` without `dump_module`."""
         return self._single
 
     def begin_single(self, module: Model) -> None:
-        """Record calls of this module and nothing else from now on."""
+        """Record only calls of this module from now on."""
         self._single = module
         self._recorder.is_single = True
         if self._records:
             self._attach_single(module)
 
     def end_single(self) -> None:
-        """Record again what was recorded before ``begin_single``."""
+        """Return to what was recorded before ``begin_single``."""
         is_attached, self._has_attached_single = self._has_attached_single, False
         self._single = None
         self._recorder.is_single = False
         if is_attached:
-            self._attachments.detach_last()  # it is on top of all others
+            self._attachments.detach_last()  # it was attached last
 
     def _attach_single(self, module: Model) -> None:
         recorder = SingleModuleRecorder(self._recorder, module.name)

@@ -1,4 +1,4 @@
-"""What takes part in recording beside the recorder; a new feature is added to `make_features` and nowhere else."""
+"""Features that take part in a recording besides the recorder; a new one is added in `make_features` only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from msprobe_core.capture.features.reference_check import BenchCheck
 
 
 def make_features(host: Host) -> list[Feature]:
-    """Return the features that a configuration asks for, in the order in which they attach.
+    """Return the features that a configuration selects, in the order in which they attach.
 
     Raises:
-        PluginError: the framework's plugin does not offer what one of them needs.
+        PluginError: the framework's plugin lacks a capability that one of them needs.
     """
     makers = (PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make)
     return [feature for make in makers if (feature := make(host)) is not None]

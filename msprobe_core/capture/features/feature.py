@@ -15,14 +15,14 @@ from msprobe_core.protocols.framework import Framework, NamedModel
 
 @dataclass(frozen=True)
 class Host:
-    """What a session offers to its features.
+    """Services of a session for its features.
 
     Attributes:
-        config: What is recorded.
-        framework: What is recorded of.
+        config: The configuration.
+        framework: The framework that is recorded.
         save: Writes a copy of a tensor under a file stem, in the background, and sets the value's ``file_name``.
-        write_backlog: Hands over for writing what is complete, without waiting.
-        end_recording: Records nothing any more, for the given reason; the window still ends as usual.
+        write_backlog: Passes complete entries to the writer, without waiting.
+        end_recording: Ends recording for the given reason; the window still ends as usual.
     """
 
     config: Config
@@ -33,54 +33,54 @@ class Host:
 
 
 class Feature:
-    """Takes part in nothing; a feature overrides what it needs.
+    """Base class whose methods do nothing; a feature overrides what it needs.
 
-    What a method raises ends recording, never the training.
+    An exception in a method ends recording, never the training.
     """
 
     @property
     def tensor_sink(self) -> TensorSink | None:
-        """Return what gets whole tensors instead of the dump; ``None``: this feature does not want them."""
+        """Return the function that gets whole tensors instead of the dump; ``None`` if this feature takes none."""
         return None
 
     @property
     def call_check(self) -> CallCheck | None:
-        """Return what judges each call while it is recorded."""
+        """Return the check that judges each call during recording; ``None`` if there is none."""
         return None
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing needs to be recorded any more; asked when a window has ended."""
+        """Whether recording can end; evaluated when a window has ended."""
         return False
 
     def begin_window(self, step: int, rank: int | None) -> bool:  # noqa: ARG002
-        """Return whether ``attach`` is to be called in this window, also where the window is not recorded."""
+        """Return whether to call ``attach`` in this window, also if the window is not recorded."""
         return False
 
     def attach(self, attachments: Attachments, models: Sequence[NamedModel], forwards: ForwardWindow | None) -> None:
-        """Put something in place, before the recorder is: what is attached later sees what this one has changed.
+        """Attach to the program, before the recorder does: later attachments observe the changes of this one.
 
         Args:
-            attachments: Takes it out again when the window ends.
-            models: Those that ``start`` was given.
-            forwards: Says which of their forwards are selected; ``None``: all.
+            attachments: Removes the attachment when the window ends.
+            models: The models given to ``start``.
+            forwards: Tracks which forwards of the models are selected; ``None``: all.
         """
 
     def end_window(self, *, was_running: bool) -> None:
-        """Take note that everything of a window is written; ``was_running`` is false if none was open."""
+        """React to the end of a window, when its entries are written; ``was_running`` is false if none was open."""
 
     def begin_unit(self, step: int, rank: int | None) -> None:
-        """Take note that the dump of a step begins."""
+        """React to the begin of a step's dump."""
 
     def sift(self, batch: Batch, step: int) -> Batch:  # noqa: ARG002
-        """Return what is to be written of a batch, whose digests are all known."""
+        """Return the part of a batch, whose digests are all known, to write."""
         return batch
 
     def finish_step(self) -> None:
-        """Add what still waits to the record: the last batch of the step is about to be written."""
+        """Add pending entries to the record: the last batch of the step is about to be written."""
 
     def end_unit(self, step: int) -> None:
-        """Take note that the dump of a step is complete and about to be closed."""
+        """React to the end of a step's dump, before it is closed."""
 
     def close(self) -> None:
-        """Take note that the session ends."""
+        """React to the end of the session."""

@@ -1,4 +1,4 @@
-"""Give calls of modules the inputs that an earlier run has recorded: the one thing here that changes a computation."""
+"""Replacement of module inputs by those of an earlier run (setting ``load``); this changes the computation."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from msprobe_core.store.runs import find_unit
 _logger = logging.getLogger(__name__)
 
 _Replace = Callable[[Any, str], Any]
-"""Takes a tensor and its dotted path, and returns the tensor to use instead."""
+"""Returns the replacement for the tensor at a dotted path."""
 
 
 class InputLoader(Feature):
     """Replaces the tensors among the arguments of the calls that ``load`` names; implements `CallWatcher`.
 
-    Calls are counted like those that are recorded: by module, within the windows of one step, from 0.
+    Calls are numbered like recorded ones: per module, within the windows of one step, from 0.
     """
 
     def __init__(self, options: LoadOptions, framework: Framework, loader: WatchingFramework) -> None:
         """Begin with nothing replaced.
 
         Args:
-            options: What to replace, and from where.
-            framework: Knows its tensors.
-            loader: The same framework, as one that reads them.
+            options: The calls, and the run to read.
+            framework: Recognises its tensors.
+            loader: The same framework, as one that reads tensors.
         """
         self._options = options
         self._framework = framework
@@ -57,20 +57,20 @@ class InputLoader(Feature):
         self._reported: set[str] = set()
         self._modules: dict[tuple[str, str], None] = {}
         self._has_warned = False
-        self._forwards: ForwardWindow | None = None  # others are passed over, as they are when calls are recorded
+        self._forwards: ForwardWindow | None = None  # other forwards are not counted, as in recording
 
     @classmethod
     def make(cls, host: Host) -> InputLoader | None:
-        """Return the feature if the configuration asks for it.
+        """Return the feature if the configuration selects it.
 
         Raises:
-            PluginError: the framework's plugin does not offer what it needs.
+            PluginError: the framework's plugin cannot watch calls.
         """
         load = host.config.load
         return None if load is None else cls(load, host.framework, watching("load", host.framework))
 
     def begin_window(self, step: int, rank: int | None) -> bool:
-        """Begin a window, and return whether anything is to be replaced in it."""
+        """Begin a window, and return whether inputs are replaced in it."""
         options = self._options
         if (options.step and step not in options.step) or (options.rank and (rank or 0) not in options.rank):
             return False
@@ -104,17 +104,17 @@ class InputLoader(Feature):
         return unit.directory / layout.TENSOR_DIRECTORY
 
     def _find_files(self, directory: Path) -> Mapping[str, str]:
-        """Return the file names of recorded inputs by the names of their rows, where the records have to be asked.
+        """Return the file names of recorded inputs by row name, if the run has shards.
 
-        A tensor in a shard may be stored under the name of another, which had its values first. Files of their own
-        are called like their tensors; where there is nothing else, the records are not needed, and are not read.
+        A tensor in a shard may be stored under the name of an earlier tensor with the same bytes, so its record is
+        needed. Files of single tensors are named after them; without shards the records are not read.
         """
         try:
             if next((directory / layout.TENSOR_DIRECTORY).glob(f"*{layout.SHARD_SUFFIX}"), None) is None:
                 return {}
             dump = read_earlier(directory)
             file_names = _file_names_in(dump, self._options.modules)
-        except Exception as error:  # noqa: BLE001  # of a third party's reader, too
+        except Exception as error:  # noqa: BLE001  # including errors of a third-party reader
             _logger.warning("load: the records that lead to the tensors in shards cannot be read: %s", error)
             return {}
         for note in dump.notes:
@@ -122,7 +122,7 @@ class InputLoader(Feature):
         return file_names
 
     def end_window(self, *, was_running: bool) -> None:
-        """Say which of the named calls have not been made; once in a step for each."""
+        """Warn about named calls that did not happen; once per step for each."""
         if self._directory is None or not was_running:
             return
         missing = [entry for entry in self._options.modules if entry not in self._found | self._reported]
@@ -145,15 +145,15 @@ class InputLoader(Feature):
         close = difflib.get_close_matches(entry, known, n=1, cutoff=0.0)
         return f"the model has no such module{f'; did you mean {close[0]}?' if close else ''}"
 
-    # --- what the hooks call ------------------------------------------------------------------------------------
+    # --- called by hooks ----------------------------------------------------------------------------------------
 
     def wants(self, path: str, type_name: str) -> bool:
-        """Whether a call of this module is named."""
+        """Whether calls of this module are named."""
         self._modules[path, type_name] = None
         return (path, type_name) in self._wanted
 
     def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        """Return the recorded arguments of a call that is named."""
+        """Return the recorded arguments of a named call; ``None`` for other calls."""
         if self._forwards is not None and not self._forwards.is_inside:
             return None
         with self._lock:
@@ -167,12 +167,12 @@ class InputLoader(Feature):
             changed_args = tuple(_map(value, str(i), self._replacer(entry, "input")) for i, value in enumerate(args))
             replace = self._replacer(entry, "kwargs")
             return changed_args, {name: _map(value, name, replace) for name, value in kwargs.items()}
-        except Exception as error:  # noqa: BLE001  # arguments are objects of the user
+        except Exception as error:  # noqa: BLE001  # arguments are the user's objects
             _logger.warning("load: %s keeps its inputs (%s: %s)", entry, type(error).__name__, error)
             return None
 
     def after(self, stem: str) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _replacer(self, entry: str, category: str) -> _Replace:
         def replace(tensor: Any, path: str) -> Any:
@@ -191,10 +191,10 @@ class InputLoader(Feature):
             try:
                 loaded = self._read(layout.tensor_path(self._directory, file_name), tensor)
                 before, after = self._framework.describe(tensor), self._framework.describe(loaded)
-            except DumpError as error:  # which names the file
+            except DumpError as error:  # its message names the file
                 _logger.warning("load: %s keeps its value: %s", where, error)
                 return tensor
-            except Exception as error:  # noqa: BLE001  # of a framework, over a foreign file
+            except Exception as error:  # noqa: BLE001  # raised by a framework for an unknown file
                 _logger.warning("load: %s keeps its value: %s cannot be loaded (%s)", where, file, error)
                 return tensor
             if (before.shape, before.dtype) != (after.shape, after.dtype):
@@ -208,16 +208,16 @@ class InputLoader(Feature):
         return replace
 
     def _read(self, file: Path, like: Any) -> Any:
-        """Return the tensor in a file or, by the reference that a record has, in a shard."""
+        """Return the tensor from a file or, for a reference to a shard, from the shard."""
         if layout.shard_member(file.name) is None:
             return self._loader.load(file, like)
-        from msprobe_core.store.tensors import open_tensor  # nothing else that records needs it
+        from msprobe_core.store.tensors import open_tensor  # slow to import, and needed here only
 
         return self._loader.rebuild(open_tensor(file).content(), like)
 
 
 def _file_names_in(dump: Dump, entries: Sequence[str]) -> dict[str, str]:
-    """Return the file names of the inputs of calls by the names of their rows."""
+    """Return the file names of the calls' inputs by row name."""
     frame = dump.frame
     frame = frame.filter(
         frame["entry"].is_in(entries) & (frame["role"] == Role.INPUT.value) & frame["file_name"].is_not_null()
@@ -226,7 +226,7 @@ def _file_names_in(dump: Dump, entries: Sequence[str]) -> dict[str, str]:
 
 
 def _map(value: Any, path: str, replace: _Replace, depth: int = 0) -> Any:
-    """Return ``value`` with every tensor in it replaced; containers are made anew, with their own types."""
+    """Return ``value`` with every tensor replaced; containers are rebuilt with their own types."""
     if depth == MAX_DEPTH:
         return value
     kind = cast("type[Any]", type(value))

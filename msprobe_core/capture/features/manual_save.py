@@ -1,4 +1,4 @@
-"""Values that the training program saves itself: ``PrecisionDebugger.save`` at level debug."""
+"""Values saved by the training program itself: ``PrecisionDebugger.save`` at level debug."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from msprobe_core.protocols.framework import Framework
 
 
 class _Gradients:
-    """The gradients of one saved value while they arrive."""
+    """The gradients of one saved value, while they arrive."""
 
     __slots__ = ("entry", "num_missing", "step")
 
@@ -27,14 +27,14 @@ class _Gradients:
 
 
 class SavedValues(Feature):
-    """Adds the values that are handed to ``save`` to the record of a step; nothing is intercepted."""
+    """Adds the values given to ``save`` to the record of a step; nothing is intercepted."""
 
     def __init__(self, framework: Framework, record: StepRecord, reader: TensorReader) -> None:
-        """Begin with nothing saved.
+        """Begin without values.
 
         Args:
-            framework: Knows tensors and watches their gradients.
-            record: Takes the entries.
+            framework: Recognises tensors and watches their gradients.
+            record: Receives the entries.
             reader: Reads the tensors.
         """
         self._framework = framework
@@ -50,12 +50,12 @@ class SavedValues(Feature):
         self._removals: dict[int, Callable[[], None]] = {}
 
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
-        """Take a value as it is now and, if asked to, the gradients that its tensors get within this step.
+        """Record the current value and, with ``save_backward``, the gradients of its tensors within this step.
 
         Args:
-            variable: A tensor, a number or text, or a dict, list or tuple of such, nested as one likes.
-            name: What it is to be called; the n-th value of a name within a step is ``{name}.{n}.debug``.
-            save_backward: Whether gradients are taken too, as ``{name}_grad.{n}.debug``.
+            variable: A tensor, a number, a text, or a dict, list or tuple of these, nested to any depth.
+            name: Name of the entry; the n-th value of a name within a step is ``{name}.{n}.debug``.
+            save_backward: Whether gradients are recorded too, as ``{name}_grad.{n}.debug``.
         """
         note_failure = self._reader.note_failure
         with self._record.lock, self._framework.quiet(note_failure):
@@ -73,7 +73,7 @@ class SavedValues(Feature):
         self._offer()
 
     def finish_step(self) -> None:
-        """Wait for no gradient any more: add the entries as they are, and count from 0 again."""
+        """Add entries with missing gradients, and number values from 0 again."""
         with self._record.lock:
             for remove in self._removals.values():
                 remove()
@@ -96,7 +96,7 @@ class SavedValues(Feature):
             slot = Slot(path=names.path_within(path))
             try:
                 remove = self._framework.watch_gradient(tensor, lambda part: self._receive(gradients, slot, part))
-            except Exception as error:  # noqa: BLE001  # one tensor whose gradient cannot be had costs no other
+            except Exception as error:  # noqa: BLE001  # a tensor without a gradient must not affect others
                 self._reader.note_failure(names.tensor_file_stem(gradients.entry.name, "", slot.path), error)
                 return Failure(reason_of(error))
             if remove is None:
@@ -114,7 +114,8 @@ class SavedValues(Feature):
     def _receive(self, gradients: _Gradients, slot: Slot, gradient: Any) -> None:
         record = self._record
         with record.lock:
-            # Once: a parameter gets another gradient with the next micro-batch, which is not that of this value.
+            # Once only: with the next micro-batch a parameter gets another gradient, which does not belong to this
+            # value.
             remove = self._removals.pop(id(slot), None)
             if remove is None or not record.is_open or gradients.step != record.number:
                 record.note_late(gradients.entry.name)

@@ -1,8 +1,8 @@
-"""The task ``overflow_check``: keep the calls that turn finite inputs into NaN or Inf, and nothing else.
+"""The task ``overflow_check``: record only the calls that turn finite inputs into NaN or Inf.
 
-A call is judged once the statistics of all its tensors are known: at once on the host, at the end of the window on a
-device, where nothing may be waited for before. Until then copies of its tensors are held, of the latest calls only, so
-that they take no more than `MAX_HELD_BYTES`. What a call inside has done is not the fault of the module around it.
+A call is judged once the statistics of all its tensors are known: on the host at once; on a device at the end of the
+window, because nothing may wait for the device before. Until then copies of its tensors are held, for the latest calls
+within `MAX_HELD_BYTES`. A module is not blamed for NaN or Inf of a call inside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from msprobe_core.store.stack_text import frames_of_user
 _logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 1 << 30
-"""How much memory the copies may take that wait for a verdict; the oldest go first."""
+"""Maximum memory, in bytes, of copies that wait for a verdict; the oldest are dropped first."""
 
 
 class _Copy(NamedTuple):
@@ -36,22 +36,22 @@ class _Copy(NamedTuple):
 
 
 class OverflowWatch(Feature):
-    """Holds copies of tensors, judges calls, and counts."""
+    """Holds copies of tensors, judges calls, and counts culprits."""
 
     def __init__(self, framework: Framework, write: TensorSink, limit: int, on_pressure: Callable[[], None]) -> None:
-        """Begin with nothing found.
+        """Begin without results.
 
         Args:
             framework: Copies tensors.
-            write: Takes the tensors of calls that are kept.
-            limit: How many calls are kept before recording ends; -1 for any number.
+            write: Receives the tensors of recorded calls.
+            limit: Number of recorded calls after which recording ends; -1 for no limit.
             on_pressure: Called when the copies take too much memory; has complete calls judged.
         """
         self._snapshot = framework.snapshot
         self._write = write
         self._limit = limit
         self._lock = threading.RLock()
-        self._copies: dict[int, _Copy] = {}  # by identity of the value, the oldest first
+        self._copies: dict[int, _Copy] = {}  # by id of the value, oldest first
         self._num_bytes = 0
         self.max_bytes = MAX_HELD_BYTES
         self._on_pressure = on_pressure
@@ -68,7 +68,7 @@ class OverflowWatch(Feature):
 
     @classmethod
     def make(cls, host: Host) -> OverflowWatch | None:
-        """Return the feature if the configuration asks for it."""
+        """Return the feature if the configuration selects it."""
         if host.config.task is not Task.OVERFLOW_CHECK:
             return None
         return cls(host.framework, host.save, host.config.options.overflow_nums, host.write_backlog)
@@ -80,7 +80,7 @@ class OverflowWatch(Feature):
 
     @property
     def is_over(self) -> bool:
-        """Whether as many calls have been kept as were asked for."""
+        """Whether the configured number of calls has been recorded."""
         return self._limit != -1 and self._num_kept >= self._limit
 
     # --- copies -----------------------------------------------------------------------------------------------
@@ -107,16 +107,16 @@ class OverflowWatch(Feature):
         return copy
 
     def end_window(self, *, was_running: bool = False) -> None:  # noqa: ARG002
-        """Give up all copies: the window is over, and what has not been judged will not be."""
+        """Drop all copies: the window has ended, and the remaining calls are not judged."""
         with self._lock:
             self._copies.clear()
             self._num_bytes = 0
 
     def _release(self, value: TensorValue, *, keeps: bool) -> bool:
-        """Give up the copy of a value, written first if ``keeps``; return whether there was one if it was wanted."""
+        """Drop the copy of a value, written first if ``keeps``; false if a wanted copy had been dropped before."""
         copy = self._take_out(id(value))
         if copy is None:
-            return not keeps or value.digest.stats == Stats()  # memory that has not been set is not copied
+            return not keeps or value.digest.stats == Stats()  # uninitialized memory is not copied
         if keeps:
             self._write(copy.snapshot, copy.stem, value)
         return True
@@ -124,11 +124,11 @@ class OverflowWatch(Feature):
     # --- verdicts ---------------------------------------------------------------------------------------------
 
     def sift(self, batch: Batch, step: int) -> Batch:
-        """Return the calls of a batch, whose digests are all known, that are to be written, and who encloses them."""
+        """Return the culprits to write from a batch whose digests are complete, with the parents around them."""
         found: list[Entry] = []
         parents: dict[str, str | None] = {}
         with self._lock:
-            # Gradients of parameters are held against the backward of their module, which may stand behind them.
+            # Judge parameter gradients last: they are compared with their module's backward, which may follow them.
             late = [entry for entry in batch.entries if entry.phase is Phase.PARAMETERS_GRAD]
             for entry in [*(e for e in batch.entries if e.phase is not Phase.PARAMETERS_GRAD), *late]:
                 is_culprit = self._is_culprit(entry)
@@ -167,7 +167,7 @@ class OverflowWatch(Feature):
         return is_culprit
 
     def _count(self, entry: Entry, step: int) -> bool:
-        """Take note of a culprit, and return whether it is kept."""
+        """Count a culprit, and return whether to record it."""
         self._num_found += 1
         if self._first is None:
             self._first = entry
@@ -187,7 +187,7 @@ class OverflowWatch(Feature):
     # --- reports ----------------------------------------------------------------------------------------------
 
     def end_unit(self, step: int) -> None:
-        """Say what became of a step that was watched, and begin anew."""
+        """Log the result of a step, and begin the next."""
         self._num_steps += 1
         if self._first is None:
             _logger.info("step %d: no overflow", step)
@@ -204,7 +204,7 @@ class OverflowWatch(Feature):
         self._begin_step()
 
     def close(self) -> None:
-        """Say so if nothing was found at all."""
+        """Log if no overflow was found in any step."""
         if self._num_steps and not self._num_kept:
             _logger.warning("no overflow: in %d steps no call made NaN or Inf of finite inputs", self._num_steps)
 
@@ -237,13 +237,13 @@ def _has_special(parts: list[Any]) -> bool:
 
 
 def _special_tensors(parts: list[Any]) -> list[tuple[int, int]]:
-    """Return the numbers of NaN and Inf of the tensors that hold any."""
+    """Return the counts of NaN and Inf of each tensor that contains any."""
     counts = [_counts_of(leaf) for leaf in _leaves(parts) if isinstance(leaf, TensorValue)]
     return [numbers for numbers in counts if any(numbers)]
 
 
 def _is_special(leaf: TensorValue | Argument) -> bool:
-    """Whether a value is, or holds, NaN or Inf. Of a tensor without statistics nobody knows: it is taken for finite."""
+    """Whether a value is, or contains, NaN or Inf. A tensor without statistics counts as finite."""
     if isinstance(leaf, TensorValue):
         return any(_counts_of(leaf))
     fields = leaf.fields.values() if leaf.fields is not None else [leaf.value]
@@ -251,7 +251,7 @@ def _is_special(leaf: TensorValue | Argument) -> bool:
 
 
 def _counts_of(value: TensorValue) -> tuple[int, int]:
-    """Return how many NaN and Inf there are; where nobody counted, 1 for some."""
+    """Return the numbers of NaN and Inf; without counts, 1 for at least one."""
     stats = value.digest.stats or Stats()
     if stats.num_nan is not None and stats.num_inf is not None:
         return stats.num_nan, stats.num_inf

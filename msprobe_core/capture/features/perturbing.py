@@ -1,4 +1,4 @@
-"""Change the last digits of what is computed in the windows of a run: the setting ``perturb``."""
+"""Perturbation of last digits in the windows of a run: the setting ``perturb``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from msprobe_core.protocols.framework import NamedModel
 
 
 class PerturbedWindows(Feature):
-    """Has the framework perturb each window of a selected step, with a seed of its own."""
+    """Has the framework perturb each window of a selected step, with a separate seed."""
 
     def __init__(self, config: Config, framework: PerturbingFramework, perturbation: Perturbation) -> None:
-        """Begin with nothing changed."""
+        """Begin without a perturbation."""
         self._config = config
         self._framework = framework
         self._perturbation = perturbation
@@ -28,10 +28,10 @@ class PerturbedWindows(Feature):
 
     @classmethod
     def make(cls, host: Host) -> PerturbedWindows | None:
-        """Return the feature if the configuration asks for it.
+        """Return the feature if the configuration selects it.
 
         Raises:
-            PluginError: the framework's plugin does not offer it.
+            PluginError: the framework's plugin does not support it.
         """
         if host.config.perturb is None:
             return None
@@ -42,7 +42,7 @@ class PerturbedWindows(Feature):
     def begin_window(self, step: int, rank: int | None) -> bool:  # noqa: ARG002
         """See `Feature`."""
         self._step = step
-        # Also on ranks that are not recorded: what they compute reaches those that are.
+        # Unselected ranks are perturbed too: their results reach the recorded ranks.
         return self._config.selects_step(step)
 
     def attach(

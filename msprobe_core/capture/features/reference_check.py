@@ -1,4 +1,4 @@
-"""Check each call against an earlier run while it is being recorded: equal inputs, another output."""
+"""Live check of each call against an earlier run (``bench_path``): equal inputs with different outputs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from msprobe_core.store.runs import find_unit
 _logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 1 << 30
-"""How much is held of calls that cannot be judged yet, in bytes; calls beyond it are judged and not saved."""
+"""Maximum size, in bytes, of copies held for calls without a verdict; further calls are judged but not saved."""
 
 _INPUTS = frozenset({"input", "kwargs"})
 _OUTPUT = "output"
 
 
 class _Sum(NamedTuple):
-    """What two tensors are told apart by."""
+    """Shape and checksum of a tensor, for comparison."""
 
     shape: str
     checksum: str | None
 
     @property
     def form(self) -> tuple[bool, int] | None:
-        """What tells the checksums of one ``summary_mode`` from those of another."""
+        """Form of the checksum, which differs between values of ``summary_mode``; ``None`` without one."""
         return None if self.checksum is None else (self.checksum.startswith("0x"), len(self.checksum))
 
 
@@ -48,14 +48,14 @@ class _BenchCall:
     parameters: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
 
     def part(self, role: str) -> dict[str, _Sum] | None:
-        """Return the tensors of one side; ``None`` for gradients of parameters."""
+        """Return the tensors of one side; ``None`` for parameter gradients."""
         parts = {Role.INPUT.value: self.inputs, Role.OUTPUT.value: self.outputs, Role.PARAMETERS.value: self.parameters}
         return parts.get(role)
 
 
 @dataclass(slots=True)
 class _Held:
-    """One tensor of a call that has not been judged. ``kept`` is a copy, or the tensor itself where that is as good."""
+    """One tensor of a call without a verdict. ``kept`` is a copy, or the tensor itself if nothing can write to it."""
 
     category: str
     path: str
@@ -66,11 +66,11 @@ class _Held:
 
 
 class BenchCheck(Feature):
-    """Judges calls as their checksums become known, and has the tensors of those that differ saved.
+    """Judges calls when their checksums become known, and saves the tensors of those that differ.
 
     On the host checksums are known at once: the inputs of a call are copied before it, in case it writes to them, and
-    forgotten after it. On a device checksums are fetched when the window ends, and copies are held until then, of the
-    first calls up to `MAX_HELD_BYTES`: what differs first is what matters most.
+    dropped after it. On a device checksums are fetched when the window ends. Until then copies are held, of the first
+    calls up to `MAX_HELD_BYTES`: the first differences matter most.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class BenchCheck(Feature):
 
         Args:
             root: Directory of the earlier run.
-            max_differences: After how many calls that differ recording ends; -1 for never.
+            max_differences: Number of differing calls after which recording ends; -1 for no limit.
             snapshot: Copies a tensor; see `Framework`.
             save: Writes a copy under a file stem, and sets the value's ``file_name``.
             end: Ends recording.
@@ -106,7 +106,7 @@ class BenchCheck(Feature):
 
     @classmethod
     def make(cls, host: Host) -> BenchCheck | None:
-        """Return the feature if the configuration asks for it."""
+        """Return the feature if the configuration selects it."""
         options = host.config.options
         if not options.bench_path or host.config.level is Level.DEBUG:
             return None
@@ -123,13 +123,13 @@ class BenchCheck(Feature):
         return self
 
     def begin_unit(self, step: int, rank: int | None) -> None:
-        """Read the dump of this step of the earlier run; without one the step is recorded and not checked."""
+        """Read the earlier run's dump of this step; without one, the step is recorded but not checked."""
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
             unit, notes = find_unit(self._root / f"step{step}", rank)
             earlier = read_earlier(unit.directory)
             self._bench = _calls_in(earlier)
-        except Exception as error:  # noqa: BLE001  # of a third party's reader, too
+        except Exception as error:  # noqa: BLE001  # including errors of a third-party reader
             _logger.warning("bench_path: step %d is not checked: %s", step, error)
             return
         for note in notes:
@@ -146,7 +146,7 @@ class BenchCheck(Feature):
             )  # fmt: skip
 
     def hold(self, tensor: Any, entry: str, category: str, path: str, value: TensorValue) -> None:
-        """Take note of a tensor of a call; it still has the value that the record is about."""
+        """Note a tensor of a call; it still has the value that is recorded."""
         bench = self._bench.get(entry)
         if bench is None or self._has_ended:
             return
@@ -158,10 +158,10 @@ class BenchCheck(Feature):
             self._refuse()
             return
         if found.checksum is not None and category in _INPUTS and bench.inputs.get(path) != found:
-            self.forget(entry)  # it has other inputs, so its outputs prove nothing
+            self.forget(entry)  # with other inputs, its outputs prove nothing
             self._pending[entry] = None
             return
-        # Between the result of a call and its end nobody else runs.
+        # No code runs between the return of a forward call and its end, so its output need not be copied.
         is_settled = found.checksum is not None and category == _OUTPUT and not bench.is_backward
         kept, size = (tensor, 0) if is_settled else self._copy(tensor)
         held.append(_Held(category, path, value, kept, not is_settled, size))
@@ -175,7 +175,7 @@ class BenchCheck(Feature):
         return copy, size
 
     def judge(self, entry: str) -> None:
-        """Decide about a call whose tensors and checksums are all known."""
+        """Judge a call whose tensors and checksums are all known."""
         held = self.forget(entry)
         if not held or self._has_ended:
             return
@@ -191,7 +191,7 @@ class BenchCheck(Feature):
             self._report(entry, held, differing)
 
     def forget(self, entry: str) -> list[_Held] | None:
-        """Return what is held of a call, and hold it no longer."""
+        """Return the tensors held for a call, and drop them here."""
         held = self._pending.pop(entry, None)
         for item in held or ():
             self._held_bytes -= item.size_bytes
@@ -235,7 +235,7 @@ class BenchCheck(Feature):
         self._end()
 
     def end_unit(self, step: int) -> None:
-        """Say what became of the step."""
+        """Log if no call of the step differs."""
         if self._bench and not self._differing:
             _logger.info("step %d: no call with equal inputs differs from %s", step, self._root)
 
@@ -252,7 +252,7 @@ def _differ(found: _Sum, bench: _BenchCall, path: str) -> bool:
 
 
 def _calls_in(dump: Dump) -> dict[str, _BenchCall]:
-    from msprobe_core.store.frame import RowKind  # brings polars
+    from msprobe_core.store.frame import RowKind  # imports polars
 
     frame = dump.frame
     frame = frame.filter(frame["kind"] == RowKind.TENSOR.value)
