@@ -1,4 +1,4 @@
-"""What framework plugins build on to observe calls: of APIs, modules, gradients and communication, by patches.
+"""Interception: the base of framework plugins for observing APIs, modules, gradients and communication.
 
-It reports to a `CallRecorder` and knows nothing of recording itself.
+It reports calls to a `CallRecorder` and is independent of recording itself.
 """

@@ -1,4 +1,4 @@
-"""One call of an API, from its inputs to its gradients: the same for every framework and for every way to see it."""
+"""Interception of one API call, from its inputs to its gradients, shared by all frameworks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ResultWatch(Protocol):
     """Watches the gradients of a call that has begun."""
 
     def attach(self, output: Any) -> None:
-        """Begin, now that the call has returned ``output``."""
+        """Begin to watch the results, when the call has returned ``output``."""
         ...
 
 
@@ -32,50 +32,50 @@ class ApiCalls(ABC):
         """Prepare.
 
         Args:
-            recorder: Is told of every call.
-            inside: Tells which calls are not looked at, where others need to know it; new if there is none.
+            recorder: Receives every call.
+            inside: State of the running calls per thread, if other objects share it; ``None`` creates it.
         """
         self._recorder = recorder
         self._inside = inside or Inside()
 
     @property
     def is_inside(self) -> bool:
-        """Whether a call of this thread is being recorded; those inside of it are not."""
+        """Whether this thread runs a recorded call; calls inside it are not recorded."""
         return self._inside.value
 
     @property
     def around(self) -> Call | None:
-        """The call of this thread that is being recorded."""
+        """The recorded call that this thread is running."""
         return self._inside.call
 
-    # --- what frameworks do differently -------------------------------------------------------------------------
+    # --- implemented by each framework --------------------------------------------------------------------------
 
     @abstractmethod
     def _quiet(self) -> AbstractContextManager[None]:
-        """Return a block for our own work; see `msprobe_core.plugin.Framework.quiet`."""
+        """Return a context manager for the probe's own work; see `msprobe_core.plugin.Framework.quiet`."""
 
     @abstractmethod
     def _builds_graph(self) -> bool:
-        """Whether calls of this thread become part of a graph that gradients flow through."""
+        """Whether calls of this thread are added to an autograd graph."""
 
     @abstractmethod
     def _is_in_backward(self) -> bool:
-        """Whether this thread is in a backward pass, so that what it calls computes something again."""
+        """Whether this thread runs a backward pass, so that its forward calls are a recompute."""
 
     @abstractmethod
     def _owner_of(self, frame: FrameType) -> str | None:
-        """Return what a call outside of every module belongs to, told by the frames that lead to it."""
+        """Return the owner of a call outside of every module, determined from its stack frames."""
 
     @abstractmethod
     def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool) -> ResultWatch:
-        """Begin to watch the gradients of a call; a function that is foreign may use tensors besides its arguments."""
+        """Begin to watch the gradients of a call; a foreign function may use tensors besides its arguments."""
 
     def _unset_inputs(
         self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool
     ) -> Sequence[Any]:
-        """Return the arguments whose memory has not been set yet, unless the function computes from their values.
+        """Return the arguments with uninitialized memory, unless the function computes from their values.
 
-        A function that is foreign may do either.
+        A foreign function may read or overwrite them.
         """
         del function, args, kwargs, is_foreign
         return ()
@@ -83,15 +83,15 @@ class ApiCalls(ABC):
     def _unset_outputs(
         self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, *, is_foreign: bool
     ) -> Sequence[Any]:
-        """Return the results whose memory has not been set yet; follow what the function does to such memory."""
+        """Return the results with uninitialized memory, and track the function's writes to such memory."""
         del function, args, kwargs, output, is_foreign
         return ()
 
     def _written_by(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
-        """Return what a function that mutates has written to: its first argument, where the framework knows no more."""
+        """Return the object that a mutating function has written to; by default its first argument."""
         return args[0] if args else None
 
-    # --- what does not ------------------------------------------------------------------------------------------
+    # --- shared by all frameworks -------------------------------------------------------------------------------
 
     def run(
         self,
@@ -104,16 +104,16 @@ class ApiCalls(ABC):
         mutates: bool = False,
         shown: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Run a function of the framework, and record it if it computes something.
+        """Run a function of the framework, and record it if it computes a tensor.
 
         Args:
             prefix: First part of its name.
-            name: The rest.
-            function: Is called.
+            name: The rest of its name.
+            function: The function to call.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
             mutates: Whether it writes to arguments, which are its output if it returns nothing.
-            shown: Turns its result into what is recorded of it, where that is something else.
+            shown: Converts its result to the recorded one, if they differ.
         """
         recorder = self._recorder
         call, gradients = self._open(prefix, name, function, args, kwargs)
@@ -141,19 +141,19 @@ class ApiCalls(ABC):
         shown: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None,
         owner: str | None = None,
     ) -> Any:
-        """Run and record a function that is not the framework's, unless it is inside of a call that is recorded.
+        """Run and record a function that does not belong to the framework, unless it is inside a recorded call.
 
-        Nothing is known of such a function. It may write to its arguments; if it returns no tensor, they are its
-        outputs.
+        Nothing is known about such a function. It may write to its arguments; if it returns no tensor, they are
+        recorded as its outputs.
 
         Args:
             prefix: First part of its name.
-            name: The rest.
-            function: Is called.
+            name: The rest of its name.
+            function: The function to call.
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            shown: Arguments as they are recorded, where these are others.
-            owner: What it belongs to if it is outside of every module, where frames do not tell.
+            shown: The recorded arguments, if they differ from the actual ones.
+            owner: Its owner outside of every module, if stack frames do not show it.
         """
         recorder = self._recorder
         if self.is_inside or not recorder.is_open:
@@ -176,7 +176,7 @@ class ApiCalls(ABC):
         return result
 
     def run_unrecorded(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function, and record nothing that it calls."""
+        """Run a function without recording any call inside it."""
         return self._call(None, function, args, kwargs)
 
     def _open(
@@ -220,12 +220,12 @@ class ApiCalls(ABC):
             inside.value, inside.call = was_inside, around
 
     def has_tensor(self, value: Any) -> bool:
-        """Whether ``value`` is a tensor, or a list, tuple or dict that holds one."""
+        """Whether ``value`` is a tensor, or a list, tuple or dict that contains one."""
         return isinstance(value, self.tensor_type) or next(tensors_in(value, self.tensor_type), None) is not None
 
 
 def tensors_in(value: Any, tensor_type: type | tuple[type, ...]) -> Iterator[Any]:
-    """Return the tensors in a value: itself, or what lists, tuples and dicts hold."""
+    """Yield the tensors in a value: itself, or those in lists, tuples and dicts."""
     if isinstance(value, tensor_type):
         yield value
     elif isinstance(value, tuple | list | dict):
@@ -235,11 +235,12 @@ def tensors_in(value: Any, tensor_type: type | tuple[type, ...]) -> Iterator[Any
 
 
 def _caller() -> FrameType:
+    # Frame 0 is this one, 1 `_open`, 2 `run` or `run_foreign`.
     return sys._getframe(3)  # pyright: ignore[reportPrivateUsage]
 
 
 class Inside(threading.local):
-    """Whether each thread is inside of a call that is recorded."""
+    """Per thread: whether a recorded call is running."""
 
     value = False
-    call: Call | None = None  # that call; ``None`` where what is inside of it is not looked at either
+    call: Call | None = None  # ``None`` if calls inside it are not recorded either

@@ -1,4 +1,4 @@
-"""What an attachment puts in place, whatever the framework: all or nothing, and taken out in reverse order."""
+"""Base of framework attachments: installs everything or nothing, and removes it in reverse order."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PlacedAttachment(ABC, Generic[_Calls]):
         quiet: Callable[[Callable[[str, Exception], None]], AbstractContextManager[None]],
         make_calls: Callable[[CallRecorder, dict[int, Callable[[], None]]], _Calls],
     ) -> None:
-        """Prepare; ``install`` begins.
+        """Prepare; nothing is installed before ``install``.
 
         Args:
-            recorder: Is told of every call.
+            recorder: Receives every call.
             quiet: See `msprobe_core.plugin.Framework.quiet`.
-            make_calls: Makes what records outermost calls of APIs.
+            make_calls: Returns the object that records outermost API calls.
         """
         self.recorder = recorder
         self.unsettled: dict[int, Callable[[], None]] = {}
@@ -38,7 +38,7 @@ class PlacedAttachment(ABC, Generic[_Calls]):
 
     @abstractmethod
     def install(self) -> None:
-        """Put everything in place, with ``place``."""
+        """Install everything, with ``place``."""
 
     @abstractmethod
     def release(self) -> None:
@@ -49,7 +49,7 @@ class PlacedAttachment(ABC, Generic[_Calls]):
         """See `msprobe_core.plugin.Attachment.is_compiling`."""
 
     def install_all(self) -> None:
-        """Put everything in place, or nothing if something of it fails."""
+        """Install everything, or nothing if a part fails."""
         try:
             self.install()
         except BaseException:
@@ -58,17 +58,17 @@ class PlacedAttachment(ABC, Generic[_Calls]):
             raise
 
     def place(self, install: Callable[[], None], remove: Callable[[], None]) -> None:
-        """Put one thing in place; ``remove`` takes it out, also when ``install`` has raised."""
+        """Install one part; ``remove`` will remove it, even if ``install`` raises."""
         self._removals.append(remove)
         install()
 
     def detach(self) -> None:
-        """Take everything out, the last first."""
+        """Remove everything, in reverse order."""
         while self._removals:
             self._removals.pop()()
 
     def settle(self) -> None:
-        """Hand over gradients of which some parts never came, for example of a branch that the loss does not use."""
+        """Report gradients with missing parts, for example of a branch that the loss does not use."""
         while self.unsettled:
             _, hand_over = self.unsettled.popitem()
             with self._quiet(self.recorder.note_failure):
@@ -77,5 +77,5 @@ class PlacedAttachment(ABC, Generic[_Calls]):
     def call(
         self, prefix: str, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call a function and record it, if it is not inside of another."""
+        """Call a function, and record it unless it is inside another recorded call."""
         return self.calls.run_foreign(prefix, name, function, tuple(args), kwargs)

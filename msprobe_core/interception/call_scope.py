@@ -1,7 +1,7 @@
-"""What a call outside of every module belongs to: an optimizer's step, or the clipping of gradients.
+"""Owner of a call outside of every module: an optimizer's step, or gradient clipping.
 
-Told by the frames that lead to the call, so nothing is patched, functions imported by name count, and an exception
-leaves nothing open.
+It is determined from stack frames. So nothing is patched, functions imported by name are found, and an exception leaves
+no state open.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 
 _MAX_FRAMES = 24
-"""How far up is looked; the functions of PyTorch's optimizers are some ten frames below their step."""
+"""Maximum number of frames to search; functions of PyTorch's optimizers are about ten frames below their step."""
 
 
 class Owners:
-    """Finds `names.OPTIMIZER` or `names.CLIP_GRAD` among the functions that are running."""
+    """Finds `names.OPTIMIZER` or `names.CLIP_GRAD` among the running functions."""
 
     def __init__(self, owner_by: Callable[[CodeType], str | None]) -> None:
         """Prepare.
 
         Args:
-            owner_by: Tells which of the two a function belongs to; asked once for each.
+            owner_by: Returns the owner that a function stands for, or ``None``; called once per function.
         """
         self._owner_by = owner_by
-        # By identity, and kept, so that no other gets the same: a code object's own hash goes through all it holds.
+        # Keyed by id, because hashing a code object hashes all its content; kept alive, so that no id is reused.
         self._known: dict[int, tuple[CodeType, str | None]] = {}
 
     def find(self, frame: FrameType | None) -> str | None:
-        """Return what is running, the innermost if there are several; ``None`` if there is none."""
+        """Return the innermost owner that is running; ``None`` if there is none."""
         known = self._known
         for _ in range(_MAX_FRAMES):
             if frame is None:
@@ -43,5 +43,5 @@ class Owners:
 
 
 def is_clipping(code: CodeType) -> bool:
-    """Whether a function clips gradients: of ``torch.nn.utils.clip_grad``, or of ``megatron.core.optimizer``."""
+    """Whether a function clips gradients, in ``torch.nn.utils.clip_grad`` or ``megatron.core.optimizer``."""
     return code.co_name.startswith("clip_grad") and "clip_grad" in code.co_filename.rpartition("/")[2]

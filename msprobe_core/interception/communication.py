@@ -1,6 +1,6 @@
-"""What calls of communication have in common in all frameworks: what they only write to, and what they are waited for.
+"""Communication calls in all frameworks: arguments that are only written to, and results that are awaited.
 
-The names are those of ``torch.distributed``, which MindSpore's are modelled on.
+The names are those of ``torch.distributed``, on which MindSpore's are modelled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSET_INPUTS: Mapping[str, str] = {
     "all_gather_into_tensor_uneven": "output", "reduce_scatter_tensor_uneven": "output", "all_to_all_v_c": "output",
     "scatter_tensor": "output_tensor", "gather_into_tensor": "output_tensor",
 }  # fmt: skip
-"""Functions by the parameter that they only write to: what it holds before is chance, so it is no input."""
+"""Parameter that a function only writes to: its content before the call is arbitrary, so it is not an input."""
 
 SENDS, RECEIVES = frozenset({"send", "isend"}), frozenset({"recv", "irecv"})
 
@@ -35,7 +35,7 @@ _Kinds = type[Any] | tuple[type[Any], ...]
 
 
 class Describer:
-    """Turns arguments of calls into what is recorded of them."""
+    """Converts arguments of communication calls to their records."""
 
     def __init__(
         self, operation_type: type[Any] | tuple[type[Any], ...], class_name: str, group_of: Callable[[Any], Any]
@@ -43,9 +43,9 @@ class Describer:
         """Prepare.
 
         Args:
-            operation_type: The framework's class, or classes, of one operation of ``batch_isend_irecv``.
-            class_name: Its name in dumps.
-            group_of: Returns what is recorded of a group, where ``None`` is that of all ranks.
+            operation_type: The framework's class or classes for one operation of ``batch_isend_irecv``.
+            class_name: Name of the class in dumps.
+            group_of: Returns the record of a group; ``None`` stands for the group of all ranks.
         """
         self._operation_type = operation_type
         self._class_name = class_name
@@ -54,7 +54,7 @@ class Describer:
     def inputs(
         self, name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments without what is only written to, and always with the group."""
+        """Return the arguments without those that are only written to, and with the group in all cases."""
         parameters = list(signature.parameters)
         positional, named = list(args), dict(kwargs)
         unset = UNSET_INPUTS.get(name)
@@ -73,11 +73,11 @@ class Describer:
         return positional, named
 
     def operations(self, value: Any, kept: Collection[str]) -> Any:
-        """Return a list of point-to-point operations in the fields that dumps have for them; anything else as it is.
+        """Return a list of point-to-point operations as dicts of their fields; other values unchanged.
 
         Args:
             value: Any argument.
-            kept: Names of the operations whose tensors are kept.
+            kept: Names of the operations whose tensors are recorded.
         """
         items = cast("list[Any]", value) if isinstance(value, list) else []
         if not any(isinstance(item, self._operation_type) for item in items):
@@ -97,62 +97,62 @@ class Describer:
 
 
 class Pending:
-    """A call whose results are there when everything it waits for has been waited for."""
+    """A call whose results are complete when all its works have been waited for."""
 
     def __init__(self, call: Call, output: Any, num_waits: int) -> None:
-        """Take note of a call.
+        """Note a call.
 
         Args:
-            call: Is still open.
-            output: Where its results will be.
-            num_waits: How many objects have to be waited for.
+            call: The call, which is still open.
+            output: Destination of its results.
+            num_waits: Number of works to wait for.
         """
         self.call = call
         self.output = output
         self.num_waits = num_waits
 
     def lose(self, _work: Any) -> None:
-        """Keep no results: what would have been waited for went away. Takes no lock, since that may happen anywhere."""
+        """Drop the results: a work was freed without a wait. Takes no lock: it may run anywhere in the program."""
         self.output = None
 
     def note_wait(self) -> bool:
-        """Take note that one of the objects has been waited for; return whether it was the last."""
+        """Count a finished wait; return whether it was the last."""
         self.num_waits -= 1
         return not self.num_waits
 
     def give_up(self, recorder: CallRecorder) -> None:
-        """End the call if it was never waited for: what it sent is known, what came is not."""
+        """End the call if some works were never waited for: its inputs are known, its results are not."""
         if self.num_waits:
             self.num_waits = 0
             recorder.close(self.call)
 
 
 class PendingWorks:
-    """What calls have returned to be waited for."""
+    """Works that calls have returned and the program has not waited for."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reading a result may itself wait for another
+        self._lock = threading.RLock()  # reading a result may itself wait for another work
         self._works: dict[int, tuple[weakref.ref[Any], Pending]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._works)
 
     def add(self, works: Iterable[Any], call: Call, output: Any) -> None:
-        """Wait for all of ``works`` before ``output`` is what ``call`` has computed."""
+        """Expect a wait for all of ``works`` before ``output`` is the result of ``call``."""
         works = list(works)
         pending = Pending(call, output, len(works))
         with self._lock:
             self._works.update((id(work), (weakref.ref(work, pending.lose), pending)) for work in works)
 
     def pop(self, work: Any) -> Pending | None:
-        """Return whose result ``work`` is, once."""
+        """Return the pending call of ``work``, and forget the work."""
         with self._lock:
             reference, pending = self._works.pop(id(work), (None, None))
-        # One that went away without being waited for may have left its address to another.
+        # The address may belong to a new object if the old one was freed without a wait.
         return pending if reference is not None and reference() is work else None
 
     def give_up(self, recorder: CallRecorder) -> None:
-        """End all calls that were never waited for."""
+        """End all calls with works that were never waited for."""
         with self._lock:
             while self._works:
                 self._works.popitem()[1][1].give_up(recorder)

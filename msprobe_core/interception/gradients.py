@@ -1,13 +1,13 @@
-"""Gradients of one call, read from hooks on autograd nodes; nothing is spliced into the graph.
+"""Gradients of one call, read by hooks on autograd nodes; the graph itself is not changed.
 
-Before a call, the tensors among its arguments have gradient edges: pairs of a node and a number of that node's
-output (for a leaf, the node that accumulates its gradient). After the call, walking back from its results through
-nodes that were created during the call ends at *boundary* nodes, whose edges are those of the arguments. A hook on
-a boundary node reads the gradient that this call sends to that argument, whether or not others use the tensor too;
-where a call uses an argument several times, the parts are added up. The gradient with respect to a result is what
-arrives at the result's own node.
+Before a call, the tensors among its arguments have gradient edges: pairs of a node and an output number of that node
+(for a leaf, the node that accumulates its gradient). After the call, a walk back from its results through nodes created
+during the call ends at *boundary* nodes, whose edges are those of the arguments. A hook on a boundary node reads the
+gradient that this call sends to that argument, even if other calls use the tensor too; if a call uses an argument
+several times, the parts are added. The gradient with respect to a result is the gradient that arrives at the result's
+own node.
 
-Written once for all frameworks whose graph is made of such nodes; what they do differently is abstract here.
+This module serves all frameworks whose graphs consist of such nodes; the differences are abstract methods.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from msprobe_core.model import MAX_DEPTH, GradientSlot
 from msprobe_core.protocols.recording import Call, CallRecorder
 
 Node = Any
-"""An autograd node: of one framework or the other, and of classes that share no base."""
+"""An autograd node; the classes of different frameworks have no common base."""
 
 
 class _Sum:
-    """What one pass has sent to an argument so far."""
+    """The sum that one pass has sent to an argument so far."""
 
     __slots__ = ("num_received", "total")
 
@@ -38,7 +38,7 @@ _NO_SUMS: dict[int, _Sum] = {}
 
 
 class _Part:
-    """The gradient of one argument while its parts arrive: of several passes, if they come by turns."""
+    """The gradient of one argument while its parts arrive, possibly from several interleaved passes."""
 
     __slots__ = ("num_expected", "slot", "sums")
 
@@ -49,15 +49,15 @@ class _Part:
 
 
 _MOST_WAITING = 3
-"""How many unfinished passes an argument waits for: most of them stopped short, and each holds memory."""
+"""Maximum number of unfinished passes per argument: most of them stopped early, and each holds memory."""
 
 
 _Place = tuple[int, GradientSlot, Sequence[_Part]]
-"""Of a node that made a result: which of its gradients belongs to which slot, and to which arguments handed back."""
+"""For a node that made a result: output number, slot, and the parts of arguments that the call returned unchanged."""
 
 
 class GraphGradients(ABC):
-    """Watches the gradients of one call: made before it, ``attach`` after it."""
+    """Watches the gradients of one call: constructed before the call, ``attach`` after it."""
 
     __slots__ = (
         "_call", "_edges", "_first", "_outside", "_postponed", "_recorder", "_sees_results", "_unsettled", "_views",
@@ -71,14 +71,14 @@ class GraphGradients(ABC):
         kwargs: Mapping[str, Any],
         unsettled: dict[int, Callable[[], None]],
     ) -> None:
-        """Note the gradient edges of the arguments, which the call may change by writing in place.
+        """Note the gradient edges of the arguments now, because the call may change them by writing in place.
 
         Args:
-            recorder: Takes the gradients.
-            call: Whose they are.
+            recorder: Receives the gradients.
+            call: The call.
             args: Positional arguments.
             kwargs: Keyword arguments.
-            unsettled: Where a sum that is not complete leaves a way to hand it over as it is.
+            unsettled: Collects functions that report an incomplete sum.
         """
         self._recorder = recorder
         self._call = call
@@ -96,7 +96,7 @@ class GraphGradients(ABC):
                 self._postponed.append((slot, tensor, version))
         self._first = self.next_sequence_number()
 
-    # --- what frameworks do differently -----------------------------------------------------------------------
+    # --- implemented by each framework ------------------------------------------------------------------------
 
     @staticmethod
     @abstractmethod
@@ -106,58 +106,58 @@ class GraphGradients(ABC):
     @staticmethod
     @abstractmethod
     def node_of(tensor: Any) -> Node | None:
-        """Return the node that computes the gradient of what made this tensor; ``None`` for leaves and constants."""
+        """Return the node that made this tensor; ``None`` for leaves and constants."""
 
     @staticmethod
     @abstractmethod
     def output_number(tensor: Any) -> int:
-        """Return which of its node's results the tensor is."""
+        """Return the output number of the tensor at its node."""
 
     @staticmethod
     @abstractmethod
     def key_of(node: Node) -> Hashable:
-        """Return what is equal for two views of the same node, as long as one of them is alive."""
+        """Return a key that is equal for two wrappers of the same node, as long as one of them is alive."""
 
     @staticmethod
     @abstractmethod
     def leaf_key(tensor: Any) -> Hashable:
-        """Return what `edges_of` gives for the edges that lead to this tensor, which is a leaf."""
+        """Return the key that `edges_of` yields for edges to this tensor, which is a leaf."""
 
     @staticmethod
     @abstractmethod
     def edges_of(node: Node) -> Iterable[tuple[Node | None, Hashable, Hashable] | None]:
         """Return the edges of a node, in the order of the gradients that it sends: node, its key, key of the edge.
 
-        The node is ``None`` where there is nothing behind it; the edge, where it takes no gradient.
+        The node is ``None`` at the end of the graph; the edge is ``None`` if it takes no gradient.
         """
 
     @staticmethod
     @abstractmethod
     def sequence_number(node: Node) -> int:
-        """Return the node's number: those made later on the same thread have higher ones."""
+        """Return the node's sequence number; it increases with the order of creation on a thread."""
 
     @staticmethod
     @abstractmethod
     def next_sequence_number() -> int:
-        """Return a number that no node of this thread has reached, and that all later ones reach."""
+        """Return the smallest sequence number of nodes that this thread creates from now on."""
 
     @staticmethod
     @abstractmethod
     def backward_pass() -> int:
-        """Return a number that the backward pass has which runs on this thread, and no other; -1 if it is not known."""
+        """Return a unique number of the backward pass that runs on this thread; -1 if it is unknown."""
 
     @staticmethod
     def postponed_version(tensor: Any) -> Any:  # noqa: ARG004  # of those who override it
-        """Return the version of a tensor whose node must not be asked for before the call; ``None`` if it may be."""
+        """Return the version of a tensor whose node must not be accessed before the call; ``None`` if it may be."""
         return None
 
     @staticmethod
     def is_view(tensor: Any, /) -> bool:  # noqa: ARG004  # of those who override it
-        """Whether a tensor shows the memory of another, and gets another node when the call writes to it."""
+        """Whether a tensor is a view of another one, so that a write of the call gives it a new node."""
         return False
 
     def follow_views(self, results: Sequence[tuple[GradientSlot, Any]]) -> int:  # noqa: ARG002
-        """Watch the gradients of views that the call has written to; return how many of the arguments these are."""
+        """Watch the gradients of views that the call has written to; return the number of such arguments."""
         return 0
 
     @staticmethod
@@ -165,7 +165,7 @@ class GraphGradients(ABC):
     def quiet(on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
         """See `msprobe_core.plugin.Framework.quiet`."""
 
-    # --- setting the hooks ------------------------------------------------------------------------------------
+    # --- installing the hooks ---------------------------------------------------------------------------------
 
     def _note_edge(self, slot: GradientSlot, tensor: Any) -> None:
         node = self.node_of(tensor)
@@ -180,7 +180,7 @@ class GraphGradients(ABC):
         self._edges.setdefault(edge, []).append(_Part(slot))
 
     def attach(self, output: Any) -> None:
-        """Set the hooks, on nodes that the call created."""
+        """Install hooks on the nodes that the call created."""
         results = self._recorder.output_gradients(self._call, output)
         has_slots = bool(results)
         if self._postponed:
@@ -203,12 +203,12 @@ class GraphGradients(ABC):
         self._recorder.expect_gradients(self._call, num_outputs, num_inputs)
         for node, parts in boundary:
             node.register_hook(_ArgumentsHook(self, parts))
-        # The hooks live as long as the graph and refer to this object, which must not keep other nodes alive.
+        # The hooks live as long as the graph and refer to this object, so it must not keep other nodes alive.
         del self._edges, self._outside, self._postponed, self._views
 
     def _without_postponed(self, results: list[tuple[GradientSlot, Any]]) -> list[tuple[GradientSlot, Any]]:
-        # The call has used them by now, and made their nodes where they were missing. What it merely hands on is
-        # left alone: nobody may have used it yet.
+        # The call has used these tensors by now, so accessing their nodes is safe. Exclude tensors that it returned
+        # unchanged: they may still be unused.
         handed_on = {id(tensor) for _, tensor in results}
         for slot, tensor, version in self._postponed:
             if id(tensor) not in handed_on and self.postponed_version(tensor) == version:
@@ -217,11 +217,11 @@ class GraphGradients(ABC):
         return [(slot, tensor) for slot, tensor in results if id(tensor) not in postponed]
 
     def _find_boundary(self, starts: Iterable[Node]) -> list[tuple[Node, list[tuple[int, _Part]]]]:
-        """Return the nodes that send gradients to the arguments: which of their edges lead to which argument."""
+        """Return the nodes that send gradients to the arguments, with the argument of each of their edges."""
         boundary: list[tuple[Node, list[tuple[int, _Part]]]] = []
         edges, first = self._edges, self._first
         edges_of, sequence_number = self.edges_of, self.sequence_number
-        # What made an argument is outside, whatever its number says: each thread counts for itself.
+        # Nodes of arguments are outside of the call, whatever their numbers: each thread counts separately.
         seen: dict[Hashable, Node] = dict(self._outside)
         pending: list[Node] = []
         for node in starts:
@@ -252,9 +252,9 @@ class GraphGradients(ABC):
         for slot, tensor in results:
             node = self.node_of(tensor)
             if node is None:
-                continue  # an argument that is a leaf, handed back as it is: its gradient is not this call's
+                continue  # a leaf returned unchanged: its gradient does not belong to this call
             key, number = self.key_of(node), self.output_number(tensor)
-            # A call that hands an argument back has no node of its own: what arrives at the result is what it sends.
+            # A call that returns an argument unchanged has no node for it: its gradient is the one that arrives there.
             same = tuple(part for part in self._edges.get((key, number), ()) if id(part) not in watched)
             watched.update(id(part) for part in same)
             by_node.setdefault(key, (node, []))[1].append((number, slot, same))
@@ -263,10 +263,10 @@ class GraphGradients(ABC):
             node.register_prehook(_ResultsHook(self, places))
         return num_watched
 
-    # --- what arrives -----------------------------------------------------------------------------------------
+    # --- receiving gradients ----------------------------------------------------------------------------------
 
     def receive_results(self, places: Sequence[_Place], gradients: Sequence[Any]) -> None:
-        """Record what has arrived at a node that made results of the call."""
+        """Record the gradients that have arrived at a node that made results of the call."""
         recorder, call = self._recorder, self._call
         if not recorder.is_open:
             return
@@ -280,7 +280,7 @@ class GraphGradients(ABC):
                         recorder.record_gradient(call, part.slot, gradient, backward_pass)
 
     def receive_arguments(self, parts: Sequence[tuple[int, _Part]], sent: Sequence[Any]) -> None:
-        """Record what a node has sent to arguments of the call."""
+        """Record the gradients that a node has sent to arguments of the call."""
         if not self._recorder.is_open:
             return
         with self.quiet(self._recorder.note_failure):
@@ -294,15 +294,17 @@ class GraphGradients(ABC):
             return
         found = part.sums.get(backward_pass)
         if found is None:
-            # A pass that has not come to all nodes may have ended. But it may go on as well, where a hook or another
-            # thread has begun this one in the middle of it. If only the sums tell the passes apart, their order counts.
+            # An earlier pass that did not reach all nodes may have ended. It may also continue, if a hook or another
+            # thread
+            # began this pass in the middle of it. If only these sums distinguish the passes, report them in order at
+            # once.
             self._settle(part, _MOST_WAITING if self._sees_results else 0)
             if part.sums is _NO_SUMS:
                 part.sums = {}
             found = part.sums[backward_pass] = _Sum()
         found.num_received += 1
         if gradient is not None:
-            # Out of place: the tensor belongs to the engine.
+            # Not in place: the tensor belongs to the autograd engine.
             found.total = gradient if found.total is None else found.total + gradient
         if found.num_received < part.num_expected:
             self._unsettled[id(part)] = lambda: self._settle(part)
@@ -313,7 +315,7 @@ class GraphGradients(ABC):
         self._hand_over(part, backward_pass, found.total)
 
     def _settle(self, part: _Part, num_kept: int = 0) -> None:
-        """Hand over the sums that are not complete, but for the latest."""
+        """Report incomplete sums, except for the latest ``num_kept`` passes."""
         for backward_pass in list(part.sums)[: max(0, len(part.sums) - num_kept)]:
             found = part.sums.pop(backward_pass, None)
             if found is not None:
@@ -324,7 +326,7 @@ class GraphGradients(ABC):
             self._recorder.record_gradient(self._call, part.slot, total, backward_pass)
 
     def _result_nodes(self, output: Any, depth: int = 0) -> list[Node]:
-        """Return the nodes of the tensors in a result, for when the gradients of results are not asked for."""
+        """Return the nodes of the tensors in a result, for a call whose result gradients are not recorded."""
         if self.is_tensor(output):
             node = self.node_of(output)
             return [] if node is None else [node]
@@ -339,7 +341,7 @@ class GraphGradients(ABC):
 
 
 class _ResultsHook:
-    """Stands at a node that made results of a call: an object, since a closure is five for the garbage collector."""
+    """Hook on a node that made results of a call; an object, since a closure costs the garbage collector five."""
 
     __slots__ = ("_gradients", "_places")
 
@@ -352,7 +354,7 @@ class _ResultsHook:
 
 
 class _ArgumentsHook:
-    """Stands at a node that sends gradients to arguments of a call."""
+    """Hook on a node that sends gradients to arguments of a call."""
 
     __slots__ = ("_gradients", "_parts")
 

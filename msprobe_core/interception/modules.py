@@ -1,7 +1,7 @@
-"""Calls of modules, as forward hooks see them: for all frameworks whose modules have such hooks.
+"""Interception of module calls by forward hooks, for all frameworks whose modules support them.
 
-A hook before the forward is ``hook(module, args, kwargs)``; one after it ``hook(module, args, kwargs, output)``, and it
-is called too, without an output, when the forward raised.
+A hook before the forward is ``hook(module, args, kwargs)``. A hook after it is ``hook(module, args, kwargs, output)``;
+it is also called, with ``None`` as output, if the forward raised.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from msprobe_core.protocols.recording import Call, CallRecorder
 
 
 class Handle(Protocol):
-    """What takes a hook out."""
+    """Handle that removes a hook."""
 
     def remove(self) -> None:
-        """Take it out."""
+        """Remove the hook."""
         ...
 
 
 class Hook:
-    """A hook that a copied, pickled or saved model does not take along: there it becomes one that does nothing."""
+    """A hook that becomes a function without effect when its model is copied, pickled or saved."""
 
     __slots__ = ("_call",)
 
@@ -35,38 +35,38 @@ class Hook:
         self._call = call
 
     def __call__(self, *args: Any) -> Any:
-        """Do what the hook is for."""
+        """Run the hook."""
         return self._call(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of the standard library, so that a model saved in a window can be loaded where nothing of ours is installed.
+        # A callable of the standard library, so that a model saved in a window can be loaded without this package.
         return getattr, (nullcontext(), "__exit__")
 
 
 def register_after(module: Any, hook: Hook) -> Handle:
-    """Set a hook after the forward of a module, which is called when the forward raised too.
+    """Install a hook after the forward of a module, which is also called if the forward raised.
 
-    Versions of frameworks that have no such hooks (MindSpore 2.9) get one that is not; a call that raises then ends
-    with the call around it, or with the step.
+    Framework versions without such hooks (MindSpore 2.9) get a normal one; a call that raises then ends with the
+    enclosing call, or with the step.
     """
     try:
         return module.register_forward_hook(hook, with_kwargs=True, always_call=True)
-    except TypeError:  # an unknown argument
+    except TypeError:  # ``always_call`` is unknown
         return module.register_forward_hook(hook, with_kwargs=True)
 
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], "tuple[Any, Any] | None"]
-"""Gets a module and the arguments of its forward; may return other arguments."""
+"""Called with a module and the arguments of its forward; may return other arguments."""
 
 After = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Any]
-"""Gets a module, the arguments and the result, ``None`` if the call has raised; may return another result."""
+"""Called with a module, its arguments and its result, ``None`` if it has raised; may return another result."""
 
 
 class Observe(Protocol):
-    """Has functions called before and after each call of a module, until the handle removes them."""
+    """Installs functions that are called before and after each call of a module, until the handle removes them."""
 
     def __call__(self, module: Any, before: Before | None, after: After | None, /) -> Handle:
-        """Begin. Several observers of a module are called in the order in which they began."""
+        """Install them. Several observers of a module are called in the order of installation."""
         ...
 
 
@@ -77,13 +77,13 @@ class _Handles:
         self._handles = list(handles)
 
     def remove(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         while self._handles:
             self._handles.pop().remove()
 
 
 def observe_by_hooks(module: Any, before: Before | None, after: After | None) -> Handle:
-    """See `Observe`: for a framework whose modules show nothing else."""
+    """See `Observe`: for a framework whose modules offer hooks only."""
     handles: list[Handle] = []
     if before is not None:
         handles.append(module.register_forward_pre_hook(Hook(before), with_kwargs=True))
@@ -93,11 +93,11 @@ def observe_by_hooks(module: Any, before: Before | None, after: After | None) ->
 
 
 class ModuleTraits(Protocol):
-    """What the calls of modules of one framework have to know of it."""
+    """Properties of a framework that the interception of its modules needs."""
 
     @property
     def prefix(self) -> str:
-        """First part of the names of entries."""
+        """First part of entry names."""
         ...
 
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
@@ -105,11 +105,11 @@ class ModuleTraits(Protocol):
         ...
 
     def builds_graph(self) -> bool:
-        """Whether what is computed now can be run backward."""
+        """Whether current computations are added to an autograd graph."""
         ...
 
     def is_in_backward(self) -> bool:
-        """Whether a backward pass runs on this thread: a forward that runs now computes something again."""
+        """Whether this thread runs a backward pass, so that forward calls are a recompute."""
         ...
 
     def gradients(
@@ -124,16 +124,16 @@ class ModuleTraits(Protocol):
         ...
 
     def own_parameters(self, module: Any) -> Mapping[str, Any]:
-        """Return the module's parameters, without those of the modules inside it."""
+        """Return the module's parameters, without those of its submodules."""
         ...
 
     def end_of_call(self, module: Any) -> None:
-        """A forward has ended that builds a graph and whose gradients are watched."""
+        """React to the end of a forward that builds a graph and whose gradients are watched."""
         ...
 
 
 class Nesting(Protocol):
-    """Takes part in how calls of modules nest."""
+    """Counts running calls of modules, to track how they nest."""
 
     num_running: int
 
@@ -155,13 +155,13 @@ class ModuleCalls:
         """Prepare.
 
         Args:
-            recorder: Is told of every call.
-            path: Of the module, empty for the root.
+            recorder: Receives every call.
+            path: Path of the module, empty for the root.
             type_name: Its class.
-            traits: Its framework's.
+            traits: Properties of its framework.
             unsettled: See `GraphGradients`.
-            visit: Called where a call begins, so that APIs are recorded on that thread too; what it returns, where it
-                ends.
+            visit: Called at the begin of a call, so that APIs are recorded on that thread too; its result is called at
+                the end.
         """
         self._recorder = recorder
         self._path = path
@@ -169,7 +169,7 @@ class ModuleCalls:
         self._traits = traits
         self._unsettled = unsettled
         self._visit = visit
-        # By thread: replicas of a module that run in threads share its hooks.
+        # Keyed by thread: replicas of a module that run in several threads share its hooks.
         self._calls: dict[int, list[_Begun]] = {}
         self.compiled: Nesting | None = None
         """Counts the calls of a module that runs compiled."""
@@ -195,7 +195,7 @@ class ModuleCalls:
         self._calls.setdefault(threading.get_ident(), []).append(begun)
 
     def after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG002
-        """End the call; also called, without an output, when the forward raised."""
+        """End the call; also called, without an output, if the forward raised."""
         calls = self._calls.get(threading.get_ident())
         if not calls:
             return
@@ -220,7 +220,8 @@ class ModuleCalls:
 class _Begun(NamedTuple):
     """A call that has begun.
 
-    ``exception`` was being handled then, by code around the call; ``leave`` ends what it began on its thread.
+    ``exception`` is the one that code around the call was handling at that time; ``leave`` ends the visit of the
+    thread.
     """
 
     call: Call | None
@@ -238,12 +239,12 @@ class FoundModule(NamedTuple):
 
 
 class WatchHooks:
-    """Hooks for a `CallWatcher` in the modules that it wants; see `msprobe_core.plugin.Removable`."""
+    """Hooks for a `CallWatcher` in the modules that it selects; see `msprobe_core.plugin.Removable`."""
 
     def __init__(
         self, prefix: str, modules: Iterable[FoundModule], watcher: CallWatcher, observe: Observe = observe_by_hooks
     ) -> None:
-        """Set the hooks."""
+        """Install the hooks."""
         self._observe = observe
         self._handles: list[Handle] = []
         try:
@@ -255,7 +256,7 @@ class WatchHooks:
             raise
 
     def _hook(self, module: Any, stem: str, watcher: CallWatcher) -> None:
-        begun: dict[int, int] = {}  # by thread: an end without a begin is that of a call that another hook has stopped
+        begun: dict[int, int] = {}  # per thread: an end without a begin belongs to a call that another hook stopped
 
         def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
             begun[threading.get_ident()] = begun.get(threading.get_ident(), 0) + 1
@@ -269,12 +270,12 @@ class WatchHooks:
         self._handles.append(self._observe(module, before, after))
 
     def detach(self) -> None:
-        """Take all hooks out."""
+        """Remove all hooks."""
         while self._handles:
             self._handles.pop().remove()
 
     def release(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no gradients are reported."""
 
     def settle(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no gradients are pending."""

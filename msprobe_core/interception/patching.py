@@ -1,4 +1,4 @@
-"""Patches: they take the place of a function while something watches it, and give the place back as it was."""
+"""Patches: replace a function while it is observed, and restore the original afterwards."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from typing import Any, ClassVar, TypeAlias, cast
 Function = Callable[..., Any]
 
 Handler = Callable[[Function, tuple[Any, ...], Mapping[str, Any]], Any]
-"""Gets the original and the arguments of a call, and returns its result."""
+"""Called with the original function and the arguments of a call; returns the result."""
 
 _ABSENT = object()
 
 
 def never() -> bool:
-    """Return false: nobody compiles."""
+    """Return false: the framework is never compiling."""
     return False
 
 
 class Patch:
-    """Takes the place of an attribute between ``install`` and ``remove``."""
+    """Replaces an attribute between ``install`` and ``remove``."""
 
-    _lock: ClassVar[threading.RLock] = threading.RLock()  # one for all: places may be stacked upon each other
+    # One for all patches, because several may patch the same attribute.
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, owner: Any, attribute: str) -> None:
-        """Prepare; ``install`` begins."""
+        """Prepare; nothing is replaced before ``install``."""
         self._owner = owner
         self._attribute = attribute
         self._original: Any = None
@@ -39,11 +40,11 @@ class Patch:
         self.is_on = False
 
     def install(self) -> None:
-        """Take the place.
+        """Replace the attribute.
 
         Raises:
             AttributeError: there is no such attribute.
-            TypeError: the owner does not let it be set, as built-in types.
+            TypeError: the owner does not allow assignment, as built-in types.
         """
         with self._lock:
             self._original = getattr(self._owner, self._attribute)
@@ -54,7 +55,7 @@ class Patch:
             self.is_on = True
 
     def remove(self) -> None:
-        """Give the place back, unless somebody else has taken it since; whoever still holds it gets the original."""
+        """Restore the attribute, unless other code has replaced it since; remaining references call the original."""
         with self._lock:
             if not self.is_on:
                 return
@@ -63,11 +64,11 @@ class Patch:
                 return
             own = self._own
             while isinstance(own, Patch) and not own.is_on:
-                own = own._own  # one below, that has been removed before this
+                own = own._own  # an earlier patch that was removed before this one
             if own is not _ABSENT:
                 setattr(self._owner, self._attribute, own)
             elif self._attribute in _namespace_of(self._owner):
-                delattr(self._owner, self._attribute)  # it was inherited, or made on demand
+                delattr(self._owner, self._attribute)  # the attribute was inherited, or created on demand
             else:
                 setattr(self._owner, self._attribute, self._original)
 
@@ -76,40 +77,41 @@ class Patch:
         return (getattr(self._owner, self._attribute, _ABSENT) if own is _ABSENT else own) is self._visible
 
     def _dress(self, raw: Any) -> Any:  # noqa: ARG002  # functions of classes need it
-        """Return what is put in the place of ``raw``, the attribute as a namespace holds it."""
+        """Return the replacement for ``raw``, the attribute as stored in its namespace."""
         return self
 
 
 class FunctionPatch(Patch):
-    """Stands for a function: called, it hands the original and the arguments to a handler.
+    """Replaces a function; each call is passed to a handler with the original and the arguments.
 
-    Everything else that is asked of it, such as its name, its signature or an overload, the original answers. It is
-    pickled as the name of the original, so files written meanwhile hold nothing of it.
+    All other attributes, such as its name, signature or overloads, are those of the original. It is pickled by the
+    original's name, so files written meanwhile contain no reference to it.
     """
 
     def __init__(self, owner: Any, attribute: str, handler: Handler, steps_aside: Callable[[], bool] = never) -> None:
-        """Prepare; ``install`` begins.
+        """Prepare; nothing is replaced before ``install``.
 
         Args:
-            owner: Module, class or other object whose attribute the function is.
-            attribute: Its name there.
-            handler: Is given each call.
-            steps_aside: Whether a call goes straight to the original, as where a framework compiles the calling code.
+            owner: Module, class or other object that has the function as an attribute.
+            attribute: Name of the attribute.
+            handler: Handles each call.
+            steps_aside: Whether a call goes directly to the original, for example while a framework compiles the
+                calling code.
         """
         super().__init__(owner, attribute)
         self._handler = handler
         self._steps_aside = steps_aside
 
     def install(self) -> None:
-        """Take the place."""
+        """Replace the attribute."""
         dressed_as = self._original
         super().install()
-        if self._original is not dressed_as:  # there may be a window in every step
+        if self._original is not dressed_as:  # skip the copy of metadata if possible: each step may open a window
             functools.update_wrapper(self, self._original, updated=())
 
     @property
     def original(self) -> Function:
-        """What is stood for."""
+        """The original function."""
         return self._original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +132,7 @@ class FunctionPatch(Patch):
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_original":  # before __init__: of an object that copying or unpickling has just made
+        if name == "_original":  # before __init__: the object is being copied or unpickled
             raise AttributeError(name)
         return getattr(self._original, name)
 
@@ -154,7 +156,7 @@ class FunctionPatch(Patch):
 
 
 class Patches:
-    """Functions that are watched together, also under the names by which other modules have imported them."""
+    """Patches that are installed together, also under the names by which other modules have imported the functions."""
 
     def __init__(
         self,
@@ -163,12 +165,12 @@ class Patches:
         are_imported: bool = True,
         search: AliasSearch | None = None,
     ) -> None:
-        """Prepare; ``install`` begins.
+        """Prepare; nothing is replaced before ``install``.
 
         Args:
-            patches: One for each place. Where several stand for the same function, its other names get the first.
-            are_imported: Whether modules may have imported the functions, as they never have methods.
-            search: What others found who stood for the same functions; new if not given.
+            patches: One for each attribute. If several replace the same function, its other names get the first one.
+            are_imported: Whether modules may have imported the functions by name; methods are never imported.
+            search: Search results shared with other patches of the same functions; ``None`` creates one.
         """
         self._patches = list(patches)
         self._aliases: list[_Alias] = []
@@ -176,7 +178,7 @@ class Patches:
         self._modules: frozenset[str] = frozenset()
 
     def install(self) -> None:
-        """Take all places, or none if one of them cannot be taken."""
+        """Install all patches, or none if one of them fails."""
         try:
             for patch in self._patches:
                 patch.install()
@@ -190,7 +192,7 @@ class Patches:
             self._modules = frozenset(sys.modules)
 
     def remove(self) -> None:
-        """Give all places back, the last first."""
+        """Remove all patches, in reverse order."""
         for patch in reversed(self._patches):
             patch.remove()
         while self._aliases:
@@ -198,10 +200,10 @@ class Patches:
             if namespace.get(name) is patch:
                 namespace[name] = _below(patch.original)
         self._clear_new_modules()
-        # Whoever else has taken hold of a patch keeps it; it calls the original from now on.
+        # Other references to a patch remain; it calls the original from now on.
 
     def _clear_new_modules(self) -> None:
-        """Put the originals into modules that were imported meanwhile, and found patches to import by name."""
+        """Restore the originals in modules that were imported meanwhile and imported patches by name."""
         if not self._modules:
             return
         new, self._modules = sys.modules.keys() - self._modules, frozenset()
@@ -214,17 +216,17 @@ class Patches:
 
 
 Names: TypeAlias = dict[str, Any]
-"""Of a module, with what they name."""
+"""Namespace of a module."""
 
 _Alias = tuple[Names, str, FunctionPatch]
-"""The names of a module, one that a function has there, and what stands for the function."""
+"""Namespace of a module, a name of a function in it, and the patch of that function."""
 
 
 class AliasSearch:
     """Finds the names by which modules have imported functions.
 
-    Modules have ten thousands of names, and there may be a window in every step: it is remembered what was found, and
-    a module is searched again only when it has come, or has got more or fewer names.
+    Modules have tens of thousands of names, and each step may open a window. So results are kept, and a module is
+    searched again only if it is new, or its number of names has changed.
     """
 
     def __init__(self) -> None:
@@ -233,7 +235,7 @@ class AliasSearch:
         self._sizes: dict[str, tuple[int, int]] = {}
 
     def run(self, patches: list[FunctionPatch]) -> list[_Alias]:
-        """Return where the originals of some functions are now, whoever stands for them this time."""
+        """Return where the originals of ``patches`` are imported now; earlier searches may have had other patches."""
         if not patches:
             return []
         originals = [patch.original for patch in patches]
@@ -241,7 +243,7 @@ class AliasSearch:
             self._originals, self._found, self._sizes = originals, [], {}
         by_id = {id(patch.original): patch for patch in reversed(patches)}
         modules = dict(sys.modules)
-        # What has been unloaded is not kept.
+        # Drop results in modules that have been unloaded.
         self._found = [found for found in self._found if getattr(modules.get(found[0]), "__dict__", None) is found[1]]
         known = {(id(namespace), name) for _, namespace, name, _ in self._found}
         for module_name, module in modules.items():
@@ -270,7 +272,7 @@ class AliasSearch:
 
 
 class Outermost(threading.local):
-    """Tells, for each thread, whether a call is inside of another one: ``with`` it gives whether it is not."""
+    """Context manager per thread; its value tells whether the call is not inside another one."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -288,14 +290,14 @@ def _namespace_of(owner: Any) -> Mapping[str, Any]:
 
 
 def _below(value: Any) -> Any:
-    """Return what a place held before patches that have been removed in another order than they came."""
+    """Return the value below removed patches; they may be removed in any order."""
     while isinstance(value, FunctionPatch) and not value.is_on:
         value = value.original
     return value
 
 
 def original_of(value: Any) -> Any:
-    """Return the function that ``value`` stands for; anything else as it is."""
+    """Return the original of a patched function; any other value unchanged."""
     while isinstance(value, FunctionPatch):
         value = value.original
     return value
