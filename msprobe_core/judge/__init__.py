@@ -1,1 +1,1 @@
-"""Where two runs diverge first: aligned rows to scored rows, scored rows to nodes, nodes to culprits, each once."""
+"""First divergence of two runs: aligned rows are scored, scored rows form nodes, nodes show culprits; each once."""

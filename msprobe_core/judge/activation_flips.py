@@ -1,16 +1,16 @@
-"""What rounding does to gradients behind a rectifier.
+"""Effect of rounding on gradients after a rectifier.
 
-A rectifier lets the gradient of an element through or not, by the sign of what it got in forward. Where two runs differ
-there by rounding, elements near zero change sides, and their gradients are wholly there or wholly not. Let the two
-inputs differ by ``e`` of their norm, and the elements of both the input and the difference be normal: the share of
-elements whose sign differs is ``arctan(e) / pi``, some ``0.32 e``, while one half passes. So the gradient that is let
-through differs by ``sqrt(0.64 e)`` of its norm: 8 % where the inputs differ by 1 %.
+A rectifier passes or blocks the gradient of an element, depending on the sign of its forward input. If two runs differ
+by rounding there, elements near zero change sides, and their gradients are either complete or absent. Let the two
+inputs differ by ``e`` of their norm, and let the elements of both the input and the difference be normal. The share of
+elements whose sign differs is ``arctan(e) / pi``, about ``0.32 e``, while one half passes. So the gradient that passes
+differs by ``sqrt(0.64 e)`` of its norm: 8 % if the inputs differ by 1 %.
 
 Measured on tiny models, ``bench/healthy_pairs.py``: 0.05 to 0.11 where ``0.8 sqrt(e)`` is 0.05 to 0.08. The limit of
-what comes behind a rectifier in backward is therefore `FACTOR` times ``sqrt(e)``, if that is more than that of the
-precision. The extremes of such a gradient are those of single elements: they count for half where nothing else tells of
-the elements, so that a wrong sign is seen, and not at all where tensors or sketches do. Rectifiers whose inputs differ
-by more than their limit raise nothing: what follows from a fault is to be seen.
+backward values after a rectifier is therefore `FACTOR` times ``sqrt(e)``, if that is more than the limit of the
+precision. The extremes of such a gradient are single elements: they count half if no other information about elements
+exists, so that a wrong sign is found, and not at all if tensors or sketches were compared. Rectifiers whose inputs
+differ by more than their limit raise no limit, because consequences of a fault have to be visible.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 
 FACTOR = 2.0
-"""Two and a half times what is expected: small tensors have few elements near zero."""
+"""2.5 times the expected value, because small tensors have few elements near zero."""
 
 HELPERS = ("whole_error", "is_behind_kink", "is_kink")
 
 
 def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
-    """Return ``rows`` with ``is_behind_kink``, ``whole_error``, and ``limit`` raised where the former is true.
+    """Return ``rows`` with ``is_behind_kink``, ``whole_error``, and ``limit``, raised where the first is true.
 
-    ``is_kink`` is what a rectifier itself passes on in backward, if it was given other numbers in forward.
+    ``is_kink`` marks the gradients that a rectifier itself computes, if its forward inputs differ between the runs.
     ``whole_error`` is the relative error without that of the extremes, or with one half of it.
     """
     raised = _raised(rows, table)
@@ -57,7 +57,7 @@ def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
 
 
 def _raised(rows: pl.DataFrame, table: LimitTable) -> dict[str, float]:
-    """Return the limit behind each rectifier, by the name of its entry in backward."""
+    """Return the limit after each rectifier, by the name of its backward entry."""
     if not table.rectifiers or not RoundingRule.ACTIVATION_FLIPS.is_on:
         return {}
     is_rectifier = pl.col("entry").str.contains(names.backward_of_any(table.rectifiers))

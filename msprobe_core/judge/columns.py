@@ -1,7 +1,7 @@
-"""Columns of the frames from alignment to nodes: one schema for what each stage hands on.
+"""Columns of frames from alignment to nodes: one schema for the result of each stage.
 
-A schema says which columns a stage guarantees and which it may add, each with its dtype and meaning. Tests check frames
-at the end of every stage against it; nothing does at run time.
+A schema lists the columns that a stage guarantees and those that it may add, with dtype and meaning. Tests check the
+frame of every stage against it; there is no check at run time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Column:
 
     Attributes:
         dtype: A polars dtype.
-        meaning: Of its values, and of null.
+        meaning: Meaning of its values, and of null.
     """
 
     dtype: Any
@@ -52,10 +52,10 @@ class Schema:
     """The columns of a frame at the end of a stage.
 
     Attributes:
-        name: Of the stage.
-        required: By name, those that are always there.
-        optional: By name, those that some comparisons have.
-        prefixes: What the names of any other columns begin with.
+        name: Name of the stage.
+        required: Columns that are always present, by name.
+        optional: Columns that some comparisons have, by name.
+        prefixes: Prefixes of the names of further columns.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Schema:
         return replace(self, name=name, required=kept, optional=others, prefixes=(*self.prefixes, *prefixes))
 
     def problems(self, frame: pl.DataFrame) -> list[str]:
-        """Return in words what a frame lacks, has besides, or has of another dtype."""
+        """Return a sentence for each column that a frame lacks, has in addition, or has in another dtype."""
         known = {**self.required, **self.optional}
         lacking = [f"{self.name}: lacks '{name}'" for name in self.required if name not in frame.columns]
         unknown = [
@@ -172,7 +172,7 @@ MEASURED = ALIGNED.then(
     without=[f"{name}_{side}" for name in ("sketch", "fp8") for side in SIDES],
     prefixes=("metric:", "fp8_"),
 )  # fmt: skip
-"""What is compared of each pair, before anything is judged. Metrics of plugins have names of their own."""
+"""Differences of each pair, before any verdict. Metrics of plugins have their own column names."""
 
 JUDGED = MEASURED.then(
     "judged",
@@ -225,7 +225,7 @@ SCORED = JUDGED.then(
     },
     optional=_floats({"update_factor": "what all updates are multiplied by; null without a common factor"}),
 )  # fmt: skip
-"""Rows with what nodes are made of."""
+"""Rows with the columns from which nodes are formed."""
 
 NODE = Schema(
     "node",
@@ -277,4 +277,4 @@ NODE_EVIDENCE = NODE.then(
     optional={},
     without=("match", "verdict", "is_alone"),
 )  # fmt: skip
-"""Calls with what culprits are found by."""
+"""Calls with the evidence by which culprits are found."""

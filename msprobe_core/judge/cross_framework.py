@@ -1,24 +1,24 @@
-"""What two frameworks may differ in without a fault: rows that one of them has alone, or has not recorded.
+"""Legitimate differences between two frameworks: rows that one of them has alone, or has not recorded.
 
-An excused row passes, with a note that says why it is not judged:
+An excused row passes, with a note on why it is not judged:
 
-* an argument that is no tensor and that one side alone gives: what is left out has its default value, and frameworks
-  have arguments of their own;
+* an argument, other than a tensor, that one side alone passes: an omitted argument has its default value, and
+  frameworks have arguments of their own;
 * a parameter of one framework that the other keeps without recording it, as running statistics of normalisations;
-* what an API returns besides its first result, if one side alone returns it, and its gradient;
-* a module that is around the model of the other side, such as a network with its loss; and beside it, as the loss is,
-  if the other side has no module without partner that it could be;
-* a gradient with respect to an input that one framework alone computes: they differ in which inputs they take for such
-  that need one. Gradients of parameters are not excused;
-* a gradient of a parameter that one side alone has, if it is zero: nothing has used the parameter, for which one
-  framework has zeros and the other nothing;
-* a gradient with respect to a result besides the first, which one side alone has: nothing may use it, or only the
+* a result of an API besides its first, if one side alone returns it, and its gradient;
+* a module around the model of the other side, such as a network with its loss; also a module next to the model, such as
+  the loss, if the other side has no unmatched module that could be its partner;
+* a gradient with respect to an input that one framework alone computes: they differ in which inputs require a gradient.
+  Gradients of parameters are not excused;
+* a gradient of a parameter that one side alone has, if it is zero: the parameter was not used, for which one framework
+  has zeros and the other nothing;
+* a gradient with respect to a result besides the first, which one side alone has: it may be unused, or used only by the
   module itself, which a compiled graph does not count;
-* everything of a kind of which one side has recorded nothing at all, as calls of APIs at level L0;
-* a call of an API without partner inside a pair of modules whose results agree, or inside the optimizer: it is another
-  way to compute the same;
-* a module without partner inside a pair of modules whose results agree, if the other one of the pair has no modules
-  inside at all: a layer that is one module here may be put together from several there, as recurrent layers are.
+* all rows of a kind of which one side recorded none, as API calls at level L0;
+* an unmatched API call inside a pair of modules whose results agree, or inside the optimizer: another way to compute
+  the same;
+* an unmatched module inside a pair of modules whose results agree, if the partner has no inner modules at all: a layer
+  that is one module in one framework may consist of several in the other, as recurrent layers do.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _SIDES = ("target", "golden")
 def with_excuses(
     rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and what there is to note.
+    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and notes.
 
     Args:
         rows: Aligned rows.
         buffers: Canonical names of parameters that a framework may keep without recording them.
-        wrappers: Path of what is around the modules that the other side has too, of target and golden dump.
+        wrappers: For target and golden dump, the path of the module around those that the other side has too.
     """
     rows, notes = _with_unrecorded(rows)
     is_lone = pl.col("match") != Match.BOTH.value
@@ -90,12 +90,12 @@ def with_excuses(
 
 
 def _excuse(code: RowCode, of: pl.Expr | None = None) -> pl.Expr:
-    """Return an excuse with the side or the call that it speaks of."""
+    """Return an excuse with the side or the call that it names."""
     return pl.struct(pl.lit(code.value).alias(EXCUSE), (pl.lit(None, pl.String) if of is None else of).alias(EXCUSE_OF))
 
 
 def _with_excuse(rows: pl.DataFrame, found: pl.Expr, *, replaces: bool = False) -> pl.DataFrame:
-    """Return rows with an excuse where one was found; an earlier one stays unless it is replaced."""
+    """Return rows with the excuses found; an earlier excuse stays unless ``replaces``."""
     if EXCUSE not in rows.columns:
         rows = rows.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in (EXCUSE, EXCUSE_OF))
     is_found = found.struct.field(EXCUSE).is_not_null() & (replaces | pl.col(EXCUSE).is_null())
@@ -105,10 +105,11 @@ def _with_excuse(rows: pl.DataFrame, found: pl.Expr, *, replaces: bool = False) 
 
 
 def _counted_from_end(rows: pl.DataFrame) -> list[int]:
-    """Return the numbers of the rows of two integers that are one size or one dimension.
+    """Return the indices of rows whose two integers mean the same size or dimension.
 
-    A dimension that is counted from the end is less by as many as a tensor of the call has. In place of a size, -1
-    stands for what is left of the elements, or as it was: it is then one of the result's.
+    A dimension counted from the end is less than the other by the number of dimensions of a tensor of the call. In
+    place of a size, -1 means the remaining elements, or an unchanged size; the other side's value is then a size of the
+    result.
     """
     pairs = rows.with_row_index("row").filter(
         pl.all_horizontal(*[(pl.col(f"type_{side}") == "int").fill_null(value=False) for side in _SIDES])
@@ -116,14 +117,14 @@ def _counted_from_end(rows: pl.DataFrame) -> list[int]:
     )
     if not pairs.height:
         return []
-    shapes: dict[str, tuple[set[int], set[int]]] = {}  # how many dimensions there are, and the sizes of results
+    shapes: dict[str, tuple[set[int], set[int]]] = {}  # numbers of dimensions, and sizes of results
     own = rows.filter(pl.col("entry").is_in(pairs["entry"].unique().to_list()))
     for entry, role, *listed in own.select("entry", "role", "shape_target", "shape_golden").rows():
         dimensions, sizes = shapes.setdefault(entry, (set(), set()))
         for shape in filter(None, listed):
             found = [int(size) for size in re.findall(r"\d+", shape)]
             is_result = role == Role.OUTPUT.value
-            # A result that has more, as of what stacks, has places for one more.
+            # A result with more dimensions, as of stacking, has a valid position for one more.
             if not is_result or len(found) > max(dimensions, default=0):
                 dimensions.add(len(found))
             sizes.update(found if is_result else ())
@@ -140,7 +141,7 @@ def _counted_from_end(rows: pl.DataFrame) -> list[int]:
 
 
 _DIMENSION = re.compile(names.DIMENSION_ARGUMENT)
-"""Names of arguments that are no sizes."""
+"""Names of arguments that are dimensions, not sizes."""
 
 
 def _is_zero() -> pl.Expr:
@@ -150,13 +151,13 @@ def _is_zero() -> pl.Expr:
 
 
 def _is_around(rows: pl.DataFrame, wrappers: tuple[str, str]) -> pl.Expr:
-    """Whether a module is not within what the other side calls its model."""
+    """Whether a module is outside of the part that the other side calls its model."""
     is_lone = ~(pl.col("match") == Match.BOTH.value).any().over("entry") & pl.col("entry").str.contains(names.MODULE)
     lone = rows.filter(is_lone).select("entry", "match", "entry_golden").unique(maintain_order=True)
     own = lone.filter(pl.col("match") == Match.TARGET.value)["entry"].to_list()
     other = lone.filter(pl.col("match") == Match.GOLDEN.value).select("entry", "entry_golden").rows()
     sides = ((wrappers[0], [(entry, entry) for entry in own]), (wrappers[1], other))
-    # What the other side has no module for that it could be, is the loss or the like.
+    # A module next to the model, without a possible partner on the other side, is the loss or similar.
     is_alone = not own or not other
     found = [
         entry
@@ -190,7 +191,7 @@ _BACKWARD_WORDS = {
 
 
 def _with_unrecorded(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Add `EXCUSE` to the rows of kinds of which one side has recorded nothing."""
+    """Add `EXCUSE` to rows of kinds of which one side recorded none."""
     is_saved = pl.col("phase") == Phase.DEBUG.value
     has = {name: pl.col(f"kind_{name}").is_not_null() for name in _SIDES}
     rows = rows.with_columns(is_module=pl.coalesce("entry_golden", "entry").str.contains(names.MODULE))
@@ -231,13 +232,13 @@ def _note_gradients(rows: pl.DataFrame) -> list[str]:
 def with_excused_inner_calls(
     lone: pl.DataFrame, pairs: pl.DataFrame, target: Dump, golden: Dump
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return rows with `EXCUSE` of calls that are another way to compute the same, and what there is to say.
+    """Return rows with `EXCUSE` for calls that compute the same in another way, and notes.
 
     Args:
         lone: Rows of two frameworks that one side has alone, with ``is_ignored``.
         pairs: The other rows, with their verdicts.
-        target: For the nesting.
-        golden: Likewise.
+        target: The target dump, for its nesting.
+        golden: The golden dump, for its nesting.
     """
     is_open = pl.col(EXCUSE).is_null() & ~pl.col("is_ignored")
     own = lone.filter(is_open & ~pl.col("entry").is_in(pairs["entry"].unique().to_list()))
@@ -273,11 +274,11 @@ def with_excused_inner_calls(
 
 @dataclass(frozen=True)
 class _ModulePair:
-    """What there is to know of a pair of modules, from one side.
+    """Properties of a pair of modules, from one side.
 
     Attributes:
         agrees: Whether their results agree.
-        other_is_leaf: Whether no module is inside of the other side's.
+        other_is_leaf: Whether the other side's module has no inner modules.
     """
 
     agrees: bool
@@ -285,11 +286,11 @@ class _ModulePair:
 
 
 _Pairs = Mapping[str, _ModulePair]
-"""By entry of one side."""
+"""Module pairs by the entry of one side."""
 
 
 def _pairs_of_modules(pairs: pl.DataFrame, target: Dump, golden: Dump) -> tuple[_Pairs, _Pairs]:
-    """Return what is known of each pair of modules, by the entry of the target's, and by that of the golden dump's."""
+    """Return the pairs of modules by entry of the target, and by entry of the golden dump."""
     is_module = pl.col("entry").str.contains(names.MODULE)
     is_result = pl.col("role").is_in([Role.OUTPUT.value])
     modules = (
@@ -312,7 +313,7 @@ def _pairs_of_modules(pairs: pl.DataFrame, target: Dump, golden: Dump) -> tuple[
 
 
 def _reason(entry: str, dump: Dump, pairs: _Pairs) -> tuple[RowCode, str] | None:
-    """Return why a call that has no partner is not judged, and what it is inside of; ``None`` if it is judged."""
+    """Return why an unmatched call is not judged, and the enclosing call that excuses it; ``None`` if it is judged."""
     seen = {entry}
     parent = dump.parents.get(entry)
     while parent is not None and parent not in seen:
@@ -328,7 +329,7 @@ def _reason(entry: str, dump: Dump, pairs: _Pairs) -> tuple[RowCode, str] | None
 
 
 def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows with a reason in ``excuse`` where two tools record differently, and notes.
+    """Return aligned rows with ``excuse`` set where two tools record differently, and notes.
 
     Args:
         rows: Aligned rows.
@@ -358,9 +359,9 @@ def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[
 
 
 def _is_of_uncalled_module(rows: pl.DataFrame, entry: pl.Expr) -> pl.Expr:
-    """Whether a row is the gradient of a parameter of a module that is not called itself.
+    """Whether a row is the gradient of a parameter whose module is not called itself.
 
-    Its owner uses the parameter, as attention uses the weights of its output projection.
+    The enclosing module uses the parameter directly, as attention uses the weights of its output projection.
     """
     called = rows.select(entry.str.extract(names.CALLED_MODULE)).to_series().drop_nulls().unique().to_list()
     is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value

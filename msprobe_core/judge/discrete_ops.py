@@ -15,11 +15,11 @@ RANDOM = re.compile(
 """Names of APIs that draw random numbers."""
 
 DECIDES = re.compile(r"^(topk|argmax|argmin|sort|argsort|max|min|kthvalue|nonzero|unique\w*|searchsorted|bucketize)$")
-"""Names of APIs whose integer results are decisions, which rounding can turn."""
+"""Names of APIs whose integer results are decisions, which rounding can change."""
 
 
 def api_of(entry: str) -> str:
-    """Return the API that an entry is of; empty of a module."""
+    """Return the API of an entry; empty for a module."""
     stem = names.stem_of(entry)
     return names.split_api(stem)[1] if stem is not None and not names.is_module(stem) else ""
 

@@ -1,7 +1,7 @@
-"""Describe the call where two runs diverge first, as tables, the terminal and the advisor show it.
+"""Description of the call where two runs diverge first, as shown by tables, the terminal and the advisor.
 
-Which call that is `msprobe_core.judge.origins` decides, for `compare` and `locate` alike. Where nothing differs but the
-form of calls, so that no call is a culprit, the first call with a failing row is described instead.
+`msprobe_core.judge.origins` decides which call that is, for `compare` and `locate` alike. If only the form of calls
+differs, so that no call is a culprit, the first call with a failing row is described instead.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _PARTS = ("inputs", "arguments", "parameters", "outputs")
 
 @dataclass(frozen=True)
 class Fault:
-    """A place where two runs part.
+    """A call where two runs diverge.
 
     Attributes:
         entry: Name of the node.
-        position: Its place among all nodes, in execution order.
-        parent: Entry name of the module that encloses it; ``None`` if unknown.
-        is_culprit: Whether the node's own tensor inputs agree: the fault is in it. Otherwise what it got was already
-            wrong, and came from outside of what was recorded.
-        only_on: The side that has the node, ``target`` or ``golden``, where the other lacks it.
-        parts: What disagrees: ``inputs``, ``arguments``, ``parameters``, ``outputs``. An input that one side lacks is
-            a different argument.
+        position: Its index among all nodes, in execution order.
+        parent: Entry name of the enclosing module; ``None`` if unknown.
+        is_culprit: Whether the node's own tensor inputs agree, so that the fault is in it. Otherwise its inputs were
+            wrong already, and come from outside of the recorded calls.
+        only_on: The side that has the node, ``target`` or ``golden``, if the other lacks it.
+        parts: The disagreeing parts: ``inputs``, ``arguments``, ``parameters``, ``outputs``. An input that one side
+            lacks is a different argument.
         input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
-        output_error: The same of its outputs.
-        findings: Row name and finding of each row that shows it.
-        stack: Where the call came from, innermost frame first; empty if unknown.
-        num_communications: How many calls of communication this rank has finished before it.
-        place: Of a call that only the golden dump has, the target's entry that would be before it, or else the one
-            after it; ``None`` for others.
-        worst_tensor: How the error of its worst tensor is distributed; ``None`` unless whole tensors were compared.
+        output_error: Largest relative error among its outputs.
+        findings: Row name and finding of each row that shows the fault.
+        stack: Stack of the call, innermost frame first; empty if unknown.
+        num_communications: Number of communication calls that this rank has finished before it.
+        place: For a call that only the golden dump has, the target's entry that would precede it, or else the one that
+            would follow; ``None`` otherwise.
+        worst_tensor: Distribution of the error in its worst tensor; ``None`` unless whole tensors were compared.
     """
 
     entry: str
@@ -71,7 +71,7 @@ _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
 
 
 class Culprit(str, Enum):
-    """Which call is the culprit."""
+    """Which of the two calls of `Faults` is the culprit."""
 
     SHARED = "fault"
     LONE = "lone call"
@@ -82,10 +82,10 @@ class Faults:
     """Where two dumps diverge.
 
     Attributes:
-        fault: Where the calls that both sides have begin to disagree; ``None`` if no row of them fails.
-        lone_call: The call that only one side has and that explains the first culprit, or else the first of all;
-            ``None`` if both have all.
-        culprit: The one of the two where the dumps diverge first; ``None`` where nothing differs but the form of calls.
+        fault: The first call of both sides that disagrees; ``None`` if none of their rows fails.
+        lone_call: The call that only one side has and that explains the first culprit, or else the first such call;
+            ``None`` if both sides have all calls.
+        culprit: Which of the two is the first divergence; ``None`` if only the form of calls differs.
     """
 
     fault: Fault | None = None
@@ -103,10 +103,10 @@ def find_faults(
     """Return where two dumps diverge.
 
     Args:
-        evidence: Of the rows.
-        nodes: With verdicts, see `msprobe_core.judge.nodes.judge_nodes`.
-        target: The dump under test.
-        golden: The trusted one.
+        evidence: Evidence of the rows.
+        nodes: Nodes with verdicts, see `msprobe_core.judge.nodes.judge_nodes`.
+        target: The target dump.
+        golden: The golden dump.
         stacks: Frames of the target by entry.
     """
     describe = _Describer(evidence, nodes, target, golden, stacks)
@@ -142,8 +142,8 @@ class _Describer:
 
         Args:
             entry: Its entry.
-            seen_at: The entry where its error is beyond rounding, if that is a later one.
-            is_culprit: Whether the call itself made the error; ``None`` to tell it by which of its rows fail.
+            seen_at: The later entry where its error exceeds rounding, if any.
+            is_culprit: Whether the call itself made the error; ``None`` decides by its failing rows.
         """
         node: Node = self._nodes.row(by_predicate=pl.col("entry") == entry, named=True)
         only_on = str(node["match"]).removeprefix("only ") if node["is_alone"] else None
@@ -185,7 +185,7 @@ def _largest(own: pl.DataFrame) -> float | None:
 
 
 def _parts(own: pl.DataFrame, *, is_culprit: bool) -> list[str]:
-    """Return what disagrees at a call; of a culprit within its limits what differs at all."""
+    """Return the disagreeing parts of a call; for a culprit within its limits, all parts that differ at all."""
     is_error, is_unmatched = (pl.col("verdict") == verdict for verdict in _FAILED)
     sides = [pl.col(f"kind_{side}") != RowKind.TENSOR.value for side in ("target", "golden")]
     is_no_tensor = pl.all_horizontal(sides).fill_null(False)
@@ -221,5 +221,5 @@ def _findings(own: pl.DataFrame, seen: pl.DataFrame) -> list[tuple[str, Finding]
 
 
 def _stack_of(entry: str, stacks: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Return the stack of an entry; of a backward entry, that of its forward."""
+    """Return the stack of an entry; for a backward entry, that of its forward."""
     return stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())

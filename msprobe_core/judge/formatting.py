@@ -1,4 +1,4 @@
-"""Texts that are made of columns."""
+"""Texts built from columns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from msprobe_core.findings import Code, Finding, Language, Place, as_text, templ
 
 
 def formatted(template: str, *columns: pl.Expr | str) -> pl.Expr:
-    """Return ``template`` with a column in place of each ``{}``; null where one of the columns is null.
+    """Return ``template`` with a column in place of each ``{}``; null if one of the columns is null.
 
-    Not `polars.format`, which panics on some filtered columns of several chunks, from polars 1.35 up to 2.1 at least.
+    Does not use `polars.format`, which panics on some filtered columns of several chunks, at least from polars 1.35 to
+    2.1.
 
     Args:
         template: Text with as many ``{}`` as there are columns.
         columns: Names or expressions, of any type that can be cast to text.
 
     Raises:
-        ValueError: there are more or fewer ``{}`` than columns.
+        ValueError: the numbers of ``{}`` and of columns differ.
     """
     begin, *texts = template.split("{}")
     parts = [pl.lit(begin)]
@@ -29,12 +30,12 @@ def formatted(template: str, *columns: pl.Expr | str) -> pl.Expr:
 
 
 def rendered(code: Code, fields: pl.DataFrame, height: int) -> pl.Series:
-    """Return a finding's text in English of each row, as `msprobe_core.findings.worded` has it of one.
+    """Return a finding's English text for each row, as `msprobe_core.findings.worded` returns it for one finding.
 
     Args:
-        code: What is found.
+        code: Code of the finding.
         fields: A column for each field of its template: text, integers or floats.
-        height: How many rows there are; ``fields`` may have no columns.
+        height: Number of rows; ``fields`` may have no columns.
     """
     words = wording(code.package(), Language.ENGLISH).words
     parts = [
@@ -50,7 +51,7 @@ def _as_text(values: pl.Series, spec: str, words: Mapping[str, str]) -> pl.Serie
     if values.dtype == pl.String:
         known = pl.lit(values).fill_null(as_text(None, spec, Language.ENGLISH, words))
         return pl.select(known.replace(words) if spec == "word" else known).to_series()
-    # Numbers are formatted one by one, as nothing else has Python's formats; limits are few.
+    # Format each distinct number in Python, whose formats polars lacks; there are few distinct limits.
     unique = values.unique()
     texts = [as_text(value, spec, Language.ENGLISH, words) for value in unique.to_list()]
     return pl.select(pl.lit(values).replace_strict(unique, texts, return_dtype=pl.String)).to_series()

@@ -1,16 +1,16 @@
-"""How coarse a value is for what it was computed from: a float32 sum of bfloat16 products is no better than bfloat16.
+"""Precision that a value inherits from its inputs: a float32 sum of bfloat16 products is no better than bfloat16.
 
-What a value has inherited is told by where it came from. A dump does not say so, but a tensor is known again: one whose
-size, extremes and norm are those of a value seen before is that value, also if it was cast or reshaped in between; one
-that has an extreme in common with it is a part of it, or holds it, as views and concatenations do. So:
+A dump does not record data flow, so a tensor is recognised by its statistics: one with the size, extremes and norm of
+an earlier value is that value, even if it was cast or reshaped in between; one that shares an extreme with it is a part
+of it, or contains it, as views and concatenations do. So:
 
 * an input is as coarse as the value that it is;
-* a result is as coarse as the coarsest of what its call was given, its parameters among them;
-* a gradient is as coarse as those of the calls that took the result, and as what the call itself got in forward;
-* what came from nowhere that was recorded came from somewhere inside the enclosing module: it is as coarse as what that
-  was given and has computed so far. Without such a module it is what most of the dump is.
+* a result is as coarse as the coarsest input of its call, including parameters;
+* a gradient is as coarse as those of the calls that used the result, and as the forward inputs of the call itself;
+* a value without a recorded origin was made inside the enclosing module: it is as coarse as that module's inputs and
+  the results so far. Without such a module, it has the usual precision of the dump.
 
-One tensor in float8 therefore widens the limits of what is computed from it, and of nothing else.
+So one float8 tensor widens the limits of values computed from it, and of nothing else.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 _NONE = -1
-"""Of what is no floating-point number and comes from none."""
+"""Level of a value that is not floating-point and not derived from one."""
 
 _MAX_MAKERS = 4
-"""Calls that are remembered to have made one value: a module, those around it, and the API inside."""
+"""Maximum number of calls that are stored as makers of one value: the API, its module, and enclosing modules."""
 
 
 def inherited_precision(rows: pl.DataFrame, parents: Mapping[str, str | None]) -> pl.Series:
-    """Return the coarsest precision that took part in each row, `Precision` as integers; null where it is no float.
+    """Return the coarsest precision that contributed to each row, `Precision` as integers; null for other dtypes.
 
     Args:
-        rows: Aligned, in execution order, with ``precision``: that of the row itself, the coarser of both sides.
-        parents: The enclosing call of each of the target's calls, as far as it is known.
+        rows: Aligned rows in execution order, with ``precision``: their own, the coarser of both sides.
+        parents: The enclosing calls of the target's calls, as far as known.
     """
     own = rows["precision"]
     if own.drop_nulls().n_unique() < 2:  # as in nearly all dumps of float32
@@ -48,7 +48,7 @@ def inherited_precision(rows: pl.DataFrame, parents: Mapping[str, str | None]) -
 
 
 class _Flow:
-    """Goes through the calls in their order, and keeps how coarse each value is that was seen."""
+    """Processes calls in order, and tracks how coarse each value is."""
 
     def __init__(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> None:
         self._parents = parents
@@ -74,7 +74,7 @@ class _Flow:
         self._of_module: dict[str, int] = {}
 
     def levels(self) -> Sequence[int]:
-        """Return how coarse each row is."""
+        """Return the level of each row."""
         self._see_parameters()
         for entry, span in self._spans.items():
             self._enter(self._parents.get(entry))
@@ -82,7 +82,7 @@ class _Flow:
         return self._levels
 
     def _see_parameters(self) -> None:
-        """Know parameters from the start: the APIs inside a module stand before it, and take them as inputs."""
+        """Register parameters first: the APIs inside a module precede its entry, and take them as inputs."""
         for row, role in enumerate(self._roles):
             key = self._keys[row]
             if role == Role.PARAMETERS.value and key is not None:
@@ -95,7 +95,7 @@ class _Flow:
                 self._seen_extremes[extreme] = level
 
     def _enter(self, scope: str | None) -> None:
-        """Look at what a module was given before anything inside it; its entry stands behind them."""
+        """Process a module's inputs before anything inside it, because its entry follows the inner ones."""
         entered: list[str] = []
         while scope is not None and scope not in self._scopes and len(entered) < len(self._spans):
             entered.append(scope)
@@ -103,12 +103,12 @@ class _Flow:
             scope = self._parents.get(scope)
         for each in reversed(entered):
             inputs = [row for row in self._spans.get(each, ()) if self._roles[row] == Role.INPUT.value]
-            # What is not known yet may be made inside: a gradient that comes from there as well as from outside.
+            # Unknown inputs may be made inside: a gradient can come from inside as well as from outside.
             self._scopes[each] = max((self._level_of(row, each) for row in inputs), default=_NONE)
 
     def _take(self, entry: str, span: Sequence[int]) -> None:
         phase = self._phases[span[0]]
-        if phase == Phase.DEBUG.value:  # values that are seen, and made elsewhere
+        if phase == Phase.DEBUG.value:  # values that are only observed, and made elsewhere
             self._take_inputs(entry, span)
             return
         if phase == Phase.PARAMETERS_GRAD.value:
@@ -137,20 +137,20 @@ class _Flow:
         self._note_module(entry, level)
 
     def _level_of_gradient(self, entry: str) -> int:
-        """Return how coarse the gradients of a module's parameters are: as what it got in forward and in backward."""
+        """Return the level of a module's parameter gradients: that of its forward inputs and backward values."""
         backward = names.backward_of_parameters(entry)
-        if backward is not None:  # which may stand behind them
+        if backward is not None:  # its entry may follow this one
             self._enter(backward)
         stem = names.stem_of(entry)
         path = "" if stem is None else names.split_module(stem)[1]
-        # A module that is never called itself is used by one around it.
+        # A module that is never called itself is used by an enclosing one.
         while path and path not in self._of_module:
             path = path.rpartition(".")[0]
         levels = (self._of_module.get(path, self._usual), self._scopes.get(backward or "", _NONE))
         return max(levels)
 
     def _take_inputs(self, entry: str, rows: Sequence[int]) -> int:
-        """Set how coarse the inputs of a call are, and return the coarsest."""
+        """Set the levels of a call's inputs, and return the coarsest."""
         found = _NONE
         for row in rows:
             key = self._keys[row]
@@ -164,7 +164,7 @@ class _Flow:
         return found
 
     def _level_of(self, row: int, entry: str) -> int:
-        """Return how coarse a value is that a call takes."""
+        """Return the level of a value that a call takes."""
         key, own = self._keys[row], self._own[row]
         if self._roles[row] == Role.PARAMETERS.value or self._is_constant[row] or (key is None and own == _NONE):
             return own
@@ -174,12 +174,12 @@ class _Flow:
         return max(own, *parts) if parts else max(own, self._unknown(entry))
 
     def _take_results(self, entry: str, rows: Sequence[int], level: int) -> int:
-        """Set how coarse results are whose call has seen what is of ``level``; return the coarsest of all."""
+        """Set the levels of results of a call whose inputs have ``level``; return the coarsest of all."""
         is_scope = entry in self._scopes
         coarsest = level
         for row in rows:
             key = self._keys[row]
-            # What leaves a module is what something in it has made.
+            # A module returns values that something inside it has made.
             known = self._seen.get(key) if is_scope and key is not None else None
             found = self._levels[row] = max(self._own[row], level if known is None else known)
             if key is not None:
@@ -192,7 +192,7 @@ class _Flow:
         return coarsest
 
     def _unknown(self, entry: str) -> int:
-        """Return how coarse a value is that nothing recorded has made, where ``entry`` takes it."""
+        """Return the level of a value without a recorded origin that ``entry`` takes."""
         if names.is_backward(entry):
             forward = names.forward_of(entry) or ""
             returned = [self._returned[taker] for taker in self._takers.get(forward, ()) if taker in self._returned]
@@ -211,16 +211,16 @@ _COMMON = (0.0, 1.0, -1.0, *LOWEST_FINITE)
 
 
 def _usual(own: Sequence[int]) -> int:
-    """Return the coarsest precision that most of the floats are as coarse as."""
+    """Return the median precision of the floating-point rows."""
     floats = sorted(level for level in own if level != _NONE)
     return floats[(len(floats) - 1) // 2]
 
 
 def _identity() -> list[pl.Expr]:
-    """Return what tells one tensor from another: ``identity``, ``largest``, ``smallest``, and ``is_constant``.
+    """Return the columns by which tensors are recognised: ``identity``, ``largest``, ``smallest``, and ``is_constant``.
 
-    Of the golden side, which a fault leaves alone. Constants that every format holds, such as zeros, tell nothing and
-    have no identity; nor do extremes that many tensors have.
+    They are those of the golden side, which a fault does not change. Constants that every format represents exactly,
+    such as zeros, identify nothing and have no identity; neither do common extremes.
     """
     is_tensor = {side: pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in ("target", "golden")}
 
@@ -229,7 +229,7 @@ def _identity() -> list[pl.Expr]:
 
     has_statistics = of("max").is_not_null() & of("min").is_not_null()
     is_constant = (of("max") == of("min")) & of("max").is_in([0.0, 1.0, -1.0])
-    # Norms are summed up in another order where a tensor lies in another way.
+    # Rounded, because the summation order of a norm depends on the tensor's memory layout.
     statistics = pl.struct(of("numel").alias("n"), of("max").alias("a"), of("min").alias("b"),
                            of("norm").round_sig_figs(4).alias("c"))  # fmt: skip
     is_any = is_tensor["target"].fill_null(value=False) | is_tensor["golden"].fill_null(value=False)

@@ -1,4 +1,4 @@
-"""Columns that are added to, or shared between, frames of a million rows without copying what is there already."""
+"""Add or share columns of frames with millions of rows without copying the existing columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def joined(rows: pl.DataFrame, found: pl.DataFrame, *, on: str) -> pl.DataFrame:
 
     Args:
         rows: Keep their order.
-        found: Has no value of ``on`` twice.
+        found: Has unique values of ``on``.
         on: A column of both.
     """
     added = rows.select(on).join(found, on=on, how="left", maintain_order="left").drop(on)
@@ -36,7 +36,7 @@ def with_added(rows: pl.DataFrame, work: Callable[[pl.DataFrame], pl.DataFrame])
 
 
 def numbered(texts: pl.Series) -> pl.Series:
-    """Return a number for each text, the same for the same; quickly where equal ones stand together, as entries do."""
+    """Return a number for each text, equal for equal texts; fast if equal ones are consecutive, as entries are."""
     runs = texts.rle_id()
     if texts.n_unique() == runs.n_unique():
         return runs
@@ -44,7 +44,7 @@ def numbered(texts: pl.Series) -> pl.Series:
 
 
 def with_texts_of(frame: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """Return ``frame`` with the texts of ``other`` where a whole column is the same, so that they are there once."""
+    """Return ``frame`` that shares with ``other`` the text columns that are equal, so that they are in memory once."""
     texts = [name for name, kind in frame.schema.items() if kind == pl.String and other.schema.get(name) == kind]
     if frame.height != other.height:
         return frame

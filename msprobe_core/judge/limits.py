@@ -1,7 +1,7 @@
-"""How large a difference may be: limits by precision, by pattern of names, and what is exempt from them.
+"""Limits of differences: by precision, by pattern of names, and exemptions.
 
-The conventional limits are data, ``limits.yaml`` beside this module. A file of the same form and limits given on the
-command line are laid over them; a `LimitTable` is what holds for one comparison.
+The conventional limits are data, ``limits.yaml`` next to this module. A file of the same form, and limits given on the
+command line, override them; a `LimitTable` has the limits of one comparison.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msprobe_core.untrusted.malformed import MalformedError
 
 
 class Precision(IntEnum):
-    """Floating-point formats, from the finest to the coarsest."""
+    """Floating-point formats, from finest to coarsest."""
 
     FLOAT64 = 0
     FLOAT32 = 1
@@ -43,7 +43,7 @@ UNIT_ROUNDOFF: dict[Precision, float] = {
 """Largest relative error of one rounding to nearest. Source: Higham, *Accuracy and Stability*, 2nd ed., sec. 2.1."""
 
 LOWEST_FINITE = (-65504.0, -3.3895313892515355e38, -3.4028234663852886e38, -1.7976931348623157e308)
-"""Smallest finite number of float16, bfloat16, float32 and float64: what masks use for minus infinity."""
+"""Smallest finite number of float16, bfloat16, float32 and float64, which masks use as minus infinity."""
 
 _PRECISIONS: tuple[tuple[str, Precision], ...] = (
     ("float64|double", Precision.FLOAT64),
@@ -52,7 +52,7 @@ _PRECISIONS: tuple[tuple[str, Precision], ...] = (
     ("float8|float4|hifloat8|fp8|fp4|hif8", Precision.FLOAT8),
     ("float32|float|complex64|complex128", Precision.FLOAT32),
 )
-"""The first pattern that a lower-case dtype contains decides; frameworks spell dtypes differently."""
+"""The first pattern found in a lower-case dtype decides; frameworks spell dtypes differently."""
 
 _KINDS = (
     ("complex", "complex"),
@@ -62,21 +62,22 @@ _KINDS = (
 )
 
 _MAX_FILE_BYTES = 1 << 20
+"""Maximum size of a limits file."""
 
 
 @dataclass(frozen=True)
 class LimitOverride:
-    """A limit for the rows in whose name a pattern is found. Of its limits, those that are not ``None`` all hold.
+    """A limit for rows whose name contains a match of a pattern. All of its terms that are not ``None`` apply.
 
     Attributes:
         pattern: Regular expression in the syntax of the Rust crate ``regex``, whose time is linear in the text.
-        text: The limit as it was written.
+        text: The limit as given.
         source: Where it was given, such as ``--limit`` or a file.
         rel: Largest relative error, dimensionless.
         abs: Largest absolute difference.
         cos: Smallest cosine similarity.
         ulp: Largest difference in units in the last place.
-        is_ignored: Whether the rows pass, whatever they hold.
+        is_ignored: Whether the rows pass with any values.
     """
 
     pattern: str
@@ -90,7 +91,7 @@ class LimitOverride:
 
     @property
     def origin(self) -> str:
-        """What messages call it."""
+        """The limit's origin and text, for messages."""
         return f"{self.source} '{self.pattern}' '{self.text}'"
 
 
@@ -112,7 +113,7 @@ class RelativeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of one comparison; ``limits.yaml`` says what the fields mean."""
+    """The limits of one comparison; ``limits.yaml`` describes the fields."""
 
     relative: RelativeLimits
     scalar: _Size
@@ -124,35 +125,35 @@ class LimitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     overrides: tuple[LimitOverride, ...] = ()
 
     def with_overrides(self, overrides: Sequence[LimitOverride]) -> LimitTable:
-        """Return the table with ``overrides`` behind its own, so that they win."""
+        """Return the table with ``overrides`` after its own, so that they take precedence."""
         return msgspec.structs.replace(self, overrides=(*self.overrides, *overrides))
 
     def limit_of(self, precision: pl.Expr) -> pl.Expr:
-        """Return the limit for a column of `Precision` integers; 0 where it is null: other dtypes are exact."""
+        """Return the limit for a column of `Precision` integers; 0 for null, because other dtypes are exact."""
         return _look_up(precision, {p: self.relative.of(p) for p in Precision})
 
     def vanishing_share_of(self, precision: pl.Expr) -> pl.Expr:
-        """Return the share of what a value is computed from, below which it is rounding; never more than the limit."""
+        """Return the share of a value's sources below which it is rounding noise; never more than the limit."""
         return pl.min_horizontal(self.vanishing_roundoffs * roundoff_of(precision), self.limit_of(precision))
 
     def summary(self) -> dict[str, Any]:
-        """Return what ``summary.json`` says of the limits in force."""
+        """Return the limits in force for ``summary.json``."""
         listed = [{"pattern": o.pattern, "limit": o.text, "source": o.source} for o in self.overrides]
         return {**msgspec.structs.asdict(self.relative), "scalar": self.scalar, "overrides": listed}
 
 
 @cache
 def conventional() -> LimitTable:
-    """Return the limits that are shipped."""
+    """Return the limits of this package."""
     path = Path(__file__).with_suffix(".yaml")
     return _table_of(_read(path), path)
 
 
 def load_limits(path: Path | str) -> LimitTable:
-    """Return the shipped limits with those of a file of the same form laid over.
+    """Return the limits of this package, overridden by those of a file of the same form.
 
     Raises:
-        ConfigError: the file cannot be read, has unknown fields or values that are no limits.
+        ConfigError: the file cannot be read, or has unknown fields or invalid limits.
     """
     path = Path(path)
     shipped = Path(__file__).with_suffix(".yaml")
@@ -168,7 +169,7 @@ def load_limits(path: Path | str) -> LimitTable:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    # Imported here: whoever does not compare needs no yaml.
+    # A late import: only comparisons need YAML.
     from msprobe_core.untrusted.yaml_text import load_yaml
 
     content = read_text(path, kind="a file of limits", advice="give a yaml file of limits", max_bytes=_MAX_FILE_BYTES)
@@ -190,7 +191,7 @@ def _table_of(fields: Mapping[str, Any], path: Path) -> LimitTable:
     own = dict(fields)
     listed = own.pop("overrides")
     try:
-        # Not strict: to YAML 1.1, 1e-3 without a point is a text.
+        # Not strict, because YAML 1.1 parses 1e-3 without a point as text.
         table = msgspec.convert(own, LimitTable, strict=False)
         entries = msgspec.convert([] if listed is None else listed, tuple[_Entry, ...])
     except (msgspec.ValidationError, RecursionError) as error:
@@ -203,18 +204,18 @@ _FORM = "give 'rel<=X', 'abs<=X', 'ulp<=N', 'cos>=X', several joined by ' and ',
 
 
 def parse_limit(pattern: str, text: str, source: str = "--limit") -> LimitOverride:
-    """Return the limit ``text`` for rows in whose name ``pattern`` is found.
+    """Return the limit ``text`` for rows whose name contains a match of ``pattern``.
 
-    The grammar: ``ignore``, or terms joined by ``and``. A term is ``rel``, ``abs`` or ``ulp``, ``<=`` and a number that
-    is 0 or more, or ``cos``, ``>=`` and a number from -1 to 1; ``inf`` is a number too. Each at most once.
+    The grammar: ``ignore``, or terms joined by ``and``. A term is ``rel``, ``abs`` or ``ulp``, ``<=`` and a number >=
+    0, or ``cos``, ``>=`` and a number from -1 to 1; ``inf`` is a number too. Each at most once.
 
     Args:
-        pattern: Regular expression that is searched in the names of rows; without look-around and back-references.
+        pattern: Regular expression that is searched in row names; without look-around and back-references.
         text: The limit.
         source: Where it was given, for messages.
 
     Raises:
-        ConfigError: one of the two is not of its form.
+        ConfigError: one of the two is invalid.
     """
     _check_pattern(pattern, source)
     shown = " ".join(text.split())
@@ -259,7 +260,7 @@ def _check_pattern(pattern: str, source: str) -> None:
 
 
 def precision_of(dtype: str | None) -> Precision | None:
-    """Return the precision of a dtype; ``None`` where it is no floating-point dtype."""
+    """Return the precision of a dtype; ``None`` for dtypes that are not floating-point."""
     return _first(dtype, _PRECISIONS)
 
 
@@ -276,7 +277,7 @@ def _first(dtype: str | None, patterns: Sequence[tuple[str, Any]]) -> Any:
 
 
 def roundoff_of(precision: pl.Expr) -> pl.Expr:
-    """Return the unit round-off for a column of `Precision` integers; 0 where it is null."""
+    """Return the unit round-off for a column of `Precision` integers; 0 for null."""
     return _look_up(precision, UNIT_ROUNDOFF)
 
 

@@ -1,19 +1,20 @@
-"""Gradients that are rounding noise on both sides, and say nothing.
+"""Gradients that are rounding noise on both sides, and carry no information.
 
-What is zero in exact arithmetic has, in a float, the size of the roundings of what it is computed from, and no two
-programs share these. Two rules tell it:
+A value that is zero in exact arithmetic has, in floating point, the size of the roundings of its sources, and different
+programs round differently. Two rules identify such gradients:
 
-* The gradient of a vector, such as a bias, is a sum of the gradient that its call got; below so many unit round-offs of
-  that it is the sum of nothing but roundings. In float32 and finer the roundings of a sum of ``n`` terms are allowed to
-  have grown to ``sqrt(n)`` times as much (Higham and Mary, *A New Approach to Probabilistic Rounding Error Analysis*,
-  SIAM J. Sci. Comput. 41(5), 2019); coarser dtypes are summed in float32. Biases before a normalisation are a case.
-* Any other gradient scales with what its call was given in forward too, and may be small because of that. It is noise
-  only where the golden run computed it in float32 or finer, and where it is below so many of *its* unit round-offs even
-  if the gradient that the call got is multiplied by the smallest, or divided by the largest, magnitude in the call. The
-  gradients of attention's queries and keys where only one key can be attended to are a case.
+* The gradient of a vector, such as a bias, is a sum over the gradient that its call got. Below some number of unit
+  round-offs of that gradient it is a sum of roundings only. In float32 and finer, the roundings of a sum of ``n`` terms
+  may have grown to ``sqrt(n)`` times as much (Higham and Mary, *A New Approach to Probabilistic Rounding Error
+  Analysis*, SIAM J. Sci. Comput. 41(5), 2019); coarser dtypes are summed in float32. An example are biases before a
+  normalisation.
+* Any other gradient also scales with the forward inputs of its call, and may be small for that reason. It is noise only
+  if the golden run computed it in float32 or finer, and if it is below that number of *its* unit round-offs even after
+  the call's incoming gradient is multiplied by the smallest, or divided by the largest, magnitude in the call. An
+  example are the gradients of attention's queries and keys if only one key can be attended to.
 
-What a call computes from nothing but such noise is noise too. It is told by its values, which the call that made them
-and the call that got them both have; the target's must be as small for its own precision.
+Values computed from nothing but such noise are noise too. They are recognised by their statistics, which appear at the
+call that made them and at the call that got them; the target's must be equally small for its own precision.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _IDENTITY = ("numel_golden", "max_golden", "min_golden", "mean_golden", "norm_go
 
 
 def is_vanishing_vector(table: LimitTable) -> pl.Expr:
-    """Whether this is the gradient of a vector, such as a bias, that is nothing beside what it is the sum of."""
+    """Whether this is the gradient of a vector, such as a bias, that is negligible relative to the terms of its sum."""
     if not RoundingRule.VANISHING_SUMS.is_on:
         return pl.lit(value=False)
     is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
@@ -48,10 +49,10 @@ def _share_of_sum(table: LimitTable, precision: pl.Expr) -> pl.Expr:
 
 
 def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
-    """Return the numbers of the rows over their limits that are noise by the second rule, or computed from such.
+    """Return the indices of rows beyond their limits that are noise by the second rule, or computed from such noise.
 
     Args:
-        rows: Have ``limit``, ``source_norm`` and both precisions.
+        rows: Rows with ``limit``, ``source_norm`` and both precisions.
         table: The limits in force.
     """
     if not RoundingRule.NOISE_GRADIENTS.is_on:
@@ -96,7 +97,7 @@ def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
 
 
 def _smallest_share(rows: pl.DataFrame, entries: list[str]) -> dict[str, float]:
-    """Return, for calls in backward, by how much their gradients may be smaller for what they had in forward."""
+    """Return, for backward calls, the factor by which their forward inputs may make gradients smaller."""
     forward_of = {entry: forward for entry in entries if (forward := names.forward_of(_backward_of(entry))) is not None}
     size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
     is_number = pl.col("precision_golden").is_not_null() | (pl.col("type_golden") == "float")
@@ -114,7 +115,7 @@ def _backward_of(entry: str) -> str:
 
 
 def _with_consequences(rows: pl.DataFrame, suspects: pl.DataFrame, seeds: set[int]) -> list[int]:
-    """Return the seeds and what is computed from them alone, in execution order."""
+    """Return the seeds and the rows computed from them alone, in execution order."""
     columns = ("row", "entry", "role", "norm_target", "shared", "source_norm", *_IDENTITY)
     num_inputs = dict(
         rows.select("entry", "role", "kind_golden")
@@ -125,8 +126,9 @@ def _with_consequences(rows: pl.DataFrame, suspects: pl.DataFrame, seeds: set[in
         .rows()
     )
     found: list[int] = []
-    scale_of: dict[tuple[Any, ...], float] = {}  # of what the noise was computed from, by the values of the noise
-    noisy: dict[str, list[tuple[float, float]]] = {}  # golden norm and scale of the noise that a call got
+    scale_of: dict[tuple[Any, ...], float] = {}  # size of the sources of noise, by the noise's statistics
+    # Golden norm, and size of the sources, of the noise that a call got.
+    noisy: dict[str, list[tuple[float, float]]] = {}
     for row, entry, role, norm, shared, source, *identity in suspects.select(columns).rows():
         own_norm = identity[-1]
         if role == Role.INPUT.value:

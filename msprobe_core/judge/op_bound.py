@@ -1,8 +1,7 @@
-"""What one call's own rounding explains, where everything it was given is equal to the bit.
+"""Error that one call's own rounding explains, if all its inputs are bitwise equal.
 
-Nothing is passed on to such a call, so what noise has gathered on the way to it in other runs does not count. It rounds
-its result, and what it adds up in between: see `msprobe_core.judge.noise.rounding` for the least that this does to
-each measure.
+Such a call inherits no error, so noise that accumulates before it in other runs does not count. It rounds its result
+and its intermediate sums; see `msprobe_core.judge.noise.rounding` for the minimum effect of this on each measure.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from msprobe_core.judge.noise.rounding import least, with_sizes
 from msprobe_core.model import Role
 
 ALLOWED = 30.0
-"""How many times the least of one rounding a healthy call may be off.
+"""How many times the minimum of one rounding a healthy call may be off.
 
-Sums of some thousand products are off by up to a few times the least, and so is a softmax. Measured: the averaged
-measures of calls whose rounding is shared by all elements of a row, as in a normalisation, by up to 12 times.
+Sums of some thousand products are off by up to a few times the minimum, and so is a softmax. Measured: up to 12 times,
+for averaged measures of calls whose rounding is shared by all elements of a row, as in a normalisation.
 """
 
 
@@ -33,10 +32,10 @@ _READ = (
 
 
 def local_excess(rows: pl.DataFrame) -> pl.Series:
-    """Return, of each row that a call made, its error in units of what is allowed of that call alone; 0 of others.
+    """Return, for each row that a call made, its error in units of what that call alone may cause; 0 for other rows.
 
     Args:
-        rows: Judged.
+        rows: Judged rows.
     """
     return with_added(rows.select(cs.by_name(*_READ, require_all=False)), _local_excess)["local_excess"]
 

@@ -1,15 +1,15 @@
-"""Find, within one rank of one step, the calls that made something wrong of what was right.
+"""Find, within one rank and step, the calls whose inputs are right and whose outputs are wrong.
 
-A *source* is a call whose output is beyond what rounding explains while nothing that it was given is: neither its
-tensor inputs nor, of a backward, what its forward had kept. A wrong parameter makes the call that gets it a source. A
-call that encloses a source is none itself: the search descends as far as calls were recorded.
+A *source* is a call whose output exceeds what rounding explains, while its tensor inputs do not, nor, for a backward,
+the values that its forward saved. A wrong parameter makes the call that gets it a source. A call that encloses a source
+is not a source itself: the search descends as far as calls were recorded.
 
-Where a wrong value appears that no recorded call has made, calls that one side has alone explain it; then the innermost
-enclosing module that is a source; and if there is none, it came from outside of what was recorded.
+A wrong value without a recorded maker is explained, in this order, by calls that one side has alone, by the innermost
+enclosing module that is a source, or else by calls outside of the recording.
 
-A fault may be weak where it arises and strong further on. So from a source whose inputs are not quite as they should
-be, though within what rounding allows, the search goes back along the values, and takes the call at which the error
-grew most, in units of what rounding explains.
+A fault may be weak where it arises and strong later. So from a source whose inputs differ noticeably, though within
+rounding, the search goes back along the values, and selects the call at which the error grew most, in units of what
+rounding explains.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mism
 from msprobe_core.model import Phase, Role
 
 Node: TypeAlias = dict[str, Any]
-"""One row of what `msprobe_core.judge.nodes.nodes_of` returns."""
+"""One row of the result of `msprobe_core.judge.nodes.nodes_of`."""
 
 MAX_SOURCES = 40
-"""Of one rank of one step; those that come later are hardly the first."""
+"""Maximum number for one rank and step; later ones are hardly the first."""
 
 MARGINAL_EXCESS = 1.2
-"""Below this, suspects come after all others."""
+"""Suspects below this excess are ordered after all others."""
 
 _WEAK = 1.5
-"""From how many times what rounding is expected to do an input is worth a look at where it comes from."""
+"""Input error, in multiples of the expected rounding, from which the search goes back to its origin."""
 
 _GROWTH = 1.3
-"""By how much more the error must grow at an earlier call for that to be the source."""
+"""Factor by which the error must grow more at an earlier call for that call to become the source."""
 
 _MAX_HOPS = 200
 _MANY_ALONE = 4
-"""More calls of one module that one side has alone mean that it computes the same by other calls."""
+"""If one side alone has more calls of a module, it computes the same by other calls."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A call that is suspected.
+    """A suspected call.
 
     Attributes:
         node: The call.
         lone: The call that one side has alone and that explains it; ``None`` if there is none.
-        made: Whether the call itself made the error, and was not given it from outside of what was recorded. With
-            ``seen_at``: what the call made is right, and is another where that call gets it.
-        seen_at: The call at which the error is beyond rounding, where that is a later one.
+        made: Whether the call itself made the error, instead of getting it from outside of the recording. With
+            ``seen_at``: the call's result is right, but changed before that call gets it.
+        seen_at: The later call at which the error exceeds rounding, if any.
     """
 
     node: Node
@@ -64,27 +64,27 @@ class Source:
     seen_at: Node | None = None
 
     def size(self, what: Literal["score", "excess"]) -> float:
-        """Return by how much what is suspected is beyond rounding: the largest score, or excess, of the call."""
+        """Return how far the suspect exceeds rounding: the largest score, or excess, of the call."""
         node, seen_at = self.node, self.seen_at or self.node
         if node["is_lost"] or node["is_added_up"] or (what == "excess" and node["has_other_number"]):
-            return INFINITE  # nothing rounds an argument
+            return INFINITE  # arguments are not rounded
         is_given_right = self.made and seen_at["input_excess"] <= 1
         parts = ("output", "parameter") if is_given_right else ("output", "parameter", "input")
         return max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
 
 
 class Nesting:
-    """Which call encloses which, on both sides."""
+    """Parents of calls on both sides."""
 
     def __init__(self, target: Mapping[str, str | None], golden: Mapping[str, str | None]) -> None:
-        """Take the parents of all calls, by name of the entry."""
+        """Take the parents of all calls, by entry name."""
         self.target = target
         self._sides = (target, golden)
 
     def ancestors(self, entry: str, *, in_golden: bool = False) -> Iterator[str]:
         """Yield the names of the enclosing calls, innermost first."""
         parents = self._sides[in_golden]
-        seen = {entry}  # a file may say that a call encloses itself
+        seen = {entry}  # in a damaged file a call may enclose itself
         parent = parents.get(entry)
         while parent is not None and parent not in seen:
             yield parent
@@ -104,13 +104,13 @@ class Nesting:
 def find_sources(
     rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting, *, is_foreign: bool = False
 ) -> list[Source]:
-    """Return the sources of one rank of one step, in execution order, `MAX_SOURCES` at the most.
+    """Return the sources of one rank and step, in execution order, at most `MAX_SOURCES`.
 
     Args:
-        rows: With scores, see `msprobe_core.judge.nodes.with_scores`.
-        nodes: Those of the rows.
-        nesting: Of both sides.
-        is_foreign: Whether the two are of different frameworks, which compute the same by other calls.
+        rows: Rows with scores, see `msprobe_core.judge.nodes.with_scores`.
+        nodes: The nodes of the rows.
+        nesting: Nesting on both sides.
+        is_foreign: Whether the two are of different frameworks, which compute the same by different calls.
     """
     own = _without_old_state(nodes, nesting)
     if not _events(own) or not _has_consequence(nodes, rows):
@@ -138,17 +138,17 @@ def find_sources(
 
 
 def is_flagged() -> pl.Expr:
-    """Whether something at a node is beyond what rounding explains."""
+    """Whether a node has a difference beyond what rounding explains."""
     excess = pl.max_horizontal("input_excess", "parameter_excess", "output_excess")
     is_pair = pl.col("only_on").is_null()
     return (is_pair & ((excess > 1) | pl.col("parts_missing") | pl.col("has_other_number"))) | pl.col("is_lost")
 
 
 def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
-    """Whether anything but the form of calls differs: numbers beyond rounding, what a module made, a gradient.
+    """Whether more than the form of calls differs: numbers beyond rounding, results of modules, or gradients.
 
-    Another kernel may be given its mask as booleans where this one adds numbers; as long as what comes of it is the
-    same, nothing is wrong.
+    For example, another kernel may get its mask as booleans instead of numbers to add; if the results agree, nothing is
+    wrong.
     """
     is_number = (pl.col("excess") > 1) & pl.col("score").is_finite()
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
@@ -161,10 +161,10 @@ def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
 
 
 def _without_old_state(nodes: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
-    """Return nodes without calls of the optimizer that were given another state behind an update.
+    """Return nodes without optimizer calls whose state differs because of an earlier update.
 
-    An earlier step made it and was judged by what its gradients allow; here nothing tells how far healthy states are
-    apart. What a wrong one makes of a parameter shows in the next step.
+    An earlier step made that state, and was judged by what its gradients allow; here nothing shows how far healthy
+    states may differ. The effect of a wrong state on a parameter shows in the next step.
     """
     if nodes["parameters_equal"].all():
         return nodes
@@ -174,7 +174,7 @@ def _without_old_state(nodes: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
 
 
 def _events(nodes: pl.DataFrame) -> list[Node]:
-    """Return the nodes where something begins to be wrong; the first one also if it was given what is wrong."""
+    """Return the nodes where something becomes wrong, and the first flagged node even if its inputs are wrong."""
     flagged = nodes.filter(is_flagged())
     if not flagged.height:
         return []
@@ -192,7 +192,7 @@ def _events(nodes: pl.DataFrame) -> list[Node]:
 
 def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone: _Alone, values: _Values) -> Source:
     if node["input_excess"] > 1 or node["saved_excess"] > 1:
-        # A wrong value that nothing recorded has made.
+        # A wrong value without a recorded maker.
         if (lone := alone.before(node)) is not None:
             return Source(lone, lone, seen_at=node)
         enclosing = (by_entry.get(entry) for entry in nesting.of(node))
@@ -231,10 +231,10 @@ class _Alone:
         self._is_foreign = is_foreign
 
     def inside(self, module: Node) -> Node | None:
-        """Return the first of a module, unless it has so many that it computes the same in another way.
+        """Return the first call of a module, unless so many are alone that the module computes the same in another way.
 
-        Between frameworks what is inside of the modules of a module is no sign, nor what a layer of a framework is put
-        together from: that is another way to compute the same.
+        Between frameworks, calls inside inner modules are no sign of a fault, and neither are the calls that implement
+        a framework's layer: both may compute the same in another way.
         """
         if self._is_foreign and any(_is_layer(module[name]) for name in ("entry", "entry_golden")):
             return None
@@ -242,7 +242,7 @@ class _Alone:
         return self._first([i for i, outer in enumerate(around) if module["entry"] in outer])
 
     def before(self, node: Node) -> Node | None:
-        """Return the nearest before a node, in a module that encloses both."""
+        """Return the nearest call before a node, in a module that encloses both."""
         enclosing = {*self._nesting.of(node)}
         places = [
             i
@@ -252,10 +252,10 @@ class _Alone:
         return self._first(places[-_MANY_ALONE - 1 :])
 
     def _first(self, places: Sequence[int]) -> Node | None:
-        # A module that is alone stands for the calls in it.
+        # An unmatched module stands for the calls in it.
         outermost = [i for i in places if not self._entries.intersection(self._around[i])]
         if self._is_foreign and len({self._nodes[i]["only_on"] for i in outermost}) > 1:
-            return None  # both make calls of their own: another way to compute the same
+            return None  # both sides make calls of their own: another way to compute the same
         return self._nodes[outermost[0]] if 0 < len(outermost) <= _MANY_ALONE else None
 
 
@@ -268,7 +268,7 @@ _IDENTITY = ("numel", "max", "min", "mean", "norm", "num_nan")
 
 
 class _Values:
-    """Which call made which value: a value is known again by its statistics on both sides."""
+    """Maker of each value; a value is recognised by its statistics on both sides."""
 
     def __init__(self, rows: pl.DataFrame, nodes: pl.DataFrame) -> None:
         self._rows = rows
@@ -276,8 +276,8 @@ class _Values:
         self._made: dict[tuple[Any, ...], list[tuple[int, str]]] | None = None
 
     def origin_of(self, node: Node) -> Node:
-        """Return the call on the way to ``node`` at which the error grew most."""
-        # An input that is off by as much as rounding may be turns a decision; that is no growth.
+        """Return the call on the path to ``node`` at which the error grew most."""
+        # A discrete decision may change because of an input that differs by rounding only; that is not growth.
         best, best_growth, current = node, 1.0 if node["turns"] else _growth(node), node
         for _ in range(_MAX_HOPS):
             if not _WEAK <= current["input_score"] < INFINITE:
@@ -291,9 +291,9 @@ class _Values:
         return best
 
     def maker_of(self, node: Node) -> Node | None:
-        """Return the call that made the wrong value a node was given, though nothing is said against it there.
+        """Return the call that made the wrong value a node was given, although that call shows no error.
 
-        Such as integers that rounding may turn: only where they are used as numbers an error has a size.
+        An example are integers that rounding may change: their error has a size only where they are used as numbers.
         """
         maker, current = None, node
         for _ in range(_MAX_HOPS):
@@ -306,14 +306,14 @@ class _Values:
         return maker
 
     def changed_behind(self, node: Node) -> Node | None:
-        """Return the call that made, in both runs alike, a gradient that ``node`` was given in the golden run alone.
+        """Return the call that made, equally in both runs, a gradient that ``node`` got in the golden run only.
 
-        Something has changed it in between, such as a hook on the gradient of a parameter.
+        In the target something has changed it in between, such as a hook on a parameter's gradient.
         """
         is_wrong = (pl.col("role") == Role.INPUT.value) & (pl.col("excess") > 1) & (pl.col("norm_golden") > 0)
         given = self._rows.filter((pl.col("entry") == node["entry"]) & is_wrong & (pl.col("numel_golden") > 1))
         worst = given.sort("score", descending=True, maintain_order=True).head(1)
-        keys = [f"{name}_golden" for name in _IDENTITY if name != "num_nan"]  # which older dumps do not have
+        keys = [f"{name}_golden" for name in _IDENTITY if name != "num_nan"]  # older dumps lack it
         is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
         made = self._rows.filter(is_made & (pl.col("phase") != Phase.FORWARD.value))
         found = worst.select(keys).join(made.select(*keys, "entry"), on=keys, how="inner")

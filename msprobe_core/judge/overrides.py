@@ -1,12 +1,12 @@
-"""Limits that are given for rows by name: which row has which, and whether it keeps to them.
+"""Limits given for rows by name: which row has which limit, and whether it complies.
 
-A row has the last of the limits in whose pattern's reach it is. Each of the limit's terms whose quantity is known of
-the row must hold; where none is known, the conventional limit decides. What is known depends on what was compared:
+A row has the last limit whose pattern matches its name. All terms of the limit whose quantity is known for the row must
+hold; if none is known, the conventional limit decides. The known quantities depend on what was compared:
 
-* ``rel``: the relative error that the row is judged by; of an argument, that of the number; not of integers;
-* ``abs``: the largest absolute difference, where the tensors themselves were compared; otherwise it is at least the
-  largest difference of maximum, minimum and mean, which is over the limit only if the unknown difference is too;
-* ``cos`` and ``ulp``: where the tensors themselves were compared, and are no integers.
+* ``rel``: the relative error by which the row is judged; for an argument, that of the number; not for integers;
+* ``abs``: the largest absolute difference, if the tensors themselves were compared; otherwise the largest difference of
+  maximum, minimum and mean, a lower bound that exceeds the limit only if the unknown difference does too;
+* ``cos`` and ``ulp``: if the tensors themselves were compared, and are not integers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LARGEST_ULP = "ulp_max"
 
 HELPERS = ("is_ignored", "is_overridden", "conventional_limit", *(f"own_{term}" for term in TERMS),
            *(f"fails_{term}" for term in TERMS), *(f"known_{term}" for term in TERMS))  # fmt: skip
-"""Columns that `with_overrides` adds for the verdict alone."""
+"""Columns that `with_overrides` adds for the verdict only."""
 
 
 def with_overrides(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
-    """Return ``rows`` with ``override``, what messages call the limit that a row has by name, and the `HELPERS`.
+    """Return ``rows`` with ``override``, the name in messages of a row's limit by name, and the `HELPERS`.
 
-    ``limit`` becomes that limit's ``rel`` where one of its terms is known of the row.
+    ``limit`` becomes that limit's ``rel`` if one of its terms is known for the row.
     """
     rows = _with_own(rows, table)
     if not table.overrides:
@@ -46,7 +46,7 @@ def with_overrides(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     ).with_columns(
         **{
             f"fails_{term}": ~(
-                # NaN, where one side is all zero, would count as the largest number.
+                # NaN, if one side is all zero, would compare as the largest number.
                 (pl.col(f"known_{term}") >= pl.col(f"own_{term}")) & pl.col(f"known_{term}").is_not_nan()
                 if term == "cos"
                 else pl.col(f"known_{term}") <= pl.col(f"own_{term}")
@@ -64,7 +64,7 @@ _KINDS = (("fails", pl.Boolean), ("known", pl.Float64))
 
 
 def _with_own(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
-    """Add the terms of the last limit in whose reach each row is."""
+    """Add the terms of the last limit whose pattern matches each row."""
     found = pl.lit(None, dtype=pl.Int32)
     for i, override in enumerate(table.overrides):
         found = pl.when(_reaches(override)).then(pl.lit(i, dtype=pl.Int32)).otherwise(found)
@@ -89,20 +89,20 @@ _SIDES = ("target", "golden")
 
 
 def _reaches(override: LimitOverride) -> pl.Expr:
-    """Whether the pattern is found in the row's name on either side."""
+    """Whether the pattern matches the row's name on either side."""
     names = [pl.col(f"name_{side}") for side in _SIDES]
     return pl.any_horizontal([name.str.contains(override.pattern).fill_null(False) for name in names])
 
 
 def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[str]:
-    """Return a sentence on limits in whose pattern's reach no row is, most likely because the pattern is mistaken.
+    """Return a sentence on limits whose pattern matches no row, most likely by mistake.
 
     Args:
-        rows: As `with_overrides` returns them.
+        rows: Result of `with_overrides`.
         table: The limits in force.
     """
     used = set(rows["override"].unique())
-    unused = [each for each in table.overrides if each.origin not in used]  # or hidden by a later one
+    unused = [each for each in table.overrides if each.origin not in used]  # or overridden by later limits
     idle = [each for each in unused if not rows.select(_reaches(each).any()).item()]
     if not idle:
         return []
@@ -110,10 +110,10 @@ def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[str]:
 
 
 def _known(term: str, columns: list[str]) -> pl.Expr:
-    """Return what is known of the quantity that ``term`` bounds; null where nothing is."""
+    """Return the known value of the quantity that ``term`` bounds; null if it is unknown."""
     unknown = pl.lit(None, dtype=pl.Float64)
     both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
-    # Integers stay equal whatever relative error is allowed; only a bound of their difference says something else.
+    # Integers must be equal whatever relative error is allowed; only an absolute limit applies to them.
     is_float = pl.col("precision").is_not_null()
     if term in {"cos", "ulp"}:
         column = COSINE if term == "cos" else LARGEST_ULP
@@ -124,7 +124,7 @@ def _known(term: str, columns: list[str]) -> pl.Expr:
         has_float = pl.any_horizontal(*[kind == "float" for kind in types])
         scalar = pl.when(are_numbers & has_float).then(pl.col("max_rel").abs())
         return pl.when(both_tensors).then(pl.when(is_float).then(pl.col("judged_error"))).otherwise(scalar)
-    # Of NaN and Inf the rules of their own say what there is to say.
+    # Skip differences of NaN and Inf, which have their own rules.
     parts = [pl.col(f"{name}_diff").abs() for name in ("max", "min", "mean")]
     at_least = pl.max_horizontal(*[pl.when(part.is_finite()).then(part) for part in parts])
     exact = pl.col(LARGEST_ABS) if LARGEST_ABS in columns else unknown

@@ -1,4 +1,4 @@
-"""Which arguments of calls are parameters, such as the weight of a linear layer: by position or by value."""
+"""Arguments of calls that are parameters, such as the weight of a linear layer: found by position or by value."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 _STATE = ("weight", "bias", "running_mean", "running_var")
-"""Names under which calls get parameters and other state of a module."""
+"""Names of arguments that take parameters and other state of a module."""
 
 _SIDES = ("target", "golden")
 _KINDS = tuple(f"kind_{side}" for side in _SIDES)
 _IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
-"""By what a tensor is known again, whatever its shape: a transposed weight is the weight."""
+"""Statistics that identify a tensor of any shape: a transposed weight is still the weight."""
 
 
 def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Expr:
-    """Whether a value is an argument at a place where its API takes parameters or other state of a module.
+    """Whether a value is an argument at a position where its API takes parameters or other state of a module.
 
     Args:
-        limits: Say which places these are.
-        name: Column of the row's name.
-        entry: Column of the entry's.
+        limits: Define these positions.
+        name: Column of row names.
+        entry: Column of entry names.
     """
     positions = [f"{api}.{i}" for api, places in limits.parameters.items() for i in places]
     place = pl.col(name).str.extract(names.INPUT_PLACE)
@@ -36,17 +36,17 @@ def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Ex
 
 
 def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None]) -> list[int]:
-    """Return the row numbers of the arguments that differ and are parameters.
+    """Return the indices of the rows that differ and are parameters given as arguments.
 
     Args:
         judged: Judged rows.
-        limits: Those in force, which say at which position an API has a parameter.
-        parents: The enclosing call of each of the target's calls, which tells whose parameter an argument is.
+        limits: The limits in force, which define at which positions APIs take parameters.
+        parents: The enclosing calls of the target's calls, to find an argument among its module's parameters.
     """
     identity = [f"{name}_{side}" for name in _IDENTITY for side in _SIDES]
     own = judged.lazy().filter(_is_tensor(Role.PARAMETERS)).select("entry", *identity).collect()
     owners = set(own["entry"])
-    # Few modules have parameters of their own; of other arguments no value is looked at.
+    # Few modules own parameters, so the values of most arguments need no comparison.
     inside = {entry: owner for entry, owner in parents.items() if owner in owners}
     given = (
         judged.lazy()

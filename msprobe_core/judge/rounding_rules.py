@@ -1,7 +1,7 @@
-"""What rounding does to healthy runs beyond limits and floors: one rule each, and a switch to measure what it is worth.
+"""Effects of rounding in healthy runs beyond limits and floors: one rule each, with a switch to measure its value.
 
-Every rule excuses differences that would be false alarms, and may hide a fault; the last one does the contrary. Whether
-a rule is worth keeping shows on models that it was not made for: `without` switches it off.
+Every rule excuses differences that would be false alarms, and may hide a fault; the last one does the opposite. The
+value of a rule is measured on models for which it was not designed: `without` switches it off.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class Rule:
-    """What a rule is.
+    """Description of a rule.
 
     Attributes:
-        excuses: What it lets pass.
+        excuses: The differences that it excuses.
         ground: Its derivation or its measurement.
         place: The module that applies it, in `msprobe_core.judge`.
     """
@@ -32,43 +32,43 @@ class RoundingRule(Enum):
     """All rules."""
 
     ACTIVATION_FLIPS = Rule(
-        "limits of gradients behind a rectifier whose inputs differ by rounding",
+        "limits of gradients after a rectifier whose inputs differ by rounding",
         "derived: elements near zero change sides, sqrt(0.64 e) of the gradient's norm for inputs that differ by e",
         "activation_flips",
     )
     TURNED_ELEMENTS = Rule(
-        "scores of what is computed from a gradient of which a rectifier turned at most three elements",
-        "counted: statistics differ by what whole elements do",
+        "scores of values computed from a gradient of which a rectifier turned at most three elements",
+        "counted: statistics differ by the effect of whole elements",
         "noise.turned",
     )
     VANISHING_SUMS = Rule(
-        "gradients of vectors below sqrt(n) unit round-offs of what they are a sum of",
+        "gradients of vectors below sqrt(n) unit round-offs of the terms of their sum",
         "Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019: roundings of a sum of n terms grow with sqrt(n)",
         "noise_gradients",
     )
     NOISE_GRADIENTS = Rule(
-        "other gradients below the unit round-offs of what they are computed from, and what follows from these alone",
+        "other gradients below the unit round-offs of their sources, and values computed from these alone",
         "derived: scaled by the smallest magnitude in the call",
         "noise_gradients",
     )
     ROUNDS_TO_ZERO = Rule(
-        "a golden tensor of zeros where the target has a few unit round-offs of what it is computed from",
+        "a golden tensor of zeros where the target has a few unit round-offs of its sources",
         "derived: a result that is zero in exact arithmetic has the size of its roundings",
         "verdict",
     )
     CARRIED_PARAMETERS = Rule(
-        "floors of a step that begins with parameters that differ as those after an optimizer's step do",
+        "floors of a step that begins with parameters that differ as after an optimizer's step",
         "measured: distance of values over that of parameters, on tiny Llama and GPT-2 after one step of AdamW",
         "noise.carried",
     )
     UPDATED_PARAMETERS = Rule(
-        "parameters after an update, judged by norm and mean beside the same parameters of other layers",
-        "an update of Adam has either sign where a gradient is rounding alone, so extremes of parameters jump",
+        "parameters after an update, judged by norm and mean relative to the same parameters of other layers",
+        "an update of Adam has a random sign where a gradient is rounding noise, so extremes of parameters jump",
         "updates",
     )
     OWN_ROUNDING = Rule(
-        "nothing: accuses calls of equal inputs by what one call's own rounding does, below the floor of noise",
-        "measured: healthy calls are off by up to 12 times the least of one rounding, 30 times is allowed",
+        "nothing: accuses calls with equal inputs whose error exceeds their own rounding, below the noise floor",
+        "measured: healthy calls are off by up to 12 times the minimum of one rounding; 30 times is allowed",
         "op_bound",
     )
 
@@ -83,7 +83,7 @@ _OFF: ContextVar[frozenset[RoundingRule]] = ContextVar("rounding rules that are 
 
 @contextmanager
 def without(*rules: RoundingRule) -> Generator[None, None, None]:
-    """Judge without some rules, in this thread: to measure what they are worth, not for users."""
+    """Judge without some rules, in this thread: to measure their value, not for users."""
     token = _OFF.set(_OFF.get().union(rules))
     try:
         yield

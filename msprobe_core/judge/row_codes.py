@@ -1,4 +1,4 @@
-"""What may be found of a row of a comparison."""
+"""Codes of findings about rows of a comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msprobe_core.findings import Code
 
 
 class RowCode(Code):
-    """What may be found of a row."""
+    """Code of a finding about a row."""
 
     SAID = "row.said"
 
@@ -71,4 +71,4 @@ class RowCode(Code):
 
 
 EXCUSES = tuple(code for code in RowCode if code.value.startswith("row.excused."))
-"""Why a row is not judged."""
+"""Reasons for which a row is not judged."""

@@ -1,4 +1,4 @@
-"""What rows are and hold: the conditions of the rules by which they are judged."""
+"""Conditions on rows, used by the rules that judge them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from msprobe_core.model import Role
 from msprobe_core.store.frame import RowKind
 
 FROM_END = "is_counted_from_end"
-"""Column that says of two numbers that they are one size or dimension, which one side counts from the end."""
+"""Column: whether two numbers mean the same size or dimension, which one side counts from the end."""
 
 EXCUSE, EXCUSE_OF = "excuse", "excuse_of"
-"""Columns that say why a row is not judged, as the code of what is found, and of which side or call that speaks."""
+"""Columns with the reason for which a row is not judged, as a finding's code, and the side or call that it names."""
 
 DEVICE_TEXT = r"^(cpu|cuda|npu|gpu|xpu|mps|meta|ascend)(:(\d+|None))?$"
 _DTYPE_TEXT = r"^(torch|mindspore)\.\w+$"
@@ -29,17 +29,17 @@ def both(kind: RowKind) -> pl.Expr:
 
 
 def other_grad(*, is_foreign: bool) -> pl.Expr:
-    """Whether ``requires_grad`` differs, which says nothing between two frameworks."""
+    """Whether ``requires_grad`` differs; always false between two frameworks, where it means nothing."""
     return pl.lit(value=False) if is_foreign else pl.col("requires_grad_target") != pl.col("requires_grad_golden")
 
 
 def same_shape() -> pl.Expr:
-    """Whether the shapes are equal; null where one is unknown."""
+    """Whether the shapes are equal; null if one is unknown."""
     return pl.col("shape_target") == pl.col("shape_golden")
 
 
 def is_default() -> pl.Expr:
-    """Whether one side has a value where the other has nothing, or a number where the other has a tensor of it."""
+    """Whether one side has a value and the other has nothing, or one has a number and the other a tensor of it."""
     kinds = [pl.col(f"kind_{side}").cast(pl.String) for side in ("target", "golden")]
     has_tensor = pl.any_horizontal(*[kind == RowKind.TENSOR.value for kind in kinds])
     is_number = pl.all_horizontal(*[kind != RowKind.NONE.value for kind in kinds])
@@ -49,7 +49,7 @@ def is_default() -> pl.Expr:
 
 
 def scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
-    """Whether two arguments that are no tensors count as equal."""
+    """Whether two arguments that are not tensors count as equal."""
     target, golden = pl.col("text_target"), pl.col("text_golden")
     same_text = target == golden
     are_numbers = pl.col("type_target").is_in(["int", "float"]) & pl.col("type_golden").is_in(["int", "float"])
@@ -58,7 +58,7 @@ def scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
     is_within = difference <= table.scalar * pl.col("max_golden").abs()
     close = both_floats & (statistics_columns.is_equal("max") | is_within)
     lowest = pl.col("max_target").is_in(LOWEST_FINITE) & pl.col("max_golden").is_in(LOWEST_FINITE)
-    # Which device a value is on, and which format it is cast to, is what two healthy runs may differ in.
+    # Healthy runs may use other devices and cast to other formats.
     devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
     dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
     grounds = [same_text, close, lowest, devices, dtypes]
@@ -66,18 +66,18 @@ def scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
         types = [pl.col(f"type_{side}") for side in ("target", "golden")]
         are_values = pl.all_horizontal(*[kind.is_in(["int", "float", "bool"]) for kind in types])
         named = [text.str.to_lowercase().str.contains(_FOREIGN_DTYPE) for text in (target, golden)]
-        # One may write -1 where the other writes the size or the dimension that this is.
+        # One side may write -1 where the other writes the size or the dimension itself.
         grounds += [are_values & statistics_columns.is_equal("max"), pl.col(FROM_END), named[0] & named[1]]
     return pl.any_horizontal(ground.fill_null(False) for ground in grounds)
 
 
 def has_failed() -> pl.Expr:
-    """Whether a side could not record the value, and says why."""
+    """Whether a side could not record the value, and has a reason for it."""
     return pl.col("failure_target").is_not_null() | pl.col("failure_golden").is_not_null()
 
 
 def failures() -> pl.Expr:
-    """Return what the sides say that could not record the value."""
+    """Return the reasons for which the sides could not record the value."""
     sides = [
         pl.when(pl.col(f"failure_{side}").is_not_null()).then(formatted(f"{side} {{}}", f"failure_{side}"))
         for side in ("target", "golden")
@@ -86,9 +86,9 @@ def failures() -> pl.Expr:
 
 
 def is_uncompared() -> pl.Expr:
-    """Whether both sides have a tensor of the same shape with elements, and nothing of its values could be compared.
+    """Whether both sides have a tensor of the same shape with elements, and none of its values could be compared.
 
-    Not where a side says why.
+    False if a side has a reason for this.
     """
     both_tensors = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR)
     has_no_error = pl.col("error").is_null() & pl.col("judged_error").is_null()
@@ -105,12 +105,12 @@ def _has_equal_specials() -> pl.Expr:
 
 
 def lacks_statistics(side: str) -> pl.Expr:
-    """Whether a side has no statistic of the row."""
+    """Whether a side has no statistics for the row."""
     return pl.all_horizontal(*[pl.col(f"{name}_{side}").is_null() for name in statistics_columns.STATISTICS])
 
 
 def differs_exactly(*, by_checksum: bool) -> pl.Expr:
-    """Whether a row breaks a rule that knows no size."""
+    """Whether a row breaks a rule of exact equality."""
     other_bytes = (pl.col("checksum_target") != pl.col("checksum_golden")) & by_checksum
     other_integers = (pl.col("judged_error") > 0) & pl.col("precision").is_null()
     return pl.any_horizontal(

@@ -1,7 +1,7 @@
-"""Say of rows what was found of them: apply rules, word what they find, and make findings of the few that are shown.
+"""Apply rules to rows, render their findings as text, and create findings of the few rows that are shown.
 
-Rules are applied to whole frames. What they find stands in two columns of lists: ``messages``, in English with the
-level, and `FINDINGS`, the codes with the values of their fields, of which `findings_of` makes findings.
+Rules are applied to whole frames. The result is two columns of lists: ``messages``, in English with the level, and
+`FINDINGS`, the codes with the values of their fields, from which `findings_of` creates findings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msprobe_core.judge.formatting import rendered
 from msprobe_core.judge.row_codes import RowCode
 
 FINDINGS = "findings"
-"""Column of the findings of a row, in the order of ``messages``."""
+"""Column of a row's findings, in the order of ``messages``."""
 
 _NUMBERS: dict[str, type[int | float]] = {
     "num_flips": int,
@@ -39,18 +39,18 @@ _FINDING = pl.Struct(
 """A finding in a frame: the values of its fields in the order of `_fields_of`, without their names."""
 
 SCHEMA = {"messages": pl.List(pl.String), FINDINGS: pl.List(_FINDING)}
-"""Columns of what was found of rows."""
+"""Columns for the findings of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """What is found of the rows for which a condition holds.
+    """The finding for rows that meet a condition.
 
     Attributes:
-        code: What is found.
-        level: How bad it is.
-        condition: Of which rows; a row for which it is null is none of them.
-        fields: The columns that hold the fields of the finding, or expressions.
+        code: Code of the finding.
+        level: Its severity.
+        condition: Selects the rows; null counts as false.
+        fields: Columns or expressions for the fields of the finding.
     """
 
     code: RowCode
@@ -60,17 +60,17 @@ class RowRule:
 
 
 def described(rows: pl.DataFrame, rules: Sequence[RowRule]) -> pl.DataFrame:
-    """Return ``row``, ``level`` (of the worst finding) and `SCHEMA` of the rows of which there is something to say.
+    """Return ``row``, ``level`` (of the worst finding) and `SCHEMA` for the rows that have findings.
 
     Args:
-        rows: With a number in ``row``.
-        rules: In the order in which findings are to stand.
+        rows: Rows with their index in ``row``.
+        rules: Rules in the order of their findings.
     """
     holds = rows.select(rule.condition.fill_null(value=False).alias(str(i)) for i, rule in enumerate(rules))
     parts = [_found(rows.filter(holds[str(i)]), rule) for i, rule in enumerate(rules) if holds[str(i)].any()]
     if not parts:
         return pl.DataFrame(schema={"row": rows.schema["row"], "level": pl.String, **SCHEMA})
-    levels = [level.value for level in Level]  # the worst first
+    levels = [level.value for level in Level]  # worst first
     return (
         pl.concat(parts)
         .group_by("row", maintain_order=True)
@@ -80,7 +80,7 @@ def described(rows: pl.DataFrame, rules: Sequence[RowRule]) -> pl.DataFrame:
 
 
 def codes() -> pl.Expr:
-    """Return the codes of what was found of a row, in the order of ``messages``."""
+    """Return the codes of a row's findings, in the order of ``messages``."""
     return pl.col(FINDINGS).list.eval(pl.element().struct.field("code").cast(pl.String))
 
 
@@ -88,18 +88,18 @@ def findings_of(cell: Sequence[Mapping[str, Any]] | None) -> list[Finding]:
     """Return the findings of a row.
 
     Args:
-        cell: What the row has in `FINDINGS`.
+        cell: The row's value in `FINDINGS`.
     """
     return [_finding(each) for each in cell or ()]
 
 
 def said(finding: Finding) -> Finding:
-    """Return what is said of a row: the finding with its level before it."""
+    """Return a finding that shows another one with its level before it."""
     return Finding(RowCode.SAID, finding.level, {"level": finding.level, "finding": finding})
 
 
 def _found(rows: pl.DataFrame, rule: RowRule) -> pl.DataFrame:
-    """Return ``row``, ``rank`` of the level, ``messages`` and `FINDINGS` of rows for which a rule holds."""
+    """Return ``row``, ``rank`` of the level, ``messages`` and `FINDINGS` for rows that meet a rule's condition."""
     texts, numbers = _fields_of(rule.code)
     fields = rows.select(
         "row",

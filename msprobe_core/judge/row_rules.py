@@ -1,4 +1,4 @@
-"""The rules of what is found of a row; `msprobe_core.judge.verdict` says them in words."""
+"""The rules for findings about rows; `msprobe_core.judge.verdict` describes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rules_of(table: LimitTable, *, by_checksum: bool, is_foreign: bool, has_nest
     Args:
         table: The limits in force.
         by_checksum: Whether different checksums are an error.
-        is_foreign: Whether the two are of different frameworks.
+        is_foreign: Whether the dumps are of different frameworks.
         has_nesting: Whether rows without values are calls.
     """
     terms = _Terms(table, by_checksum, is_foreign)
@@ -72,7 +72,7 @@ def _excuses() -> list[RowRule]:
 
 @dataclass(frozen=True)
 class _Terms:
-    """What several rules speak of, as expressions."""
+    """Expressions that several rules share."""
 
     table: LimitTable
     by_checksum: bool
@@ -97,7 +97,7 @@ class _Terms:
 
     @cached_property
     def by_rule(self) -> pl.Expr:
-        """What flips between healthy repetitions, such as the choice of an expert, may flip in the target too."""
+        """Values that change between healthy repetitions, such as an expert's choice, may differ in the target too."""
         return self.by_convention & (pl.col("num_flips") == 0)
 
     @cached_property
@@ -122,7 +122,7 @@ class _Terms:
 
     @cached_property
     def falls_back(self) -> pl.Expr:
-        """One side has a default value where the other has none."""
+        """One side has a default value and the other has none."""
         return is_default() if self.is_foreign else pl.lit(value=False)
 
 
@@ -134,7 +134,7 @@ _GIVEN_BY: dict[str, pl.Expr | str] = {"given_by": "override"}
 
 
 def _rules_of_presence(terms: _Terms) -> list[RowRule]:
-    """Return the rules of what the two sides have, whatever its values."""
+    """Return the rules about presence and kind of values."""
     other_kinds = (pl.col("kind_target") != pl.col("kind_golden")) & ~has_failed()
     return [
         *_kinds(Level.ERROR, other_kinds & ~terms.falls_back),
@@ -163,7 +163,7 @@ def _rules_of_presence(terms: _Terms) -> list[RowRule]:
 
 
 def _rules_of_values(terms: _Terms) -> list[RowRule]:
-    """Return the rules of values that differ by too much."""
+    """Return the rules for values that differ by too much."""
     is_within = pl.col("judged_error") <= pl.col("limit")
     statistics_over = pl.col("own_error") > pl.col("limit")
     without_score = terms.by_rule & pl.col("score").is_null()
@@ -206,7 +206,7 @@ _OF_TERMS = {
     "cos": (RowCode.LIMIT_COS, "cosine"),
     "ulp": (RowCode.LIMIT_ULP, "ulps"),
 }
-"""What is found of a row that does not keep to a limit that it has by name, and the field of what is known."""
+"""Code for a row that violates a term of its limit by name, and the field of the known quantity."""
 
 
 def _scores(over: pl.Expr) -> list[RowRule]:
@@ -297,7 +297,7 @@ def _notes(terms: _Terms) -> list[RowRule]:
 
 
 def _kinds(level: Level, condition: pl.Expr) -> list[RowRule]:
-    """Return the rules of a tensor, a value or nothing against another of these."""
+    """Return the rules for a kind, tensor, value or nothing, that differs between the sides."""
     is_value = [pl.col(f"kind_{side}") == RowKind.SCALAR.value for side in ("target", "golden")]
     held = {"target": _held("target"), "golden": _held("golden")}
     return [
@@ -313,12 +313,12 @@ def _held(side: str) -> pl.Expr:
 
 
 def _num_nan(side: str) -> pl.Expr:
-    """Return how many NaN a side has; ``some`` or ``none`` where they were not counted."""
+    """Return the number of NaN of a side; ``some`` or ``none`` if they were not counted."""
     counted = pl.col(f"num_nan_{side}")
     has_some = pl.any_horizontal(
         *[pl.col(f"{name}_{side}").is_nan().fill_null(value=False) for name in statistics_columns.STATISTICS]
     )
-    # A count of 0 beside a statistic that is NaN: the tool that recorded it may have computed that in low precision.
+    # With a count of 0 and a NaN statistic, the recording tool may have computed the statistic in low precision.
     return (
         pl.when(counted > 0).then(counted.cast(pl.String))
         .when(has_some).then(pl.lit("some"))

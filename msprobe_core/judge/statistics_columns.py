@@ -1,11 +1,11 @@
-"""Differences between the statistics of two sides, as columns over the whole frame.
+"""Differences between the statistics of two sides, as columns of the whole frame.
 
 For a statistic with target value ``t`` and golden value ``g`` the difference is ``t - g`` and the relative error
-``|t - g| / |g|``; both are 0 where the two are equal, NaN equal to NaN included.
+``|t - g| / |g|``; both are 0 if the two are equal, where NaN equals NaN.
 
-``error`` is the one number that a row is judged by. A relative error of a mean near 0 says nothing, so each
-difference is put in relation to the size of the tensor instead: the norm to the golden norm, maximum and minimum to
-the golden tensor's largest magnitude, the mean to its root mean square; the largest of the four counts.
+``error`` is the number by which a row is judged. The relative error of a mean near 0 is meaningless, so each
+difference is divided by the size of the tensor instead: the norm by the golden norm, maximum and minimum by
+the golden tensor's largest magnitude, the mean by its root mean square; the largest of the four counts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ STATISTICS = ("max", "min", "mean", "norm")
 
 
 def add_statistics(aligned: pl.DataFrame) -> pl.DataFrame:
-    """Return ``aligned`` with ``{statistic}_diff``, ``{statistic}_rel`` and ``error``; the last two without unit.
+    """Return ``aligned`` with ``{statistic}_diff``, ``{statistic}_rel`` and ``error``; the last two are dimensionless.
 
-    Null where a side has no such statistic; ``error`` is +Inf where the golden tensor is all zero and the target's
-    is not.
+    Null if a side lacks the statistic; ``error`` is +Inf if the golden tensor is all zero and the target's is not.
     """
     differences = [_difference(name).alias(f"{name}_diff") for name in STATISTICS]
     relative = [_relative(name).alias(f"{name}_rel") for name in STATISTICS]
@@ -27,8 +26,8 @@ def add_statistics(aligned: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_equal(name: str) -> pl.Expr:
-    """Whether a statistic is the same on both sides; NaN is equal to NaN here."""
-    # eq_missing would take null for equal; a missing statistic is not.
+    """Whether a statistic is equal on both sides; NaN equals NaN here."""
+    # Not eq_missing, which treats two nulls as equal: a missing statistic is unknown.
     target, golden = pl.col(f"{name}_target"), pl.col(f"{name}_golden")
     return (target == golden) | (target.is_nan() & golden.is_nan())
 
@@ -41,7 +40,7 @@ def _difference(name: str) -> pl.Expr:
 def _relative(name: str) -> pl.Expr:
     difference = pl.col(f"{name}_diff")
     ratio = (difference / pl.col(f"{name}_golden")).abs()
-    # Tables show the sign of an infinite difference, and no ratio to it.
+    # Tables show the sign of an infinite difference, which a ratio would lose.
     return pl.when(is_equal(name)).then(0.0).when(difference.is_infinite()).then(difference).otherwise(ratio)
 
 
@@ -59,7 +58,7 @@ def _error() -> pl.Expr:
 
 def _in_relation(name: str, size: pl.Expr) -> pl.Expr:
     difference = pl.col(f"{name}_diff").abs()
-    # NaN and Inf are judged by rules of their own; null leaves the maximum to the other parts.
+    # NaN and Inf have their own rules; null leaves the maximum to the other parts.
     return pl.when(difference == 0.0).then(0.0).when(difference.is_finite() & size.is_finite()).then(difference / size)
 
 
@@ -71,9 +70,9 @@ def has_nan_mismatch() -> pl.Expr:
 
 
 def has_inf_mismatch() -> pl.Expr:
-    """Whether infinities differ: in place, in sign or in number.
+    """Whether infinities differ in presence, sign or number.
 
-    Only the extremes count: a sum may overflow in the tool that recorded it although the tensor is finite.
+    Only extremes are used: a sum may overflow in the recording tool although the tensor is finite.
     """
     sides = [
         (pl.col(f"{name}_target").is_infinite() | pl.col(f"{name}_golden").is_infinite()) & ~is_equal(name)

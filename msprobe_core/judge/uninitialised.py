@@ -1,16 +1,16 @@
-"""Rows whose values are whatever memory held before, and say nothing of the program.
+"""Rows with uninitialized memory, whose values are arbitrary and say nothing about the program.
 
 Memory is unset from its allocation until the program has written all of it. The rules:
 
 * A call that overwrites its first argument or ``out`` does not read it, so the row of that argument is exempt.
 * A receiving call of communication overwrites its destination.
 * A call that writes a part, as ``x[:4] = y`` does, or selects a part, returns memory of which the rest may still be
-  unset. Its rows are exempt if its first argument is unset, unless another call reads what it returned: a correct
-  program has written all of that by then.
+  unset. Its rows are exempt if its first argument is unset, unless another call reads its result: a correct program has
+  written all of that by then.
 * Other tools record neither allocations nor all writes. If no recorded call made the first argument, its rows are
-  exempt only if there is a sign that it was memory to be filled: what the call returned is written to later, or a later
-  call reads a tensor of the same shape that no recorded call made. Where a call reads what one that writes returned,
-  the result is judged and the destination is exempt.
+  exempt only if there is a sign that it was memory to be filled: the call's result is written to later, or a later call
+  reads a tensor of the same shape that no recorded call made. If a call reads the result of a writing call, that result
+  is judged and the destination is exempt.
 
 Values are recognised by their statistics on both sides, because dumps do not record data flow.
 """
@@ -34,13 +34,13 @@ OVERWRITING = frozenset(
      "log_normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_",
      "orthogonal_", "zeros_", "ones_", "constant_", "eye_", "assign"}
 )  # fmt: skip
-"""APIs that set all of their first argument without reading it."""
+"""APIs that overwrite all of their first argument without reading it."""
 
 WRITING = frozenset(
     {"__setitem__", "index_copy_", "index_fill_", "index_put_", "masked_fill_", "masked_scatter_", "scatter_", "put_",
      "fill_diagonal_"}
 )  # fmt: skip
-"""APIs that set a part of their first argument."""
+"""APIs that write a part of their first argument."""
 
 SELECTING = frozenset(
     {"__getitem__", "narrow", "select", "split", "split_with_sizes", "tensor_split", "chunk", "unbind", "view",
@@ -50,7 +50,7 @@ SELECTING = frozenset(
 """APIs that return their first argument, or a part of it, without computing anything."""
 
 _IN_PLACE = frozenset({"broadcast", "recv", "irecv", "receive"})
-"""Calls of communication that may overwrite their only tensor; others have a destination besides what they send."""
+"""Communication calls that may overwrite their only tensor; others have a destination besides their input."""
 
 _SIDES = ("target", "golden")
 _API = re.compile(names.FUNCTION_OF_FORWARD)
@@ -65,12 +65,12 @@ class _Row(NamedTuple):
 
 
 def uninitialised_rows(rows: pl.DataFrame, allocating: Sequence[str], *, differs: pl.Expr) -> list[int]:
-    """Return the numbers of the rows whose values are exempt; none where there is nothing to excuse.
+    """Return the indices of the rows whose values are exempt; empty if no row needs an excuse.
 
     Args:
-        rows: Aligned, in execution order.
+        rows: Aligned rows in execution order.
         allocating: APIs that return unset memory.
-        differs: Whether a row differs by more than rounding does.
+        differs: Whether a row differs by more than rounding.
     """
     involved = names.forward_of_any([*allocating, *OVERWRITING, *WRITING, *SELECTING])
     is_involved = pl.col("entry").str.contains(rf"{involved}|^\w*Distributed\.|^Primitive\.")
@@ -105,12 +105,12 @@ def _forward_rows(rows: pl.DataFrame) -> Iterator[tuple[str, _Row]]:
 
 
 class _Unknown(NamedTuple):
-    """What a call returned of memory that no recorded call made.
+    """Result of a call on memory that no recorded call made.
 
     Attributes:
-        shape: Of that memory.
-        rows: Exempt once there is a sign that it was to be filled.
-        written: Those of them that the call wrote to, and that are exempt also if what it returned is read.
+        shape: Shape of that memory.
+        rows: Exempt once there is a sign that the memory was to be filled.
+        written: Those of ``rows`` that the call wrote to; exempt also if its result is read.
     """
 
     shape: str
@@ -119,16 +119,16 @@ class _Unknown(NamedTuple):
 
 
 class _Memory:
-    """What is known of unset memory, call by call.
+    """Tracks unset memory, call by call.
 
     Attributes:
-        exempt: Numbers of the rows that are exempt; complete after the last call.
+        exempt: Indices of the exempt rows; complete after the last call.
     """
 
     def __init__(self, allocating: frozenset[str]) -> None:
         self._allocating = allocating
         self._exempt: set[int] = set()
-        self._unset: dict[str, list[int]] = {}  # rows that are to be judged once something reads the value
+        self._unset: dict[str, list[int]] = {}  # rows to judge once something reads the value
         self._unknown: dict[str, _Unknown] = {}
         self._made: set[str] = set()
 
@@ -137,7 +137,7 @@ class _Memory:
         return sorted(self._exempt)
 
     def follow(self, entry: str, rows: Sequence[_Row]) -> None:
-        """Follow one call."""
+        """Process one call."""
         found = _API.match(entry)
         api = found[1] if found else ""
         given = [row for row in rows if row.role == Role.INPUT.value]
@@ -162,7 +162,7 @@ class _Memory:
         if not all(self._may_be_unset(row) for row in first):
             return False
         if kind_of(entry) in _IN_PLACE:
-            # What a sender has is unchanged.
+            # The tensor of a sender is unchanged by the call.
             return not {row.value for row in first} & {row.value for row in made}
         return any(row.place.partition(".")[0] == "1" for row in given)
 
@@ -172,7 +172,7 @@ class _Memory:
         return row.value not in self._made
 
     def _hand_on(self, first: _Row, made: Sequence[_Row], *, is_written: bool) -> None:
-        """Note what a call returned of memory that is unset, or that no recorded call made."""
+        """Track the result of a call on memory that is unset, or that no recorded call made."""
         values = [row.value for row in made if row.value]
         if first.value is None or first.value in self._unset:
             self._exempt.update([first.row, *(row.row for row in made)])
@@ -180,12 +180,12 @@ class _Memory:
             return
         before = self._unknown.get(first.value)
         rows = [first.row, *(row.row for row in made), *(before.rows if before else ())]
-        # What some tools record of a call that writes has no result; then its destination stands for it.
+        # Some tools record no result for a call that writes; its destination then takes the result's place.
         for value in values or [f"row {first.row}" if is_written else first.value]:
             self._unknown[value] = _Unknown(first.shape, rows, [first.row] if is_written else [])
 
     def _read(self, rows: Iterable[_Row]) -> None:
-        """Judge what is read; a value that no recorded call made shows that there are writes that were not recorded."""
+        """Judge values that are read; one without a recorded maker shows that some writes were not recorded."""
         for row in rows:
             self._exempt.difference_update(self._unset.pop(row.value or "", ()))
             if unknown := self._unknown.pop(row.value or "", None):

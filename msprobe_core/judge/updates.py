@@ -1,9 +1,9 @@
-"""Parameters behind an update: by how much those of two healthy runs may differ.
+"""Parameters after an update: how far those of two healthy runs may differ.
 
-Repetitions of one step begin with the golden run's parameters, and tell nothing of this. The first updates of Adam have
-the size of the learning rate wherever a gradient is not zero, so where an element's gradient is all rounding its update
-has either sign: extremes jump. Norm and mean of a whole parameter hardly move, and by as much as those of the same
-parameter of other layers.
+Repetitions of one step begin with the golden run's parameters, and do not show this. The first updates of Adam have the
+size of the learning rate wherever a gradient is not zero. So if an element's gradient is rounding noise, its update has
+a random sign, and extremes jump. Norm and mean of a whole parameter hardly move, and by about as much as those of the
+same parameter in other layers.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
 
 ALL_NOISE = 0.3
-"""From this relative floor on a value is hardly more than rounding: such as the gradient of a bias that the softmax
-behind it cancels."""
+"""Relative floor from which a value is mostly rounding, such as the gradient of a bias that a softmax cancels."""
 
 _LIMIT = 8.0
-"""How many times as far as its like a parameter must be to be called another."""
+"""Factor by which a parameter must differ more than similar parameters to count as different."""
 
 _LEAST, _OF_ELEMENT = 3e-5, 0.16
-"""The least that its like are taken to differ by: this, or this over the number of elements, as where one jumps."""
+"""Minimum assumed difference of similar parameters: this, or this over the number of elements for one jump."""
 
 _ROUNDINGS = 30.0
-"""How many roundings of a parameter, averaged over its elements, the movement of its mean or norm may be off.
+"""Number of roundings of a parameter, averaged over its elements, by which the movement of its mean or norm may be off.
 
-Measured of SGD between two frameworks: up to 1.1 in healthy runs, 40 to 16,000 where gradients were multiplied by 1.1.
+Measured for SGD in two frameworks: up to 1.1 in healthy runs, 40 to 16,000 with gradients multiplied by 1.1.
 """
 
 _SEEN = 4.0
-"""How many times what gradients are seen to be apart an update may be; see `msprobe_core.judge.noise.flow`."""
+"""Multiple of the observed gradient difference by which an update may differ; see `msprobe_core.judge.noise.flow`."""
 
 _FACTOR, _STEADINESS = 1e-3, 10.0
-"""What all updates must be multiplied by to be another, less one, and in units of how far factors are apart."""
+"""Minimum deviation of a common factor of all updates from one: absolute, and in units of the factors' spread."""
 
 _FEW = 3
 _SIDES = ("target", "golden")
 
 
 def value_of_row() -> pl.Expr:
-    """Return what a value is known again by: its statistics on both sides, as text."""
+    """Return the text by which a value is recognised: its statistics on both sides."""
     statistics = ("numel", "max", "min", "mean", "norm")
     columns = [f"{name}_{side}" for name in statistics for side in _SIDES]
     return pl.concat_str(columns, separator=" ", ignore_nulls=True)
 
 
 def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows of a step behind the first with ``score`` and ``excess`` of parameters as said above.
+    """Return rows of a step after the first with ``score`` and ``excess`` of parameters as described above.
 
-    Those that have floors of their own, from repetitions of whole trainings, keep what they have. So does everything
-    where errors are held against limits alone.
+    Parameters with floors of their own, from repetitions of whole trainings, are not changed. Neither is anything if
+    errors are compared with limits only.
 
     Args:
-        rows: As `msprobe_core.judge.nodes.with_scores` makes them.
+        rows: Result of `msprobe_core.judge.nodes.with_scores`.
     """
     if "noise_floor" not in rows.columns or not RoundingRule.UPDATED_PARAMETERS.is_on:
         return rows
@@ -70,7 +69,7 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
             score=pl.when(is_drift).then("drift_score").otherwise("score"),
             score_limit=pl.when(is_drift).then(_LIMIT).otherwise("score_limit"),
             excess=pl.when(is_drift).then(pl.col("drift_score") / _LIMIT).otherwise("excess"),
-            # What it is given to is of noise as well.
+            # Rows that get such a parameter as input are noise too.
             noise_floor=pl.when(is_drift & pl.col("is_of_noise")).then(1.0).otherwise("noise_floor"),
         )
         .drop("drift_score", "is_of_noise")
@@ -78,9 +77,9 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _judged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the parameters of modules, with how far each is off in units of what its like are."""
+    """Return the parameters of modules, with their deviation in units of that of similar parameters."""
     place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
-    # Gradients that are nothing beside what they are a sum of have no score.
+    # Gradients that are negligible relative to the terms of their sum have no score.
     is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (
         pl.col("is_exempt") | (pl.col("noise_floor") >= ALL_NOISE).fill_null(False)
     )
@@ -100,17 +99,17 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     has_like = pl.len().over("like") >= _FEW
     usual = pl.when(has_like).then(pl.col("drift").median().over("like")).otherwise(pl.col("drift").median())
     least = pl.max_horizontal(pl.lit(_LEAST), _OF_ELEMENT / pl.col("numel_golden"))
-    # Where a fault of an earlier step has reached all of them, being like the others is no excuse.
+    # Bounded by the limit: a fault of an earlier step may have reached all of them, so similarity alone is no excuse.
     score = pl.col("drift") / pl.max_horizontal(pl.min_horizontal(usual, "limit"), least)
     own = own.with_columns(is_of_noise=pl.col("place").is_in(of_noise))
     return own.with_columns(drift_score=pl.when("is_of_noise").then(0.0).otherwise(score))
 
 
 def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the parameters of a step with what the next one is held against, and how far their gradients are apart.
+    """Return the parameters of a step with the values needed to judge the next one, and their gradients' differences.
 
     Args:
-        rows: As `msprobe_core.judge.nodes.with_scores` makes them.
+        rows: Result of `msprobe_core.judge.nodes.with_scores`.
     """
     place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
     is_gradient = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (pl.col("match") == Match.BOTH.value)
@@ -134,13 +133,13 @@ def _own_parameters(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with ``score`` and ``excess`` of parameters that were updated otherwise, and ``update_factor``.
+    """Return rows with ``score`` and ``excess`` of parameters whose updates differ, and ``update_factor``.
 
-    ``update_factor`` is what all updates are multiplied by; null where they have no factor in common.
+    ``update_factor`` is the common factor of all updates; null without one.
 
     Args:
-        rows: As `msprobe_core.judge.nodes.with_scores` makes them.
-        before: What `parameters_of` returned of the last step that was looked at.
+        rows: Result of `msprobe_core.judge.nodes.with_scores`.
+        before: Result of `parameters_of` for the previous judged step.
     """
     own = _own_parameters(rows).with_columns(roundoff=roundoff_of(pl.col("precision")), value=value_of_row())
     joined = own.join(before, on="key", how="inner", suffix="_before", maintain_order="left")
@@ -168,12 +167,13 @@ def _movements(joined: pl.DataFrame, name: str) -> pl.DataFrame:
     """Return how a statistic of each parameter has moved: ``value``, ``factor``, ``is_seen`` and ``score``."""
     target, golden = (pl.col(f"{name}_{side}") - pl.col(f"{name}_{side}_before") for side in _SIDES)
     norm, root = pl.col("norm_golden"), pl.col("numel_golden").cast(pl.Float64).sqrt()
-    # Elements that are rounded once move a norm by their share of it, and a mean by that over the root of their number.
+    # One rounding per element moves a norm by its share of the norm, and a mean by that over the root of their number.
     share = pl.lit(1.0) if name == "norm" else 1 / root
     rounding = pl.col("roundoff") * norm / root * share
     if _is_single(joined, name):
         rounding += UNIT_ROUNDOFF[Precision.FLOAT32] * pl.col(f"{name}_golden").abs()
-    # An update of independent elements moves the norm by its own norm, and the mean by the root of their number less.
+    # An update of independent elements moves the norm by its own norm, and the mean by that over the root of their
+    # number.
     length = pl.max_horizontal(
         root * (pl.col("mean_golden") - pl.col("mean_golden_before")).abs(),
         (norm - pl.col("norm_golden_before")).abs(),
@@ -188,14 +188,14 @@ def _movements(joined: pl.DataFrame, name: str) -> pl.DataFrame:
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:
-    """Whether statistics were kept in float32, as other tools do, and are rounded themselves."""
+    """Whether statistics were stored in float32, as by other tools, and are rounded themselves."""
     values = [pl.col(f"{name}_{side}") for side in _SIDES]
     are_single = [(value == value.cast(pl.Float32).cast(pl.Float64)).all() for value in values]
     return bool(joined.select(pl.all_horizontal(are_single)).item())
 
 
 def _common_factor(found: pl.DataFrame) -> float | None:
-    """Return what all updates are multiplied by, if they have a factor in common that is not one."""
+    """Return the common factor of all updates, if there is one that differs from one."""
     factor = pl.col("factor")
     number, middle, apart = (
         found.filter("is_seen").select(

@@ -1,28 +1,27 @@
-"""Judge rows.
+"""Verdicts of rows.
 
-A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. Rules, in words:
+A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. The rules:
 
 * A row that one side lacks is unmatched; it never passes.
-* NaN or Inf that are not the same on both sides are an error, and so are different shapes, a tensor against
-  nothing, and different scalar arguments.
-* Otherwise the row's ``error`` is held against the limit of the coarsest precision that the value has come through on
-  either side, see `msprobe_core.judge.inherited`: what a bfloat16 operation has made is no better than bfloat16,
-  whatever is computed from it. A different dtype alone is therefore no error. Integers and booleans must be equal.
-* Where both sides have sketches, what the relative error is at least by these takes part.
-* Where checksums are compared, different ones are an error whatever the statistics say.
-* Exempt are: memory that was not written, see `msprobe_core.judge.uninitialised`; the gradient of a bias that
-  vanishes, on both sides, beside the gradient it is
-  the sum of (zero in exact arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the
-  target has a few unit round-offs of what it was computed from.
-* A limit that is given for a row by name takes the place of the conventional one, of checksums and of equality; it does
-  not excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
-* Between two frameworks, what `msprobe_core.judge.cross_framework` excuses passes, and so do ``requires_grad``,
+* NaN or Inf that differ between the sides are an error, and so are different shapes, a tensor against nothing, and
+  different scalar arguments.
+* Otherwise the row's ``error`` is compared with the limit of the coarsest precision that contributed to the value on
+  either side, see `msprobe_core.judge.inherited`: the result of a bfloat16 operation is no better than bfloat16, and
+  neither is anything computed from it. So a different dtype alone is not an error. Integers and booleans must be equal.
+* If both sides have sketches, the lower bound of the relative error that they give is used too.
+* If checksums are compared, different ones are an error whatever the statistics.
+* Exempt are: uninitialized memory, see `msprobe_core.judge.uninitialised`; the gradient of a bias that is negligible on
+  both sides relative to the gradient it is the sum of (zero in exact arithmetic, as that of the bias of an attention
+  key); and a golden tensor of zeros where the target has a few unit round-offs of its sources.
+* A limit given for a row by name replaces the conventional one, and the rules for checksums and equality; it does not
+  excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
+* Between two frameworks, rows excused by `msprobe_core.judge.cross_framework` pass, and so do ``requires_grad``,
   numbers of another type, and sizes and dimensions that one side counts from the end.
-* A value that a side could not record is a warning that says why; whatever else is known of it is judged.
-* Different ``requires_grad``, dtypes of different kinds (float against int), and statistics that only one side has, are
-  a warning.
+* A value that a side could not record is a warning with the reason; all that is known of it is judged.
+* Different ``requires_grad``, dtypes of different kinds (float against int), and statistics on one side only are a
+  warning.
 
-Whatever looks for differences later reads ``judged_error``, which is null for rows that are exempt or not comparable.
+All later stages read ``judged_error``, which is null for rows that are exempt or not comparable.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ if TYPE_CHECKING:
     """Adds the columns of `msprobe_core.judge.noise.model.SCORES` and its helpers to judged rows."""
 
     Excuser = Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]
-    """Takes rows of one side alone, and the pairs with their verdicts; returns the former with more in ``excuse``."""
+    """Gets rows of one side alone, and the pairs with their verdicts; returns the former with more in ``excuse``."""
 
 
 class Verdict(str, Enum):
-    """Of a row or a node."""
+    """Verdict of a row or a node."""
 
     PASS = "pass"  # noqa: S105  # not a password
     WARNING = "warning"
@@ -72,7 +71,7 @@ class Verdict(str, Enum):
 
 
 UNRECORDED = "unrecorded"
-"""How counts call the rows of values that a side could not record."""
+"""Name, in counts, of rows with values that a side could not record."""
 
 _HELPERS = (
     "row",
@@ -104,32 +103,31 @@ def judge(
     excuser: Excuser | None = None,
     parents: Mapping[str, str | None] | None = None,
 ) -> pl.DataFrame:
-    """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and what was found of rows.
+    """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and the findings of rows.
 
-    That is ``messages`` and ``findings``, see `msprobe_core.judge.row_findings`.
-
-    ``limit`` is the largest relative error that passes; null where a limit given by name holds that says nothing of it.
-    ``override`` says which one that is, in words, and is null elsewhere.
+    Findings are ``messages`` and ``findings``, see `msprobe_core.judge.row_findings`. ``limit`` is the largest relative
+    error that passes; null if a limit by name applies that has none. ``override`` names that limit, and is null
+    elsewhere.
 
     Args:
-        compared: Aligned rows with ``error``; where the tensors themselves were compared also ``problem``, text
-            that says why a pair could not be.
+        compared: Aligned rows with ``error``; if the tensors themselves were compared also ``problem``, the reason why
+            a pair could not be.
         by_checksum: Whether different checksums are an error.
-        limits: Those in force; the conventional ones if none are given.
-        is_foreign: Whether the two are of different frameworks.
-        has_nesting: Whether rows without values are calls, which are an error where they are nested in another way.
-        scorer: What scores rows by the noise of healthy runs. With it there are the columns ``noise_floor``, ``score``,
-            ``score_limit`` and ``score_measure``, and of a row that has a score, and no limit by name, that decides;
-            its ``limit`` is null.
-        excuser: What excuses rows of one side alone by the verdicts of the pairs, which are made first.
-        parents: The enclosing call of each of the target's calls.
+        limits: The limits in force; ``None`` uses the conventional ones.
+        is_foreign: Whether the dumps are of different frameworks.
+        has_nesting: Whether rows without values are calls; different nesting is then an error.
+        scorer: Scores rows by the noise of healthy runs. It adds the columns ``noise_floor``, ``score``,
+            ``score_limit`` and ``score_measure``. The score decides about rows that have one and no limit by name;
+            their ``limit`` is null.
+        excuser: Excuses rows of one side alone by the verdicts of the pairs, which are judged first.
+        parents: The enclosing calls of the target's calls.
     """
     table = conventional() if limits is None else limits
     prepared = activation_flips.with_kinks(_with_precision(_with_absent_columns(compared), table, parents or {}), table)
     prepared = _with_source(prepared)
     prepared = overrides.with_overrides(_with_judged_error(prepared, table), table)
     prepared = _with_scores(prepared, scorer).with_row_index("row")
-    # Texts are made for the rows that may need one; in a healthy pair those are few.
+    # Texts are rendered only for rows that may need one; in a healthy pair those are few.
     is_plain = _is_plain(by_checksum=by_checksum, is_foreign=is_foreign)
     rules = rules_of(table, by_checksum=by_checksum, is_foreign=is_foreign, has_nesting=has_nesting)
     if has_nesting:
@@ -146,7 +144,7 @@ def judge(
 def _described_in_turn(
     prepared: pl.DataFrame, others: pl.DataFrame, rules: list[RowRule], excuser: Excuser | None
 ) -> pl.DataFrame:
-    """Describe the rows of pairs, and then those of one side alone, which the verdicts of pairs may excuse."""
+    """Describe the rows of pairs first, then those of one side alone, which the verdicts of pairs may excuse."""
     if excuser is None:
         return described(others, rules)
     is_pair = pl.col("match") == Match.BOTH.value
@@ -156,7 +154,7 @@ def _described_in_turn(
 
 
 def _with_verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with what was found of them, and the level of the worst of it as their verdict."""
+    """Return rows with their findings, and the level of the worst finding as verdict."""
     verdict = pl.col("level").replace({Level.NOTE.value: Verdict.PASS.value}).fill_null(Verdict.PASS.value)
     empty = [pl.coalesce(name, pl.lit([], dtype=kind)).alias(name) for name, kind in SCHEMA.items()]
     return joined(rows, found, on="row").with_columns(*empty, verdict=verdict).drop("level")
@@ -189,14 +187,14 @@ _ABSENT = {
 def _with_absent_columns(compared: pl.DataFrame) -> pl.DataFrame:
     absent = [pl.lit(None, dtype=kind).alias(name) for name, kind in _ABSENT.items() if name not in compared.columns]
     compared = compared.with_columns(absent)
-    if "euclidean" in compared.columns:  # what is known needs no estimate
+    if "euclidean" in compared.columns:  # known values need no estimate
         return compared.with_columns(pl.when(pl.col("euclidean").is_null()).then(pl.col(SKETCH_LOW)).alias(SKETCH_LOW))
     return compared
 
 
 def _with_precision(compared: pl.DataFrame, table: LimitTable, parents: Mapping[str, str | None]) -> pl.DataFrame:
     sides = ("target", "golden")
-    # Texts are looked at once each; a dump has few dtypes.
+    # Parse each distinct text once; a dump has few dtypes.
     dtypes = [dtype for dtype in pl.concat([compared[f"dtype_{s}"] for s in sides]).unique().to_list() if dtype]
     precisions = {dtype: None if (found := precision_of(dtype)) is None else int(found) for dtype in dtypes}
     kinds = {dtype: kind_of(dtype) for dtype in dtypes}
@@ -217,7 +215,7 @@ def _with_precision(compared: pl.DataFrame, table: LimitTable, parents: Mapping[
 
 
 def _at_least_of_mask(own: pl.Expr) -> pl.Expr:
-    """Return a precision, or that of a coarser format whose lowest number the tensor holds, as masks do."""
+    """Return a precision, or the coarser format whose lowest number the tensor contains, as masks do."""
     for number, precision in ((LOWEST_FINITE[0], Precision.FLOAT16), (LOWEST_FINITE[1], Precision.BFLOAT16)):
         holds = pl.any_horizontal(pl.col(f"min_{side}") == number for side in ("target", "golden"))
         level = pl.max_horizontal(own, pl.lit(int(precision), dtype=pl.Int8))
@@ -226,9 +224,9 @@ def _at_least_of_mask(own: pl.Expr) -> pl.Expr:
 
 
 def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
-    """Add the largest norm, magnitude and number of elements of golden tensors that the call was given.
+    """Add the largest norm, magnitude and number of elements of the golden tensors among a call's inputs.
 
-    ``source_norm``, ``source_size`` and ``source_numel``; null for what it was given itself.
+    The columns are ``source_norm``, ``source_size`` and ``source_numel``; null for the inputs themselves.
     """
     numbers = numbered(compared["entry"])
     sizes = compared.select(
@@ -247,7 +245,7 @@ def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sources(compared: pl.DataFrame, numbers: pl.Series) -> dict[int, int | None]:
-    """Return the number of the entry that gradients of parameters are computed in, by that of their own entry."""
+    """Return the number of the entry that computes a parameter gradient, by the number of the gradient's own entry."""
     entries = compared.select("entry", number=numbers, is_own=pl.col("role") == Role.PARAMETERS_GRAD.value)
     own = dict(entries.filter("is_own").select("entry", "number").unique().rows())
     wanted = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}
@@ -281,8 +279,8 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
 
 
 def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
-    """Whether a row passes and there is nothing to say of it, as of nearly all rows of a healthy pair."""
-    # Another framework's dtypes are spelled in another way; what its texts mean does not matter here.
+    """Whether a row passes without findings, as nearly all rows of a healthy pair do."""
+    # Frameworks spell dtypes differently; only kind and precision matter.
     kinds = [pl.col("kind_of_target"), pl.col("kind_of_golden")]
     same_precision = pl.col("precision_golden").eq_missing(pl.col("precision_target"))
     same_dtype = pl.col("dtype_target") == pl.col("dtype_golden")
@@ -317,7 +315,7 @@ def _rounds_to_zero(table: LimitTable) -> pl.Expr:
 
 
 def differs() -> pl.Expr:
-    """Whether the values of a pair differ at all, however little; of judged rows."""
+    """Whether the values of a pair differ at all, however little; for judged rows."""
     in_statistics = pl.any_horizontal(
         *[(pl.col(f"{name}_diff") != 0).fill_null(False) for name in statistics_columns.STATISTICS]
     )
@@ -329,10 +327,10 @@ def differs() -> pl.Expr:
 
 
 def check_recorded(dump: Dump) -> None:
-    """Check that a dump holds a tensor, where it holds any that should have been recorded.
+    """Check that a dump contains a tensor, if it should contain any.
 
     Raises:
-        CompareError: every tensor of it is a failed recording.
+        CompareError: the recording of each of its tensors failed.
     """
     if dump.frame["failure"].null_count() == dump.frame.height:
         return

@@ -1,4 +1,4 @@
-"""Where the error is in the worst tensor of a culprit."""
+"""Distribution of the error in the worst tensor of a culprit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class WorstTokens:
     """The tokens whose error is at least half of the largest, in a tensor [batch, tokens, hidden] or [tokens, hidden].
 
     Attributes:
-        dimension: Which one of the tensor was taken for the tokens.
-        positions: Ranges of their positions, ``12-15``; over all sequences.
-        sequences: Ranges of the sequences that have one.
-        num_worst: How many positions they are.
-        num_positions: Positions in a sequence.
-        num_sequences: 1 of [tokens, hidden].
-        share: What part of the tensor's squared error they have, 0 to 1; 1 where one is NaN or infinite.
+        dimension: The dimension that was taken for the tokens.
+        positions: Ranges of their positions, such as ``12-15``; over all sequences.
+        sequences: Ranges of the sequences that contain one.
+        num_worst: Number of positions.
+        num_positions: Number of positions in a sequence.
+        num_sequences: Number of sequences; 1 for [tokens, hidden].
+        share: Their share of the tensor's squared error, 0 to 1; 1 if one is NaN or infinite.
         largest: The largest error of a token, see `token_errors`.
     """
 
@@ -33,7 +33,7 @@ class WorstTokens:
     largest: float
 
     def sentence(self) -> str:
-        """Return it for people."""
+        """Return the distribution as a sentence."""
         if self.num_worst * 2 > self.num_positions:
             return (
                 f"the error is spread along the tokens (dimension {self.dimension}): {self.num_worst} of "
@@ -53,14 +53,14 @@ def _first_of(what: str, ranges: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstTensor:
-    """The tensor of a faulty call with the largest error: an output if one is over its limit, an input last.
+    """The tensor of a faulty call with the largest error: an output if one is over its limit, inputs come last.
 
     Attributes:
-        row: Its name.
-        absolute: By the names of `PERCENTILES`, the absolute error that so many elements do not exceed; empty where
-            NaN or Inf are not the same on both sides.
-        relative: The same of relative errors.
-        tokens: Where along its tokens the error is; ``None`` of parameters, inputs and shapes without tokens.
+        row: Name of its row.
+        absolute: Quantiles of the absolute error, by the names of `PERCENTILES`; empty if NaN or Inf differ between the
+            sides.
+        relative: Quantiles of the relative error.
+        tokens: Distribution along its tokens; ``None`` for parameters, inputs and shapes without tokens.
     """
 
     row: str

@@ -1,4 +1,4 @@
-"""Fault or rounding: how far two healthy runs may be apart, row by row, and whether a row is farther."""
+"""Fault or rounding: how far two healthy runs may differ, row by row, and whether a row differs more."""
 
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.model import ALPHA, NoiseModel, NoiseSource, load_noise, measured_noise

@@ -1,36 +1,36 @@
-"""What one call does to errors: by how much it may round, and by how much it makes larger what it was given.
+"""Effect of one call on errors: how much it may round, and how much it amplifies the errors of its inputs.
 
-Two libraries that compute the same add up in other orders, fuse or do not fuse multiplications with additions, take
-variances in one pass or in two, and approximate elementary functions. None of that is a fault, and how far it makes
-results differ follows from what is computed and from the sizes of what went in and came out, which statistics tell.
+Two libraries that compute the same use different summation orders, fuse multiplications with additions or not, compute
+variances in one pass or in two, and approximate elementary functions. None of that is a fault. The resulting
+differences follow from the operation and from the sizes of inputs and outputs, which statistics show.
 ``u`` is the unit round-off; errors are relative to the norm of a tensor.
 
 Sums of products
-    Let every result be a sum of ``K`` products. The rounding of each addition is relative to the partial sum there,
-    which is ``k / K`` of the whole and, beside it, a random walk of steps of the size of a term. Independent
-    roundings add up as squares (Higham and Mary, *A New Approach to Probabilistic Rounding Error Analysis*, SIAM J.
-    Sci. Comput. 41(5), 2019): ``K / 3`` for the first part, and for the second half of the square of ``|A| |B| /
-    |C|``, where ``|A| |B|`` is ``K sqrt(number of results) rms(a) rms(b)``. That ratio is the condition of the sums:
-    it is large where terms cancel (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 3.1 and
-    4.2). Blocked sums and fused multiplications round less. Errors of the factors are independent from element to
-    element; they become larger by the condition over ``sqrt(K)``, and what they have in common by the condition.
-Sums, means, gradients of biases and of what was broadcast
+    Let every result be a sum of ``K`` products. The rounding of each addition is relative to the partial sum, which is
+    ``k / K`` of the whole plus a random walk with steps of the size of a term. Independent roundings add up as squares
+    (Higham and Mary, *A New Approach to Probabilistic Rounding Error Analysis*, SIAM J. Sci. Comput. 41(5), 2019): ``K
+    / 3`` for the first part, and for the second half of the square of ``|A| |B| / |C|``, where ``|A| |B|`` is ``K
+    sqrt(number of results) rms(a) rms(b)``. That ratio is the condition of the sums: it is large if terms cancel
+    (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 3.1 and 4.2). Blocked sums and fused
+    multiplications round less. Errors of the factors that are independent between elements are amplified by the
+    condition over ``sqrt(K)``, common errors by the condition.
+Sums, means, gradients of biases and of broadcast values
     The same with one factor.
 Normalisations
     Their statistics are sums of ``K`` elements. With ``k^2 = mean(x^2) / var(x)``, the mean is off by ``u sqrt(K / 3)
-    k`` standard deviations, and the variance by ``u sqrt(K / 3)`` if it is taken in two passes, by ``k^2`` times that
-    in one (Chan, Golub and LeVeque, *Algorithms for Computing the Sample Variance*, The American Statistician 37(3),
-    1983); the standard deviation by half of it. Without the mean, what was given is ``k`` times as far off. In
-    backward, two projections are taken away from the gradient: everything becomes larger by the ratio of what is
-    before, ``g / sigma``, to what is left.
+    k`` standard deviations, and the variance by ``u sqrt(K / 3)`` if it is computed in two passes, by ``k^2`` times
+    that in one (Chan, Golub and LeVeque, *Algorithms for Computing the Sample Variance*, The American Statistician
+    37(3), 1983); the standard deviation by half of it. Subtracting the mean amplifies the input's error by ``k``. In
+    backward, two projections are subtracted from the gradient: all errors are amplified by the ratio of the size
+    before, ``g / sigma``, to the size after.
 Softmax
-    Exponentials make absolute errors relative ones. Elements more than ``ln(1 / u)`` below the largest add nothing,
-    so the size that counts is that of the largest and this, not that of a mask.
-Functions of single elements
-    ``|f'|`` at the most, times the size of what went in over that of what came out; in backward also ``|f''|`` for what
-    was kept. Results are rounded in the last two digits, and a framework's own approximations add what they say.
+    Exponentials turn absolute errors into relative ones. Elements more than ``ln(1 / u)`` below the largest contribute
+    nothing, so the relevant size is that of the largest element plus this margin, not that of a mask.
+Elementwise functions
+    The maximum of ``|f'|``, times the ratio of the sizes of input and output; in backward also ``|f''|`` for the saved
+    input. Results are rounded in the last two digits, and a framework's approximations add their documented errors.
 Copies
-    Round nothing. What is selected may be smaller than what it is taken from, and has the same error.
+    Round nothing. A selected part may be smaller than the whole, and has the same absolute error.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from typing import NamedTuple
 from msprobe_core.judge.noise.operations import Kind, Operations, kind_of, known_as
 
 ACCUMULATED = 2.0**-24
-"""Unit round-off of sums: coarser formats are summed up in float32."""
+"""Unit round-off of sums: coarser formats are summed in float32."""
 
 
 class Size(NamedTuple):
-    """How large a tensor is.
+    """Size of a tensor.
 
     Attributes:
-        numel: Its number of elements, at least 1.
-        norm: Its Euclidean norm.
-        mean: Of its elements.
-        high: The largest.
-        low: The smallest.
-        shape: Its dimensions.
+        numel: Number of elements, at least 1.
+        norm: Euclidean norm.
+        mean: Mean of the elements.
+        high: Largest element.
+        low: Smallest element.
+        shape: Dimensions.
     """
 
     numel: float
@@ -76,7 +76,7 @@ class Size(NamedTuple):
 
     @property
     def smallest(self) -> float:
-        """Smallest magnitude, as far as it is known: 0 where there are both signs."""
+        """Smallest magnitude as far as it is known: 0 for elements of both signs."""
         return max(self.low, -self.high, 0.0)
 
 
@@ -84,32 +84,32 @@ class Error(NamedTuple):
     """How far a tensor may be off, in units of its norm.
 
     Attributes:
-        spread: What roundings do, which are independent of each other in most elements.
-        shift: What approximations do, which elements have in common, so that it does not average out.
+        spread: Error from roundings, which are independent between most elements.
+        shift: Error from approximations, which elements have in common, so that it does not average out.
     """
 
     spread: float = 0.0
     shift: float = 0.0
 
     def times(self, gain: float, of_shift: float | None = None) -> Error:
-        """Return the error after a gain; ``of_shift``: that of what elements have in common, if it is another."""
+        """Return the error after a gain; ``of_shift`` is the gain of the shift, if it differs."""
         return Error(min(self.spread * gain, 1.0), min(self.shift * (gain if of_shift is None else of_shift), 1.0))
 
 
 def together(errors: Sequence[Error]) -> Error:
-    """Return what independent errors are together."""
+    """Return the combination of independent errors."""
     return Error(
         min(math.sqrt(sum(error.spread**2 for error in errors)), 1.0), min(sum(error.shift for error in errors), 1.0)
     )
 
 
 class Operand(NamedTuple):
-    """What a call was given, or made.
+    """An input or output of a call.
 
     Attributes:
-        size: How large it is.
+        size: Its size.
         error: How far it may be off.
-        place: Where in the call it belongs, such as ``0`` or ``weight``.
+        place: Its position in the call, such as ``0`` or ``weight``.
         is_parameter: Whether it is a parameter of the module.
     """
 
@@ -124,8 +124,8 @@ class Forward(NamedTuple):
 
     Attributes:
         operation: Canonical name.
-        given: What it was given, in order.
-        result: What it made.
+        given: Its inputs, in order.
+        result: Its output.
     """
 
     operation: str
@@ -134,13 +134,13 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What a backward call makes.
+    """One gradient that a backward call computes.
 
     Attributes:
-        forward: The call that it goes back through.
-        gradient: What it got.
-        place: Of what it makes the gradient of.
-        result: The size of that.
+        forward: The forward call.
+        gradient: Incoming gradient.
+        place: Position of the input to which the computed gradient belongs.
+        result: Size of the computed gradient.
     """
 
     forward: Forward
@@ -150,11 +150,11 @@ class Backward(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What a call does to errors.
+    """Effect of a call on errors.
 
     Attributes:
-        own: What it rounds itself, beside the last digit.
-        inherited: What becomes of the errors of what it was given.
+        own: Its own rounding, besides the last digit.
+        inherited: The amplified errors of its inputs.
     """
 
     own: Error
@@ -170,7 +170,7 @@ def of_forward(call: Forward, operations: Operations) -> Effect:
 
 
 def of_backward(call: Backward, operations: Operations) -> Effect:
-    """Return the effect of a backward call on the gradient that it makes."""
+    """Return the effect of a backward call on the gradient that it computes."""
     if not call.forward.given:
         return Effect(Error(), call.gradient.error)
     return _BACKWARD[kind_of(call.forward.operation)](call, operations)
@@ -180,7 +180,7 @@ def of_backward(call: Backward, operations: Operations) -> Effect:
 
 
 def _ratio(a: float, b: float) -> float:
-    """Return ``a / b``; what is divided by nothing is all error."""
+    """Return ``a / b``; a division by zero counts as complete loss of precision."""
     return a / b if b > 0 and math.isfinite(a / b) else 1 / ACCUMULATED
 
 
@@ -190,13 +190,13 @@ def _sums(num_terms: float) -> float:
 
 
 def _contracted(num_terms: float, rms: float, result: Size, *, factor: float = 1.0) -> tuple[float, float, float]:
-    """Return what sums of products round, and by how much they make errors larger: independent ones, and common ones.
+    """Return the rounding of sums of products, and their gains for independent and for common errors.
 
     Args:
-        num_terms: Of each sum.
-        rms: Of the terms, the product of those of the factors.
-        result: What comes out.
-        factor: What the sums were multiplied by to make it, as by one over their number in a mean.
+        num_terms: Number of terms of each sum.
+        rms: Root mean square of the terms, the product of those of the factors.
+        result: Size of the result.
+        factor: Factor by which the sums are multiplied, such as one over the number of terms for a mean.
     """
     terms = max(num_terms, 1.0)
     condition = _ratio(terms * math.sqrt(result.numel) * rms * factor, result.norm)
@@ -205,28 +205,28 @@ def _contracted(num_terms: float, rms: float, result: Size, *, factor: float = 1
 
 
 def _deviation(given: Size) -> float:
-    """Return the standard deviation of a tensor's elements, at least what rounding leaves of it."""
+    """Return the standard deviation of a tensor's elements, or its rounding error if that is larger."""
     return math.sqrt(max(given.rms**2 - given.mean**2, ACCUMULATED * given.rms**2))
 
 
 _FAR = 17.0
-"""``ln(1 / u)`` in float32: what is farther below the largest adds nothing to a sum of exponentials."""
+"""``ln(1 / u)`` in float32: elements farther below the largest add nothing to a sum of exponentials."""
 
 
 def _exponent(given: Size) -> float:
-    """Return the size of those elements that count in a sum of exponentials."""
+    """Return the size of the elements that contribute to a sum of exponentials."""
     return max(1.0, min(given.rms, abs(given.high) + _FAR))
 
 
 def _derivatives(operation: str, given: Size) -> tuple[float, float]:
-    """Return the largest first and second derivative of a function of single elements; 1 of those that are bounded."""
+    """Return the largest first and second derivative of an elementwise function; 1 for bounded ones."""
     known = known_as(operation)
     if known in _EXPONENTIALS:
         largest = math.exp(min(given.largest if known == "cosh" else given.high, 80.0))
         return largest, largest
     if known in _POWERS:
         power = _POWERS[known]
-        # Steepest at the smallest, unless it is a power above 1; where the smallest is not known, what most are.
+        # Steepest at the smallest magnitude, except for powers above 1; if that is unknown, use the typical magnitude.
         at = given.largest if power > 1 else (given.smallest or given.rms)
         scale = 1.0 if power == 0 else abs(power)
         return scale * _power(at, power - 1), scale * abs(power - 1) * _power(at, power - 2)
@@ -242,17 +242,17 @@ def _power(base: float, exponent: float) -> float:
 
 _EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 _POWERS = {"log": 0.0, "log1p": 0.0, "log2": 0.0, "log10": 0.0, "sqrt": 0.5, "rsqrt": -0.5, "pow": 2.0}
-"""The power whose derivatives a function has, 0 of logarithms."""
+"""Exponent of the power with the same derivatives as a function, 0 for logarithms."""
 
 
 def _main(operands: Sequence[Operand]) -> Operand:
-    """Return what a call works on: the largest of what it was given, no parameter if there is anything else."""
+    """Return the main operand of a call: the largest input, and no parameter if there is another input."""
     own = [each for each in operands if not each.is_parameter] or operands
     return max(own, key=lambda each: each.size.numel)
 
 
 def _factors(call: Forward) -> tuple[Operand, Operand] | None:
-    """Return the two factors of a sum of products: the largest of two dimensions or more, in their order."""
+    """Return the two factors of a sum of products, in order: the largest operands, if possible matrices."""
     wide = [each for each in call.given if len(each.size.shape) > 1]
     found = wide if len(wide) > 1 else list(call.given)
     if len(found) < 2:
@@ -263,7 +263,7 @@ def _factors(call: Forward) -> tuple[Operand, Operand] | None:
 
 
 def _num_products(call: Forward, factors: tuple[Operand, Operand]) -> float:
-    """Return how many products a sum of a forward call has."""
+    """Return the number of products in each sum of a forward call."""
     first, second = (each.size for each in factors)
     if kind_of(call.operation) is Kind.CONVOLUTION:
         channels = max(second.shape[0] if second.shape else 1, 1)
@@ -297,7 +297,7 @@ def _divided(call: Forward, _: Operations) -> Effect:
     if len(call.given) < 2:
         return Effect(Error(), call.given[0].error)
     above, below = call.given[:2]
-    # Where a divisor is small, what it is off by is large beside it.
+    # The error of a small divisor is large relative to the divisor.
     gain = below.size.rms / below.size.smallest if below.size.smallest else 1.0
     return Effect(Error(), together([above.error, below.error.times(gain)]))
 
@@ -324,7 +324,7 @@ def _summed(call: Forward, _: Operations) -> Effect:
 
 
 def _difference(call: Forward, _: Operations) -> Effect:
-    """A loss of the difference of two: what they are off by is large beside a small difference."""
+    """Effect of a loss of a difference: the errors of its inputs are large relative to a small difference."""
     given = _main(call.given)
     apart = call.result.size.largest
     apart = math.sqrt(apart) if known_as(call.operation) == "mse" else apart
@@ -333,7 +333,7 @@ def _difference(call: Forward, _: Operations) -> Effect:
 
 
 def _num_normalised(call: Forward, given: Size) -> float:
-    """Return over how many elements a normalisation takes its statistics, or more."""
+    """Return the number of elements over which a normalisation computes its statistics, or an upper bound."""
     known, result = known_as(call.operation), call.result.size
     vectors = [each.size for each in call.given if each.size is not given and each.size.numel < given.numel]
     if known in {"layernorm", "rmsnorm"}:
@@ -350,7 +350,7 @@ _WITHOUT_MEAN = frozenset({"rmsnorm", "normalize", "norm"})
 
 
 def _condition(call: Forward, given: Size) -> float:
-    """Return the size of what is normalised over that of what is left without its mean."""
+    """Return the ratio of the sizes before and after subtraction of the mean."""
     return 1.0 if known_as(call.operation) in _WITHOUT_MEAN else given.rms / _deviation(given)
 
 
@@ -380,14 +380,14 @@ def _function(call: Forward, operations: Operations) -> Effect:
     given, result = _main(call.given), call.result.size
     first, _ = _derivatives(call.operation, given.size)
     error = operations.approximation(call.operation, given.size.largest)
-    # Approximations of what is bounded are off by so much of 1, of an exponential by so much of itself.
+    # Approximation errors of bounded functions are absolute, relative to 1; those of exponentials are relative.
     shift = error if known_as(call.operation) in _EXPONENTIALS else _ratio(error, result.rms)
     gain = max(1.0, _ratio(first * given.size.rms, result.rms))
     return Effect(Error(2 * ACCUMULATED, min(shift, 1.0)), given.error.times(gain))
 
 
 def _num_steps(call: Forward) -> float:
-    """Return how many cells a recurrent layer is behind each other: its time steps by its layers."""
+    """Return the number of sequential cells of a recurrent layer: its time steps times its layers."""
     shape = _main(call.given).size.shape
     layers = max(1, sum(each.is_parameter for each in call.given) // 4)
     return layers * (max(shape[:2]) if len(shape) > 2 else 1)
@@ -418,7 +418,7 @@ _FORWARD: Mapping[Kind, Callable[[Forward, Operations], Effect]] = {
 
 
 def _passed_on(call: Backward, rms: float = 1.0) -> Effect:
-    """The effect on a gradient that is handed on, times something of a size, and added up where that was broadcast."""
+    """The effect on a gradient passed on times a factor of size ``rms``, and summed over broadcast dimensions."""
     gradient = call.gradient
     terms = gradient.size.numel / call.result.numel
     if terms > 1:
@@ -431,7 +431,7 @@ def _passed_on(call: Backward, rms: float = 1.0) -> Effect:
 
 def _copied_back(call: Backward, _: Operations) -> Effect:
     found = _passed_on(call)
-    # Rows that are taken several times, as of an embedding, are added up.
+    # Rows that were selected several times, as in an embedding, are summed.
     return Effect(Error(max(found.own.spread, ACCUMULATED)), found.inherited)
 
 
@@ -486,7 +486,7 @@ def _difference_back(call: Backward, _: Operations) -> Effect:
 
 
 _KEYWORDS = frozenset({"batchnorm", "syncbatchnorm", "instancenorm"})
-"""Normalisations whose weight is no third argument."""
+"""Normalisations whose weight is not the third argument."""
 
 
 def _normalised_back(call: Backward, _: Operations) -> Effect:
@@ -494,7 +494,7 @@ def _normalised_back(call: Backward, _: Operations) -> Effect:
     given = _main(forward.given)
     terms = _num_normalised(forward, given.size)
     if call.place != given.place:
-        # Of the weight, sums of the gradient times what is normalised, whose elements have the size 1; of the bias.
+        # Weight: sums of the gradient times normalised values, whose size is 1. Bias: sums of the gradient.
         own, gain, common = _contracted(gradient.size.numel / call.result.numel, gradient.size.rms, call.result)
         error = together([gradient.error, given.error.times(_condition(forward, given.size))])
         return Effect(Error(own), error.times(gain, common))

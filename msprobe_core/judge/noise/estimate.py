@@ -1,24 +1,26 @@
 """Floors from a few repetitions of a healthy run.
 
-With three repetitions, what one row shows is hardly a sample, but a dump has thousands of rows, and the values of a
-layer's attention behave like those of the next layer's. So rows are taken together where they are alike.
+Three repetitions are hardly a sample for one row, but a dump has thousands of rows, and the values of one layer's
+attention behave like those of the next layer's. So similar rows share their statistics.
 
-Each error ``e`` of a repetition is measured against the golden run itself, as the target's is. Golden run, repetitions
-and a healthy target are as far from the exact result as each other; so the errors of repetitions about zero, not about
-their mean, have the size of a healthy target's. (The estimator of the number of significant digits in stochastic
-arithmetic with a reference: Sohier et al., *Confidence Intervals for Stochastic Arithmetic*, arXiv 1807.09655.)
+Each error ``e`` of a repetition is measured relative to the golden run itself, like the target's error. Golden run,
+repetitions and a healthy target are equally far from the exact result; so the errors of repetitions about zero, not
+about their mean, have the size of a healthy target's. (This is the estimator of the number of significant digits in
+stochastic arithmetic with a reference: Sohier et al., *Confidence Intervals for Stochastic Arithmetic*, arXiv
+1807.09655.)
 
-* A *distance* has nearly the same size in each repetition. Its logarithm is taken as normal about a row's own mean,
-  with a spread that all rows share; the mean is drawn to that of like rows by as much as the spread explains.
+* A *distance* has nearly the same size in each repetition. Its logarithm is modelled as normal about the row's own
+  mean, with a spread that all rows share; the mean is shrunk towards that of similar rows, by as much as the spread
+  explains.
 * Any other measure has a sign and is near zero by chance. Its variance, in units of the row's squared distance, is
-  estimated by empirical Bayes: of rows that are alike, variances are drawn from a scaled inverse chi-squared
-  distribution, whose parameters come from the mean and the variance of the log sample variances; the moderated variance
-  ``(d0 s0^2 + K s^2) / (d0 + K)`` has ``d0 + K`` degrees of freedom, and the score is Student's t. Source: Smyth,
-  *Linear Models and Empirical Bayes Methods for Assessing Differential Expression in Microarray Experiments*,
-  Statistical Applications in Genetics and Molecular Biology 3(1), 2004; ``fitFDist`` of the package limma does this.
+  estimated by empirical Bayes: the variances of similar rows follow a scaled inverse chi-squared distribution, whose
+  parameters come from the mean and the variance of the log sample variances; the moderated variance ``(d0 s0^2 + K s^2)
+  / (d0 + K)`` has ``d0 + K`` degrees of freedom, and the score is Student's t. Source: Smyth, *Linear Models and
+  Empirical Bayes Methods for Assessing Differential Expression in Microarray Experiments*, Statistical Applications in
+  Genetics and Molecular Biology 3(1), 2004; ``fitFDist`` of the package limma implements this.
 
-How well this fits is asked of the repetitions: each is left out in turn and scored by the floors of the others. Where
-its largest scores are above those that the distribution has there, the distribution is widened to match.
+The fit is checked by cross-validation: each repetition is left out in turn and scored by the floors of the others. If
+its largest scores exceed those of the distribution, the distribution is widened to match.
 """
 
 from __future__ import annotations
@@ -41,36 +43,36 @@ from msprobe_core.judge.noise.rounding import least
 Array: TypeAlias = NDArray[Any]
 
 _FEW = 3
-"""Rows of one kind; those of fewer are taken together with what else has the same precision, phase and role."""
+"""Minimum number of rows in a group; smaller groups are merged with others of the same precision, phase and role."""
 
 _MOST_PRIOR = 60.0
-"""Largest prior degrees of freedom: rows are never taken to be quite the same."""
+"""Largest prior degrees of freedom: rows are never treated as identical."""
 
 _TAILS = (0.01, 0.001)
-"""Where the scores of repetitions that were left out are held against the distribution."""
+"""Tail probabilities at which scores of left-out repetitions are compared with the distribution."""
 
 _WIDEST = 3.0
 _BEYOND = 2.5
-"""No limit is above so many times the largest score of a repetition that was left out, whatever the distribution says
-of scores that are rarer than any of these: floors have lower bounds, which a tail of few degrees of freedom ignores."""
+"""No limit exceeds this multiple of the largest score of a left-out repetition, whatever the distribution says about
+rarer scores: floors have lower bounds, which a tail of few degrees of freedom ignores."""
 
 _EXTREMES = (Measure.MAX, Measure.MIN)
 
 _FEWEST_SCORES = 200
-"""Below this many scores their tail says nothing."""
+"""With fewer scores, their tail is not significant."""
 
 DISTANCE = "distance"
-"""Column of what stands for the size of a row's error: ``rel_l2``, or where that is not known the largest of the
-differences of its statistics."""
+"""Column of the size of a row's error: ``rel_l2`` or, if that is unknown, the largest of the differences of its
+statistics."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the repetitions of one dump tell.
+    """Result of the repetitions of one dump.
 
     Attributes:
-        floors: One row per row of the golden dump, with a column for each measure that is known.
-        nulls: How scores are distributed.
+        floors: One row per row of the golden dump, with a column for each known measure.
+        nulls: Distributions of scores.
     """
 
     floors: pl.DataFrame
@@ -80,14 +82,14 @@ class Estimate:
 def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated: bool = False) -> Estimate:
     """Return floors and the distributions of scores.
 
-    Extremes of parameters behind an update have floors without bounds: a single element may be anywhere, because an
-    update of Adam has its size wherever a gradient is not zero, and either sign where that is rounding.
+    Extremes of parameters after an update have unbounded floors: a single element may be anywhere, because an update of
+    Adam has its full size wherever a gradient is not zero, and a random sign if the gradient is rounding noise.
 
     Args:
         rows: One row per row of the golden dump, with ``name``, ``entry``, ``phase``, ``role``, ``precision``,
-            ``roundoff``, ``num_rows``, ``numel_golden`` and ``is_state``: whether it is a parameter or the like.
-        errors: Of each repetition the measures of the same rows, and `DISTANCE`; null where one is not known.
-        are_updated: Whether an earlier step has given each repetition parameters of its own.
+            ``roundoff``, ``num_rows``, ``numel_golden`` and ``is_state``: whether it is a parameter or similar state.
+        errors: For each repetition, the measures of the same rows, and `DISTANCE`; null if unknown.
+        are_updated: Whether an earlier step has given each repetition different parameters.
     """
     kinds = _kinds(rows)
     is_state = rows["is_state"].to_numpy()
@@ -113,10 +115,10 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated:
 
 
 def _largest_of_kind(errors: Array, kinds: _Kinds) -> Array:
-    """Return the largest error that a row like this one has in any repetition; 0 where none is known.
+    """Return the largest error that a similar row has in any repetition; 0 if none is known.
 
-    It is what a healthy parameter may have: behind the first steps of Adam, whose size does not depend on that of the
-    gradient, single elements jump, and three repetitions of the row itself may well have none.
+    A healthy parameter may have this error: after the first steps of Adam, whose size does not depend on that of the
+    gradient, single elements jump, and three repetitions of the row itself may well have no such jump.
     """
     own = np.where(np.isfinite(errors), errors, 0.0).max(axis=1)
     largest = np.zeros(int(kinds.own.max(initial=0)) + 1)
@@ -125,7 +127,7 @@ def _largest_of_kind(errors: Array, kinds: _Kinds) -> Array:
 
 
 def _matrix(errors: Sequence[pl.DataFrame], column: str) -> Array:
-    """Return errors as ``[rows, repetitions]``; NaN where one is not known."""
+    """Return errors as ``[rows, repetitions]``; NaN if unknown."""
     return np.stack([_numbers(frame, column) for frame in errors], axis=1)
 
 
@@ -135,18 +137,18 @@ def _numbers(frame: pl.DataFrame, column: str) -> Array:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """Which rows are alike: a number for each row, and one for the wider group that it falls back to."""
+    """Groups of similar rows: a number for each row's own group, and one for the wider group as fallback."""
 
     own: Array
     wide: Array
 
 
 _PLACE = r"^(\.[a-z_]+\.(?:\d|[^.\d][^.]*))(?:\.|$)"
-"""What a value is to its call: ``.input.2``, ``.parameters.bias``. Two digits are a position in a list of tensors."""
+"""Role and position of a value in its call: ``.input.2``, ``.parameters.bias``. Two digits are a position in a list."""
 
 
 def _kinds(rows: pl.DataFrame) -> _Kinds:
-    """Return which rows are alike: numbers of layers, of calls and of places in lists make no difference."""
+    """Return the groups of similar rows: numbers of layers, calls and list positions are ignored."""
     rest = pl.col("name").str.strip_prefix(pl.col("entry"))
     place = rest.str.extract(_PLACE).fill_null("")
     like = [_blank(pl.col("entry")), place, _blank(rest.str.strip_prefix(place)), pl.col("precision")]
@@ -160,7 +162,7 @@ def _blank(text: pl.Expr) -> pl.Expr:
 
 
 def _group_means(values: Array, groups: Array, weights: Array) -> tuple[Array, Array]:
-    """Return the mean of each row's group, and how many rows with weight 1 it has."""
+    """Return the mean of each row's group, and its number of rows with weight 1."""
     counts = np.bincount(groups, weights)
     sums = np.bincount(groups, np.where(weights > 0, values, 0.0))
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -169,7 +171,7 @@ def _group_means(values: Array, groups: Array, weights: Array) -> tuple[Array, A
 
 @dataclass(frozen=True)
 class _Grouped:
-    """Mean over like rows, of each row; and what is left of the variance within groups, of all."""
+    """Mean over similar rows, for each row; and the remaining variance within groups, over all rows."""
 
     means: Array
     variance: float
@@ -185,7 +187,7 @@ def _grouped(values: Array, is_known: Array, kinds: _Kinds) -> _Grouped:
     if not has_group.any():
         return _Grouped(means, math.inf)
     squares = (values[has_group] - own[has_group]) ** 2
-    # One degree of freedom of each group goes to its mean.
+    # One degree of freedom per group is used for its mean.
     dof = has_group.sum() - len(np.unique(kinds.own[has_group]))
     return _Grouped(means, float(squares.sum() / max(dof, 1)))
 
@@ -208,12 +210,12 @@ def _distances(errors: Array, kinds: _Kinds, lower: Array) -> tuple[Array, Score
 
 
 def _in_all(holds: Any) -> Array:
-    """Return whether something holds in all repetitions of a row."""
+    """Return whether a condition holds in all repetitions of a row."""
     return holds.all(axis=1)
 
 
 def _rms(errors: Array) -> Array:
-    """Return the root mean square of what is known in each row; NaN where nothing is."""
+    """Return the root mean square of the known errors of each row; NaN without any."""
     is_known = ~np.isnan(errors)
     sums = np.where(is_known, errors, 0.0) ** 2
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -225,13 +227,13 @@ _LEAST_SPREAD = 0.1
 
 def _spread_within(logs: Array) -> float:
     if logs.shape[0] < _FEW or logs.shape[1] < 2:
-        return 0.5  # a factor of 1.6, about what half of the rows of single tensors show
+        return 0.5  # a factor of 1.6, typical for half of the rows of single tensors
     variance = ((logs - logs.mean(axis=1, keepdims=True)) ** 2).sum() / (logs.shape[0] * (logs.shape[1] - 1))
     return max(math.sqrt(variance), _LEAST_SPREAD)
 
 
 def _own_share(between: float, of_mean: float) -> float:
-    """Return how much a row's own mean counts beside that of like rows, whose means vary by ``between`` in all."""
+    """Return the weight of a row's own mean relative to that of similar rows, whose means have variance ``between``."""
     if math.isinf(between):
         return 1.0
     real = max(between - of_mean, 0.0)
@@ -239,7 +241,7 @@ def _own_share(between: float, of_mean: float) -> float:
 
 
 def _widened_log(logs: Array, spread: float) -> float:
-    """Return the spread of a new row's log score, widened to what repetitions that are left out show."""
+    """Return the spread of a new row's log score, widened to match left-out repetitions."""
     num_repeats = logs.shape[1]
     expected = spread * math.sqrt(1 + 1 / num_repeats)
     if num_repeats < 2:
@@ -250,7 +252,7 @@ def _widened_log(logs: Array, spread: float) -> float:
 
 
 def _excess(scores: Array, dof: float, *, is_two_sided: bool) -> float:
-    """Return by how much the largest scores are above those of the distribution, at least 1."""
+    """Return by how much the largest scores exceed those of the distribution, at least 1."""
     if scores.size < _FEWEST_SCORES:
         return 1.0
     ratios = [1.0]
@@ -268,10 +270,10 @@ def _signed(
 
     Args:
         errors: ``[rows, repetitions]``.
-        kinds: Which rows are alike.
-        lower: The least that floors can be.
-        distance: Floors of the distance, or what stands for it.
-        has_rows: Which are no vectors: those have a limit of their own.
+        kinds: Groups of similar rows.
+        lower: Lower bounds of floors.
+        distance: Floors of the distance, or of its substitute.
+        has_rows: Which rows are not vectors; vectors have a separate limit.
     """
     num_repeats = errors.shape[1]
     unit = np.where(np.isfinite(distance) & (distance > 0), distance, lower)

@@ -1,13 +1,12 @@
-"""How far rounding takes each value of a golden dump, followed from call to call.
+"""Rounding error of each value of a golden dump, propagated from call to call.
 
-A value is known again by its statistics: what a call was given is what another one has made. So the error of a result
-is what its call rounds, and what it was given times what the call makes of that (see
-`msprobe_core.judge.noise.effects`). A gradient is the sum of what all who were given the value pass on. Of what no
-recorded call has made, as between modules at level L0, nothing is known but that it may hold what all calls before
-have rounded, of which a part adds up as independent errors do.
+A value is recognised by its statistics: an input of one call is the result of another. So the error of a result is the
+call's own rounding plus the amplified errors of its inputs (see `msprobe_core.judge.noise.effects`). A gradient is the
+sum of what all users of the value pass on. A value that no recorded call has made, as between modules at level L0, may
+contain all roundings of earlier calls, of which a share adds up as independent errors do.
 
-What a formula says is an upper estimate, and would grow from call to call. So what is handed on is no more than `SEEN`
-times what the two sides are seen to be apart: two extremes and two averages are four samples of that.
+Formulas give upper estimates, which would grow from call to call. So the error passed on is at most `SEEN` times the
+observed difference of the two sides: two extremes and two averages are four samples of that.
 """
 
 from __future__ import annotations
@@ -36,20 +35,20 @@ from msprobe_core.judge.noise.operations import Kind, Operations, is_layer, kind
 from msprobe_core.model import Phase, Role
 
 SPREAD, SHIFT = "flow_spread", "flow_shift"
-"""Columns of what `with_flow` adds, in units of a tensor's norm; null where nothing is known."""
+"""Columns that `with_flow` adds, in units of a tensor's norm; null if unknown."""
 
 REACHES = 0.35
-"""Share of what a call rounds that reaches a value further on; see `msprobe_core.judge.noise.closed_form`."""
+"""Share of a call's rounding that reaches later values; see `msprobe_core.judge.noise.closed_form`."""
 
 SEEN = 4.0
-"""How many times what was seen of a value's error its elements may be off: that four samples of a normal distribution
-are all within a quarter of its deviation has a probability of 0.0015."""
+"""Maximum ratio of an element's error to the observed one: four samples of a normal distribution are all within a
+quarter of its deviation with a probability of 0.0015."""
 
 _STATISTICS = ("norm", "mean", "max", "min")
 
 
 class _Value(NamedTuple):
-    """A tensor of floats of the golden dump; ``seen``: how far it may be off, by what was recorded of it."""
+    """A floating-point tensor of the golden dump; ``seen``: how far it may be off, by its observed difference."""
 
     row: int
     role: str
@@ -63,10 +62,10 @@ class _Value(NamedTuple):
         return self.size[:5]
 
     def handed_on(self, error: Error, *, is_known: bool = True) -> Error:
-        """Return what others are given of an error that was estimated.
+        """Return the part of an estimated error that is passed on.
 
-        An approximation may be off in few elements, as where a function saturates, and not show in statistics; what was
-        only taken to be one does.
+        A known approximation may be off in few elements, for example where a function saturates, and not show in
+        statistics; a presumed one does show.
         """
         return Error(
             min(error.spread, self.seen.spread), error.shift if is_known else min(error.shift, self.seen.shift)
@@ -80,8 +79,8 @@ def with_flow(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
     """Return aligned rows of two frameworks with `SPREAD` and `SHIFT`.
 
     Args:
-        rows: In execution order, with ``roundoff`` and measures.
-        operations: What the golden dump's calls compute.
+        rows: Rows in execution order, with ``roundoff`` and measures.
+        operations: Operations of the golden dump's calls.
     """
     listed = _values(rows)
     flow = _Flow(operations, {value.identity: value.seen for _, value in listed if value.role == Role.PARAMETERS.value})
@@ -96,7 +95,7 @@ def with_flow(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
 
 
 def _values(rows: pl.DataFrame) -> list[tuple[tuple[str, str], _Value]]:
-    """Return the tensors of floats of the golden side by entry and phase, those of one entry together."""
+    """Return the floating-point tensors of the golden side by entry and phase, those of one entry consecutively."""
     root = pl.col("numel_golden").cast(pl.Float64).sqrt()
     finite = [pl.when(pl.col(name).is_finite()).then(pl.col(name).abs()) for name in ("max_golden", "min_golden")]
     largest = pl.max_horizontal(finite)
@@ -108,8 +107,7 @@ def _values(rows: pl.DataFrame) -> list[tuple[tuple[str, str], _Value]]:
         .filter(pl.col("roundoff").is_not_null() & (pl.col("match") != Match.TARGET.value))
         .filter((largest >= 0) & (pl.col("numel_golden") > 0))
         .with_columns(
-            # What a mask has made infinite says nothing; the rest is taken to be as large as the largest that is
-            # finite.
+            # Ignore elements that a mask has made infinite; assume the others to be as large as the largest finite one.
             norm_golden=pl.when(pl.col("norm_golden").is_finite()).then("norm_golden").otherwise(largest * root),
             mean_golden=pl.when(pl.col("mean_golden").is_finite()).then("mean_golden").otherwise(0.0),
             max_golden=pl.when(pl.col("max_golden").is_finite()).then("max_golden").otherwise(0.0),
@@ -132,16 +130,16 @@ def _values(rows: pl.DataFrame) -> list[tuple[tuple[str, str], _Value]]:
 
 
 class _Flow:
-    """What is known of errors so far."""
+    """Tracks the known errors call by call."""
 
     def __init__(self, operations: Operations, parameters: Mapping[_Identity, Error]) -> None:
-        """Begin a step; ``parameters``: how far they are seen to be off, as they are behind an update of two runs."""
+        """Begin a step; ``parameters``: how far they are observed to be off, for example after an update."""
         self._operations = operations
         self._parameters = parameters
-        self._made: dict[_Identity, tuple[Error, Error]] = {}  # as estimated, and as handed on
+        self._made: dict[_Identity, tuple[Error, Error]] = {}  # as estimated, and as passed on
         self._forwards: dict[str, Forward] = {}
         self._gradients: dict[str, Operand] = {}
-        # Who was given a value in forward, and what each of those passes on in backward.
+        # Users of each value in forward, and the gradient that each of them passes on in backward.
         self._users: dict[_Identity, list[tuple[str, str]]] = {}
         self._passed_on: dict[tuple[str, str], Operand] = {}
         self._squares = 0.0
@@ -181,7 +179,7 @@ class _Flow:
         return error, value.handed_on(error, is_known=False)
 
     def _added_up(self, value: _Value, forward: Forward) -> Error | None:
-        """Return the error of a gradient that is the sum of what all who were given a value pass on."""
+        """Return the error of a gradient that is the sum of the gradients from all users of a value."""
         users = self._users.get(forward.result.size[:5], [])
         calls = [each for each in users if not names.is_module(each[0])] or users
         parts = [self._passed_on[each] for each in calls if each in self._passed_on]
@@ -190,10 +188,10 @@ class _Flow:
         return together([each.error.times(each.size.norm / value.size.norm) for each in parts])
 
     def _unknown(self, value: _Value, *given: Operand) -> Error:
-        """Return the error of what no recorded call has made: of all that was recorded, and of a call that was not.
+        """Return the error of a value that no recorded call has made: that of recorded calls and of an unrecorded one.
 
-        That call may have added up as many terms as the tensor's largest dimension has, may have taken exponentials, as
-        attention does, and was given what the call before has made.
+        The unrecorded call may have summed as many terms as the tensor's largest dimension, may have computed
+        exponentials, as attention does, and had the previous call's result as input.
         """
         own = of_forward(Forward("", [Operand(value.size)], Operand(value.size)), self._operations).own
         shift = self._operations.approximation("softmax", value.size.largest)
@@ -209,7 +207,7 @@ class _Flow:
             if known is not None:
                 error = known[0]
             elif is_inside:
-                # What is inside of it may have been recorded, but not what makes this of it.
+                # Its inner calls may be recorded, but not the computation of this result from theirs.
                 error = self._unknown(value, *given)
             else:
                 effect = of_forward(Forward(operation, given, Operand(value.size)), self._operations)
@@ -251,7 +249,7 @@ class _Flow:
         return together([own, inherited])
 
     def _remember(self, value: _Value, error: Error, *, is_known: bool) -> Error:
-        """Keep the error of what a call made, for who is given it; return what is handed on."""
+        """Store the error of a call's result for its users; return the part that is passed on."""
         handed_on = value.handed_on(error, is_known=is_known)
         if value.size.numel > 1:
             _, handed_on = self._made.setdefault(value.identity, (error, handed_on))
@@ -264,5 +262,5 @@ def _place(value: _Value) -> str:
 
 
 def _is_container(entry: str, operation: str) -> bool:
-    """Whether a module is one of the user's, of which nothing is known but what was recorded inside."""
+    """Whether a module is defined by the user, so that only the calls recorded inside are known."""
     return names.is_module(entry) and not is_layer(operation)

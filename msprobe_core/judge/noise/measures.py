@@ -1,4 +1,4 @@
-"""Measures of how far the two sides of a row are apart, each without unit, as columns over the whole frame.
+"""Measures of the difference between the two sides of a row, all dimensionless, as columns of the whole frame.
 
 Every measure is an error relative to the golden tensor as a whole, so that it can be compared between rows:
 
@@ -9,14 +9,13 @@ Every measure is an error relative to the golden tensor as a whole, so that it c
 ``max``, ``min``
     difference of the extremes over the largest golden magnitude;
 ``rel_l2``
-    norm of the difference over the golden norm, of tensors, or estimated from sketches;
+    norm of the difference over the golden norm, from tensors, or estimated from sketches;
 ``scale``
-    ``<t, g> / <g, g> - 1``, the factor that is nearest to the golden tensor, less one: of tensors exactly; of sketches
+    ``<t, g> / <g, g> - 1``, the best-fitting factor of the golden tensor, less one: exact for tensors; for sketches
     from the norms and ``rel_l2``, by ``<t, g> = (|t|^2 + |g|^2 - |t - g|^2) / 2``.
 
-The roundings of single elements are independent of each other, more or less: they add up in ``rel_l2`` and average out
-in ``norm``, ``mean`` and ``scale``. A factor of 1.01 is half a rounding of bfloat16 and lost in ``rel_l2``, but not
-in ``scale``.
+The roundings of single elements are nearly independent: they add up in ``rel_l2`` and average out in ``norm``, ``mean``
+and ``scale``. A factor of 1.01 is half a rounding of bfloat16 and lost in ``rel_l2``, but not in ``scale``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from msprobe_core.judge.columns import SKETCH_ERROR
 
 
 class Measure(str, Enum):
-    """One way to tell how far a row is off; the value is what tables call it."""
+    """One measure of a row's difference; the value is its name in tables."""
 
     NORM = "norm"
     MEAN = "mean"
@@ -40,7 +39,7 @@ class Measure(str, Enum):
 
     @property
     def column(self) -> str:
-        """What the frame of rows calls it."""
+        """Name of its column in the frame of rows."""
         return f"measure_{self.value}"
 
     @property
@@ -59,20 +58,20 @@ WORDS = {
     Measure.REL_L2: "the tensor",
     Measure.SCALE: "the scale",
 }
-"""What sentences call what is off."""
+"""Names of the measures in sentences."""
 
 _PART_STATISTICS = {Measure.NORM: "norm", Measure.MEAN: "mean", Measure.MAX: "max", Measure.MIN: "min"}
 
 
 def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return aligned rows with a column for each measure, >= 0; null where it is not known.
+    """Return aligned rows with a column for each measure, >= 0; null if unknown.
 
-    0 where the two are equal; null where something is not finite, +Inf where the golden tensor is all zero and the
-    target's is not.
+    0 if the two are equal; null if a number is not finite; +Inf if the golden tensor is all zero and the target's is
+    not.
 
     Args:
-        rows: With the differences of `msprobe_core.judge.statistics_columns`, and ``euclidean`` or
-            ``sketch_error`` where tensors or sketches were compared.
+        rows: Rows with the differences of `msprobe_core.judge.statistics_columns`, and ``euclidean`` or
+            ``sketch_error`` if tensors or sketches were compared.
     """
     norm = pl.col("norm_golden")
     size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())

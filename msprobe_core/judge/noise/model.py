@@ -1,4 +1,4 @@
-"""Score rows by how far two healthy runs may be apart, and say what a score is worth."""
+"""Score rows by how far two healthy runs may differ, and rate the evidence of scores."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from msprobe_core.judge.noise.null_distribution import ScoreDistribution
 
 ALPHA = 0.01
-"""How many of a hundred comparisons of healthy runs may have a row over its limit, if scores are distributed as the
-repetitions say: the share of each measure of each row is this over their number (Bonferroni)."""
+"""Probability that a comparison of healthy runs has a row over its limit, if scores follow the distribution of the
+repetitions: the share of each measure of each row is this over their number (Bonferroni)."""
 
 EVIDENCE = (("very strong", 1e-6), ("strong", 1e-3))
-"""By how much less likely than at the limit a score must be for its evidence to be called so; else it is weak."""
+"""Factor by which a score must be less likely than the limit for evidence of this strength; otherwise it is weak."""
 
 SCORES = {
     "noise_floor": pl.Float64,
@@ -37,13 +37,13 @@ SCORES = {
     "score_limit": pl.Float64,
     "score_measure": pl.String,
 }
-"""Columns that are left in the result."""
+"""Columns that remain in the result."""
 
 HELPERS = ("evidence", "noise_source", "num_flips", "num_repeats", "score_error", "score_word")
 
 
 class NoiseSource(str, Enum):
-    """Where a floor comes from: repetitions, the formula, or one healthy run that was given as a baseline."""
+    """Origin of a floor: repetitions, the formula, or one healthy run given as a baseline."""
 
     MEASURED = "measured"
     CLOSED_FORM = "closed form"
@@ -52,11 +52,11 @@ class NoiseSource(str, Enum):
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """How far two healthy runs may be apart.
+    """How far two healthy runs may differ.
 
     Attributes:
-        profile: The measured profile; ``None`` for the closed form alone. Rows that it does not have, and measures that
-            it does not know of a row, have floors by the closed form.
+        profile: The measured profile; ``None`` for the closed form alone. Rows without a profile, and measures that it
+            lacks for a row, have floors by the closed form.
         alpha: See `ALPHA`.
     """
 
@@ -66,15 +66,15 @@ class NoiseModel:
     def score(
         self, rows: pl.DataFrame, golden: Path, operations: Operations | None = None
     ) -> tuple[pl.DataFrame, list[str]]:
-        """Return aligned rows with `SCORES` and `HELPERS`, and what there is to note.
+        """Return aligned rows with `SCORES` and `HELPERS`, and notes.
 
-        ``score`` is ``error / floor`` of the measure that is farthest over its limit, or closest to it; 0 where the two
-        sides are equal, null where there are no floats to compare, or where what repetitions did is without bounds.
+        ``score`` is ``error / floor`` of the measure that exceeds its limit most, or is closest to it; 0 if the two
+        sides are equal, null if there are no floats to compare, or if the floor is unbounded.
 
         Args:
-            rows: In execution order, with ``judged_error``, ``precision`` and the metrics.
+            rows: Rows in execution order, with ``judged_error``, ``precision`` and the metrics.
             golden: The golden dump.
-            operations: What the golden dump's calls compute, if the two are of different frameworks.
+            operations: Operations of the golden dump's calls, if the dumps are of different frameworks.
 
         Raises:
             CompareError: the profile cannot be read.
@@ -84,7 +84,7 @@ class NoiseModel:
         measured = found if isinstance(found, UnitNoise) else None
         prepared = _with_profile(prepared, measured)
         if operations is not None:
-            # Repetitions of one framework say nothing of the other one's kernels.
+            # Repetitions in one framework say nothing about the other framework's kernels.
             prepared = prepared.with_columns(
                 pl.when(pl.col(_floor(measure)).is_not_null()).then(pl.max_horizontal(_floor(measure), closed(measure)))
                 for measure in MEASURES
@@ -101,16 +101,16 @@ class NoiseModel:
 
 
 def load_noise(golden: Path) -> NoiseModel:
-    """Return the noise profile that is stored beside a golden run, or the closed form if there is none.
+    """Return the noise profile stored next to a golden run, or the closed form without one.
 
     Args:
-        golden: The run's directory, or that of one of its steps or ranks, or a dump's file.
+        golden: Directory of the run, a step or a rank, or the file of a dump.
     """
     return NoiseModel(find_profile(golden))
 
 
 def measured_noise(golden: Path) -> NoiseModel:
-    """Return the noise profile that is stored beside a golden run.
+    """Return the noise profile stored next to a golden run.
 
     Raises:
         CompareError: there is none.
@@ -125,7 +125,7 @@ def measured_noise(golden: Path) -> NoiseModel:
 
 
 def _with_profile(rows: pl.DataFrame, measured: UnitNoise | None) -> pl.DataFrame:
-    """Add ``floor_`` of each measure from the profile, null where it has none, and what else it says of the row."""
+    """Add ``floor_{measure}`` from the profile, null if it has none, and the profile's other columns."""
     if measured is None:
         return rows.with_columns(
             *[pl.lit(None, pl.Float64).alias(_floor(measure)) for measure in MEASURES],
@@ -143,20 +143,20 @@ def _with_profile(rows: pl.DataFrame, measured: UnitNoise | None) -> pl.DataFram
 
 
 _MOST_ROWS, _USUAL = 0.9, 2.0
-"""Share of rows whose scores are below the usual, in a run that is as far off as the repetitions were.
+"""Share of rows, and the score that it usually does not exceed in a run that differs as much as the repetitions.
 
-Measured, second steps of tiny models in float32: 1.1 to 2.2 in repetitions; in other healthy runs up to 7.9.
+Measured in second steps of tiny models in float32: 1.1 to 2.2 in repetitions; in other healthy runs up to 7.9.
 """
 
 _MOST_RECTIFIERS = 8
-"""Of one step that are looked at for turned elements: where more have some, something else is the matter."""
+"""Maximum number of rectifiers per step that are searched for turned elements: more have another cause."""
 
 _AVERAGED = 2.0
-"""How many times what independent rows explain the averaged measures may be off, for what was carried into the step."""
+"""Factor by which averaged measures may exceed the estimate for independent rows, for error carried into the step."""
 
 
 def _with_carried(rows: pl.DataFrame, distance: float) -> pl.DataFrame:
-    """Raise all floors to what follows from other parameters; parameters themselves are left to the limits."""
+    """Raise all floors to the effect of different parameters; parameters themselves are judged by limits."""
     rows = rows.with_columns(roundoff=pl.when(~is_parameter()).then("roundoff"))
     lowest = {m: least(m, pl.lit(distance)) * _AVERAGED if m.averages else pl.lit(distance) for m in MEASURES}
     return rows.with_columns(
@@ -173,14 +173,14 @@ def _floor(measure: Measure) -> str:
 def _scored_behind_turned(
     rows: pl.DataFrame, measured: UnitNoise | None, alpha: float
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Score; where rectifiers have turned single elements, score what is behind them by what that does."""
+    """Score rows; if rectifiers have turned single elements, score later rows by that effect."""
     scored = _scored_as_a_run(rows, measured, alpha)
     notes: dict[str, str] = {}
     while len(notes) < _MOST_RECTIFIERS and (found := turned.turned_at(scored)) is not None:
         entry, distance = found
         if entry in notes:
             break
-        rows = turned.behind(rows, entry).with_columns(
+        rows = turned.with_downstream(rows, entry).with_columns(
             turned.raised(measure, pl.col(name), distance).alias(name)
             for measure in MEASURES
             for name in (_floor(measure), closed(measure))
@@ -194,12 +194,12 @@ def _scored_behind_turned(
 
 
 def _scored_as_a_run(rows: pl.DataFrame, measured: UnitNoise | None, alpha: float) -> pl.DataFrame:
-    """Score, and allow for a run that is farther off than the repetitions were, all of it together.
+    """Score rows, and allow for a run that differs more than the repetitions as a whole.
 
-    What an update makes of rounding hangs on few elements, those whose gradient is rounding alone, and goes on into
-    everything that is computed with them. So errors of a later step have a size that is the run's own. It is told by
-    the score that nine of ten rows do not exceed; the repetitions are a sample of their number, so that no more than
-    the limit of Student's t is believed. Parameters, where it comes from, are judged as they are.
+    The effect of rounding on an update depends on the few elements whose gradient is rounding noise, and propagates to
+    all values computed with them. So errors of a later step have a size specific to the run. It is estimated by the
+    score that nine of ten rows do not exceed; it is bounded by the limit of Student's t for the number of repetitions,
+    which are a small sample. Parameters, its origin, are judged without this allowance.
     """
     scored = _scored(rows, measured, alpha)
     if measured is None or not measured.parameters_vary:
@@ -269,7 +269,7 @@ def _scored(rows: pl.DataFrame, measured: UnitNoise | None, alpha: float, of_run
 
 
 def _score(error: pl.Expr, floor: pl.Expr) -> pl.Expr:
-    """Return ``error / floor``: 0 of equal values, null where the floor has no bounds."""
+    """Return ``error / floor``: 0 for equal values, null if the floor is unbounded."""
     return pl.when(error == 0).then(0.0).when(floor.is_finite()).then(error / floor)
 
 

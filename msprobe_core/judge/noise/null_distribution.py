@@ -1,4 +1,4 @@
-"""How scores of healthy rows are distributed, by measure, and the limit that follows from it."""
+"""Distribution of scores of healthy rows, by measure, and the resulting limit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from msprobe_core.judge.noise import student
 from msprobe_core.judge.noise.measures import Measure
 
 EXTREME_LIMIT = 15.0
-"""The least limit of single elements, such as extremes, and of vectors, which have no rows that average out."""
+"""Minimum limit of single elements, such as extremes, and of vectors, which have no rows to average over."""
 
 LEAST_LIMITS: Mapping[Measure, float] = {
     measure: 4.0 if measure is Measure.REL_L2 else 7.0 if measure.averages else EXTREME_LIMIT for measure in Measure
 }
-"""No score up to these is an error, whatever the repetitions say: they are few, and other kernels are not quite
-repetitions. Extremes are single elements, whose errors have long tails.
+"""Minimum limits, whatever the repetitions show.
+
+Repetitions are few, and other kernels are not quite repetitions. Extremes are single elements, whose errors have long
+tails.
 
 Measured on tiny Llama, GPT-2 and BERT, bfloat16 and float32, two steps, with other kernels, sums in two parts, other
-positions of samples and two threads: healthy scores of up to 3.7 for the distance, 5.6 for what averages out, 13 for
+positions of samples and two threads: healthy scores of up to 3.7 for the distance, 5.6 for averaged measures, 13 for
 extremes and vectors.
 """
 
@@ -33,11 +35,11 @@ class ScoreDistribution(msgspec.Struct, frozen=True):
 
     Attributes:
         dof: Degrees of freedom of Student's t distribution.
-        factor: What its quantiles are multiplied by.
-        is_log: Whether it is that of the score's logarithm, as for a distance, which is positive and has the same size
-            each time; otherwise that of the score itself, with a sign, which may be near zero by chance.
-        least: No limit is below it; see `LEAST_LIMITS`.
-        most: No limit is above it, unless it is below ``least``.
+        factor: Factor of its quantiles.
+        is_log: Whether it is the distribution of the score's logarithm, as for a distance, which is positive and has
+            the same size each time; otherwise of the score itself, which has a sign and may be near zero by chance.
+        least: Lower bound of limits; see `LEAST_LIMITS`.
+        most: Upper bound of limits, unless it is below ``least``.
     """
 
     dof: float
@@ -47,12 +49,12 @@ class ScoreDistribution(msgspec.Struct, frozen=True):
     most: float = MOST_LIMIT
 
     def limit(self, probability: float) -> float:
-        """Return the score that a healthy row exceeds with ``probability``, but not below ``least``."""
+        """Return the score that a healthy row exceeds with ``probability``, at least ``least``."""
         quantile = _quantile(self.dof, self.factor, self.is_log, probability)
         return min(max(min(quantile, self.most), self.least), MOST_LIMIT)
 
     def rarer(self, probability: float, share: float) -> float:
-        """Return the score that is ``share`` as likely as the limit; where that is the least, in proportion."""
+        """Return the score that is ``share`` times as likely as the limit; in proportion if the limit is ``least``."""
         quantiles = [_quantile(self.dof, self.factor, self.is_log, p) for p in (probability * share, probability)]
         return self.limit(probability) * quantiles[0] / quantiles[1]
 

@@ -1,6 +1,6 @@
-"""What the operations of a dump are, as far as it matters to rounding: one of few kinds.
+"""Kinds of operations, as far as they matter to rounding.
 
-Names are canonical, those of PyTorch; classes of modules are known by the operation that they are called after.
+Names are canonical, those of PyTorch; classes of modules are mapped to the operation after which they are named.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 
 
 class Kind(Enum):
-    """What operations of one kind do to errors is one formula."""
+    """One formula describes the effect on errors of all operations of a kind."""
 
     COPY = "copy"
     ROUND = "round"
@@ -62,16 +62,16 @@ _KINDS: dict[Kind, str] = {
         bce bcewithlogits binarycrossentropy binarycrossentropywithlogits kldiv""",
     Kind.RECURRENT: "lstm gru rnn lstmcell grucell rnncell",
 }
-"""By the names that `known_as` returns."""
+"""Operations of each kind, by the names that `known_as` returns."""
 
 _KIND_OF = {name: kind for kind, listed in _KINDS.items() for name in listed.split()}
 
 
 @lru_cache(4096)
 def known_as(operation: str) -> str:
-    """Return the name of an operation or of a class of modules, without what spellings differ in.
+    """Return the name of an operation or of a class of modules, without differences in spelling.
 
-    ``layer_norm`` and ``LayerNorm`` are one, and so are ``conv2d`` and ``Conv1d``, ``cross_entropy`` and
+    ``layer_norm`` and ``LayerNorm`` are equal, and so are ``conv2d`` and ``Conv1d``, ``cross_entropy`` and
     ``CrossEntropyLoss``.
     """
     plain = re.sub(r"[^a-z0-9]", "", operation.rpartition(".")[2].lower()).removesuffix("loss")
@@ -85,13 +85,13 @@ _LAYERS = """
     relu relu6 leakyrelu prelu hardtanh threshold sigmoid logsigmoid tanh silu gelu softplus softsign elu selu celu mish
     hardswish hardsigmoid glu lstm gru rnn lstmcell grucell rnncell
     crossentropy nll mse l1 smoothl1 huber bce bcewithlogits kldiv"""
-"""Classes of modules that are the frameworks' own."""
+"""Module classes of the frameworks themselves."""
 
 _LAYER_NAMES = frozenset(_LAYERS.split())
 
 
 def is_layer(class_name: str) -> bool:
-    """Whether a class of modules computes what its name says; others, of users, may be called anything."""
+    """Whether a module class computes what its name says; classes of users may have any name."""
     return known_as(class_name) in _LAYER_NAMES
 
 
@@ -102,12 +102,12 @@ def kind_of(operation: str) -> Kind:
 
 @dataclass(frozen=True)
 class Operations:
-    """What the calls of a golden dump compute.
+    """Operations of a golden dump's calls.
 
     Attributes:
         names: Canonical name of the operation, or class of the module, by entry.
-        inexact: Of operations that a framework approximates: by canonical name, up to which magnitude of what they are
-            given they are off by no more than how much; see `msprobe_core.plugin.ApiMap`.
+        inexact: Approximation errors of operations: by canonical name, pairs of the largest input magnitude and the
+            error bound up to it; see `msprobe_core.plugin.ApiMap`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -116,12 +116,12 @@ class Operations:
     )
 
     def approximation(self, operation: str, largest: float) -> float:
-        """Return how far an operation's approximation may be off, given what is no larger than ``largest``."""
+        """Return the error bound of an operation's approximation for inputs of magnitude up to ``largest``."""
         return _step_at(self.inexact.get(known_as(operation), ()), largest)
 
 
 def merged(*sides: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
-    """Return how far the approximations of two frameworks may be apart: as far as they are off together."""
+    """Return the bounds for the difference between two frameworks' approximations: the sums of their error bounds."""
     found: dict[str, list[tuple[float, float]]] = {}
     for name in {name for side in sides for name in side}:
         listed = [side[name] for side in sides if name in side]

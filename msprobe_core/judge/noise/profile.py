@@ -1,18 +1,18 @@
-"""The noise profile of a golden run: what was measured of its rows, in one file beside its steps.
+"""The noise profile of a golden run: floors of its rows, in one file next to its steps.
 
 ``noise_profile.parquet`` has one row per step, rank and row of the golden dump:
 
 ============  =======  ================================================================================
 ``step``      Int64
-``rank``      Int64    -1 of a process outside of a job
-``name``      String   row name, as the golden dump has it
-``flips``     UInt16   in how many repetitions it broke a rule that knows no size, such as that integers are equal
-``norm`` …    Float32  a column for each measure: the floor; null where it is not known
-``about``     String   JSON: version, repetitions, how they were perturbed, the distributions of scores, and what
-                       the dump is known by; the same in all rows of a step and rank
+``rank``      Int64    -1 for a process outside of a job
+``name``      String   row name in the golden dump
+``flips``     UInt16   number of repetitions in which it broke a rule of exact equality, such as that of integers
+``norm`` …    Float32  a column for each measure: the floor; null if unknown
+``about``     String   JSON: version, repetitions, their perturbation, the distributions of scores, and the
+                       identity of the dump; the same in all rows of a step and rank
 ============  =======  ================================================================================
 
-The file is data of somebody else: it is bounded, read as columns of these types, and nothing of it is executed.
+The file is untrusted input: its size is bounded, its columns must have these types, and none of it is executed.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ _IDENTIFYING_BYTES = 1 << 16
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile says of one dump.
+    """Description of one dump in a profile.
 
     Attributes:
-        version: Of the file's form.
+        version: Version of the file format.
         repeats: Number of repetitions.
-        perturbation: How they differ from the golden run, in words.
-        identity: What the golden dump is known by.
-        nulls: How scores are distributed, by measure.
-        parameters_vary: Whether the repetitions began with parameters of their own, as whole trainings do.
+        perturbation: Sentence on how they differ from the golden run.
+        identity: Identity of the golden dump, see `identity_of`.
+        nulls: Distributions of scores, by measure.
+        parameters_vary: Whether the repetitions began with different parameters, as whole trainings do.
     """
 
     version: int
@@ -83,14 +83,14 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class UnitNoise:
-    """What a profile has of one dump.
+    """The part of a profile for one dump.
 
     Attributes:
-        rows: ``name``, ``flips`` and a column for each measure; each name once.
-        nulls: How scores are distributed.
+        rows: ``name``, ``flips`` and a column for each measure; names are unique.
+        nulls: Distributions of scores.
         repeats: Number of repetitions.
-        perturbation: How they differ from the golden run, in words.
-        parameters_vary: Whether they began with parameters of their own.
+        perturbation: Sentence on how they differ from the golden run.
+        parameters_vary: Whether they began with different parameters.
     """
 
     rows: pl.DataFrame
@@ -102,18 +102,18 @@ class UnitNoise:
 
 @dataclass(frozen=True)
 class NoiseProfile:
-    """A profile on disk; what it has of a dump is read when that is compared."""
+    """A profile on disk; the part for a dump is read when that dump is compared."""
 
     path: Path
 
     def unit(self, golden: Path) -> UnitNoise | str:
-        """Return what is known of a golden dump; in words why there is nothing.
+        """Return the noise of a golden dump, or the reason why there is none.
 
         Args:
-            golden: The dump's directory, or its file.
+            golden: Directory or file of the dump.
 
         Raises:
-            CompareError: the file cannot be read, or is no profile.
+            CompareError: the file cannot be read, or is not a profile.
         """
         directory = golden.parent if golden.is_file() else golden
         place = place_of(directory)
@@ -142,13 +142,13 @@ class NoiseProfile:
             raise CompareError(f"{self.path}: cannot be read ({error.strerror or error})") from error
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
             raise self._no_profile(" ".join(str(error).split())[:200]) from error
-        # Many rows may refer to one text.
+        # Many rows may refer to the same long text.
         if (found["name"].str.len_bytes().sum() or 0) > most_unfolded(size):
             raise self._no_profile("its names are longer than those of a file of its length should be")
         return found
 
     def _checked_size(self) -> int:
-        """Return the file's length, once its headers say that it unfolds to no more than it should."""
+        """Return the file's size in bytes, after a check that its headers do not declare an excessive unpacked size."""
         with open_plain(self.path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_BYTES:
@@ -184,7 +184,7 @@ class NoiseProfile:
 
 
 def find_profile(golden: Path) -> Path | None:
-    """Return where the profile of a golden dump, of a step's directory or a run's is; ``None`` if there is none."""
+    """Return the path of the profile for a golden dump, step or run; ``None`` if there is none."""
     start = golden.parent if golden.is_file() else golden
     for directory in (start, *start.absolute().parents[:2]):
         path = directory / PROFILE_FILE
@@ -194,7 +194,7 @@ def find_profile(golden: Path) -> Path | None:
 
 
 def place_of(directory: Path) -> tuple[int, int] | None:
-    """Return step and rank of a dump's directory by its name; ``None`` if it is not called so."""
+    """Return step and rank of a dump's directory from its name; ``None`` if the name does not have this form."""
     directory = directory.absolute()
     step, rank = _STEP.fullmatch(directory.parent.name), _RANK.fullmatch(directory.name)
     if step is None:
@@ -203,7 +203,7 @@ def place_of(directory: Path) -> tuple[int, int] | None:
 
 
 def identity_of(directory: Path) -> str:
-    """Return what a dump is known by: a hash of its file's size, beginning and end; empty if it has none.
+    """Return the identity of a dump: a hash of its file's size, beginning and end; empty without a file.
 
     Raises:
         CompareError: the file cannot be read.

@@ -1,15 +1,15 @@
-"""What one rounding of every element of a tensor does to each measure: the least that a floor can be.
+"""Effect of one rounding of every element of a tensor on each measure: the lower bound of floors.
 
-Let the elements be rounded independently, each by a relative error of at most the unit round-off ``u``. The distance
-is then of the size of ``u`` times the norm, and so is the error of an extreme, which is one element. In a sum of ``n``
-elements the errors have both signs and grow like ``sqrt(n)`` where the sum grows like ``n``: norm, mean and scale are
+Let the elements be rounded independently, each by a relative error of at most the unit round-off ``u``. The distance is
+then of the size of ``u`` times the norm, and so is the error of an extreme, which is one element. In a sum of ``n``
+elements the errors have both signs and grow like ``sqrt(n)`` while the sum grows like ``n``: norm, mean and scale are
 off by ``u / sqrt(n)``. Source: Higham and Mary, *A New Approach to Probabilistic Rounding Error Analysis*, SIAM Journal
-on Scientific Computing 41(5), 2019: constants ``n u`` in bounds become ``sqrt(n) u`` where roundings are independent
-and of mean zero.
+on Scientific Computing 41(5), 2019: constants ``n u`` in bounds become ``sqrt(n) u`` if roundings are independent with
+mean zero.
 
-They are not quite independent: what is rounded in between, such as the reciprocal root mean square of a row in a
-normalisation, is shared by all elements of the last dimension. So the averaged measures have, of the distance that
-two runs have, at least the share that is left if only the rows are independent.
+They are not quite independent: an intermediate rounding, such as that of the reciprocal root mean square of a row in a
+normalisation, is shared by all elements of the last dimension. So the floors of averaged measures are at least the
+share of the distance that remains if only the rows are independent.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from msprobe_core.judge.limits import roundoff_of
 from msprobe_core.judge.noise.measures import Measure
 
 RESOLUTION = 2.0**-23
-"""Relative error of statistics that were summed up in float32, of tensors in float32 or coarser formats."""
+"""Relative error of statistics that were summed in float32, for tensors in float32 or coarser formats."""
 
 ROW_SHARE = 0.5
-"""How much of what rows that are independent of each other explain is taken for granted.
+"""Share of the estimate for independent rows that floors contain at least.
 
-Measured, tiny Llama and GPT-2 in bfloat16, three perturbed repetitions: the error of the norm is 0.2 to 0.7 times the
+Measured on tiny Llama and GPT-2 in bfloat16, three perturbed repetitions: the error of the norm is 0.2 to 0.7 times the
 distance over the square root of the number of rows in half of the tensors, up to 6 times in one of a hundred.
 """
 
 
 def with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return aligned rows with ``roundoff``, that of the row's precision, and ``num_rows``.
+    """Return aligned rows with ``roundoff``, the unit round-off of the row's precision, and ``num_rows``.
 
-    ``num_rows`` is the number of elements over the last dimension; 1 of a vector, and of what a reduction over the last
-    dimension leaves: no element has others in its row. Both null where there are no floats.
+    ``num_rows`` is the number of elements over the last dimension; 1 for a vector, and for the result of a reduction
+    over the last dimension, whose elements have no others in their row. Both are null for dtypes that are not floats.
     """
     last = pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64)
     numel = pl.col("numel_golden").cast(pl.Float64)
@@ -47,11 +47,11 @@ def with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def least(measure: Measure, distance: pl.Expr) -> pl.Expr:
-    """Return the least that the floor of a measure can be.
+    """Return the lower bound of the floor of a measure.
 
     Args:
-        measure: Of which the floor is.
-        distance: Floor of ``rel_l2``, or what stands for it.
+        measure: The measure.
+        distance: Floor of ``rel_l2``, or of its substitute.
     """
     roundoff = pl.col("roundoff")
     if not measure.averages:

@@ -1,6 +1,6 @@
-"""Student's t distribution and the functions of Gauss that moments of log variances are made of.
+"""Student's t distribution, and the gamma-function derivatives for moments of log variances.
 
-In plain Python, because a comparison needs a few numbers of them and no library that has more.
+In plain Python: a comparison needs only a few values, which do not justify a dependency on a larger library.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ _TINY = 1e-300
 
 
 def tail(score: float, dof: float) -> float:
-    """Return the probability that ``|t|`` exceeds ``score >= 0`` with ``dof`` degrees of freedom, of which may be +Inf.
+    """Return the probability that ``|t|`` exceeds ``score >= 0`` with ``dof`` degrees of freedom, which may be +Inf.
 
-    Source: Abramowitz and Stegun, *Handbook of Mathematical Functions*, 26.7.1: it is ``I_x(dof / 2, 1 / 2)`` with
-    ``x = dof / (dof + t^2)``; of infinite degrees of freedom ``erfc(t / sqrt(2))``.
+    Source: Abramowitz and Stegun, *Handbook of Mathematical Functions*, 26.7.1: it is ``I_x(dof / 2, 1 / 2)`` with ``x
+        = dof / (dof + t^2)``; for infinite degrees of freedom ``erfc(t / sqrt(2))``.
     """
     if math.isinf(dof):
         return math.erfc(score / math.sqrt(2))
@@ -79,7 +79,7 @@ def digamma(x: float) -> float:
 
 
 def trigamma(x: float) -> float:
-    """Return the second derivative of ``log(gamma(x))`` at ``x > 0``. Source: as of `digamma`, 6.4.6 and 6.4.12."""
+    """Return the second derivative of ``log(gamma(x))`` at ``x > 0``. Source: see `digamma`, 6.4.6 and 6.4.12."""
     value = 0.0
     while x < 10:
         value += 1 / (x * x)

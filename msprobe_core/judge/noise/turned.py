@@ -1,14 +1,14 @@
-"""Single elements that a rectifier lets through in one run and not in another.
+"""Single elements that a rectifier passes in one run and blocks in another.
 
-A rectifier decides by a sign, and of an element near zero rounding decides it: see
-`msprobe_core.judge.activation_flips`. Where few elements are that near, as in float32, the repetitions of a run may
-have turned none, and floors know nothing of it. The next healthy run turns one, and a whole element of its gradient is
-there or is not: thousands of times what rounding does elsewhere.
+A rectifier decides by a sign, and for an element near zero rounding decides it: see
+`msprobe_core.judge.activation_flips`. If few elements are that close to zero, as in float32, the repetitions of a run
+may have turned none, and floors do not cover this case. Then the next healthy run turns one, and a whole element of its
+gradient is present or missing: thousands of times the effect of rounding elsewhere.
 
-So what a rectifier passes on in backward may differ by a few whole elements, if it was given what is within the noise,
-forward and backward. That is told by statistics: one element of the size ``a`` changes the sum by ``a`` and the square
-of the norm by ``a^2``, and none is larger than the largest of the gradient that came in. What is computed of it in the
-same backward, and by the optimizer, is then judged by that distance.
+So the backward output of a rectifier may differ by a few whole elements, if its forward and backward inputs are within
+the noise. Statistics show this: one element of the size ``a`` changes the sum by ``a`` and the square of the norm by
+``a^2``, and no element exceeds the largest of the incoming gradient. Values computed from it in the same backward, and
+by the optimizer, are then judged by that distance.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 
 MOST_TURNED = 3
-"""Elements that may have turned in one call. Where more do, repetitions have turned some as well, and show it."""
+"""Maximum number of turned elements in one call. With more, repetitions have turned some too, and floors show it."""
 
 _OF_AVERAGES = 0.5
-"""Share of a turned element's distance that floors of averaged measures get: it is in one row of the tensor."""
+"""Share of a turned element's distance in the floors of averaged measures: it is in one row of the tensor."""
 
 _SLACK = 1.05
-"""Besides what turned, everything is rounded."""
+"""Tolerance for the rounding of all other elements."""
 
 _LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
 
 
 def turned_at(rows: pl.DataFrame) -> tuple[str, float] | None:
-    """Return the first rectifier in backward that has turned elements, and by what distance that changed its gradient.
+    """Return the first backward rectifier that has turned elements, and the distance by which its gradient changed.
 
     Args:
-        rows: Scored, with ``worst``, the largest ratio of a score and its limit, ``is_kink``, and ``source_size``.
-            Only if one of them is beyond its limit.
+        rows: Scored rows with ``worst``, the largest ratio of a score and its limit, ``is_kink``, and ``source_size``.
+            The result is ``None`` unless a row exceeds its limit.
     """
     if not RoundingRule.TURNED_ELEMENTS.is_on or not (rows["worst"] > 1).any():
         return None
     size, numel = pl.col("source_size"), pl.col("numel_golden").cast(pl.Float64)
-    # Each in units of what one element can do at the most.
+    # Both in units of the maximum effect of one element.
     of_sum = (pl.col("mean_target") - pl.col("mean_golden")).abs() * numel / size
     of_square = (pl.col("norm_target") ** 2 - pl.col("norm_golden") ** 2).abs() / size**2
-    # What is behind may be beyond its limit where this is not.
+    # Compare with the least limit: later rows may exceed their limits even if this one does not.
     least = {measure.value: limit for measure, limit in LEAST_LIMITS.items()}
     least_limit = pl.col("score_measure").replace_strict(least, default=None, return_dtype=pl.Float64)
     telling = rows.filter(pl.col("is_kink") & (pl.col("score") > least_limit)).select(
@@ -66,10 +66,10 @@ def _is_given_what_is_right(rows: pl.DataFrame, entry: str) -> bool:
     return not (given["worst"] > 1).any()
 
 
-def behind(rows: pl.DataFrame, entry: str) -> pl.DataFrame:
-    """Return rows with ``is_behind_turned``: whether they are computed of what a call in backward has made.
+def with_downstream(rows: pl.DataFrame, entry: str) -> pl.DataFrame:
+    """Return rows with ``is_behind_turned``: whether they are computed from the result of a backward call.
 
-    Forwards that a backward follows are of another micro batch; what comes behind the last backward is an update.
+    Forwards that precede a later backward belong to another micro-batch; rows after the last backward are an update.
     """
     position = pl.int_range(pl.len())
     is_late = pl.col("phase").is_in(_LATE)
@@ -79,7 +79,7 @@ def behind(rows: pl.DataFrame, entry: str) -> pl.DataFrame:
 
 
 def raised(measure: Measure, floor: pl.Expr, distance: float) -> pl.Expr:
-    """Return the floor of a measure where a gradient is off by the distance that turned elements make."""
+    """Return the floor of a measure for a gradient that is off by the distance of turned elements."""
     least = distance * (_OF_AVERAGES if measure.averages else 1.0)
     is_raised = pl.col("is_behind_turned") & floor.is_not_null()
     return pl.when(is_raised).then(pl.max_horizontal(floor, pl.lit(least))).otherwise(floor)
