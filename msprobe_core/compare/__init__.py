@@ -1,4 +1,4 @@
-"""Compare two runs: align their rows, compute the differences, judge them, name the first fault."""
+"""Comparison of two runs: align their rows, compute differences, judge them, and find the first fault."""
 
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.compare.result import ComparisonResult, UnitResult, UnitSummary

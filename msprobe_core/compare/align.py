@@ -1,7 +1,7 @@
-"""Lay two dumps side by side: one row per pair of values, in the target's execution order.
+"""Align two dumps: one row per pair of values, in the target's execution order.
 
-Where both sides have exactly the same calls, rows are paired by their names, and nothing else is done. Otherwise calls
-are paired first, by their place in the sequence of calls, and rows within each pair by their place in the call.
+If both sides have exactly the same calls, rows are paired by their names. Otherwise calls are paired first, by their
+position in the sequence of calls, and rows within each pair by their position in the call.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Alignment:
 
     Attributes:
         rows: Columns of a dump's frame twice, ending in ``_target`` and ``_golden``; ``role`` and ``phase`` once;
-            ``match`` says which sides have the row. ``entry`` is the target's, or stands for an entry that only the
-            golden side has, and is the same for no two entries; ``entry_golden`` is the golden side's own. Rows are in
-            the target's order; a row that only the golden side has follows the row that it follows there.
-        notes: What there is to say about how calls were paired, for people.
+            ``match`` says which sides have the row. ``entry`` is the target's, or a unique name for an entry that only
+            the golden side has; ``entry_golden`` is the golden side's own. Rows are in the target's order; a row that
+            only the golden side has follows its predecessor there.
+        notes: Sentences for the user on how calls were paired.
         buffers: Canonical names of parameters that a framework may keep without recording them.
-        wrappers: Path of what is around the modules that the other side has too, of target and golden dump.
-        operations: What the golden dump's calls compute; ``None`` within one framework.
+        wrappers: For target and golden dump, the path of the module around those that the other side has too.
+        operations: Operations of the golden dump's calls; ``None`` within one framework.
     """
 
     rows: pl.DataFrame
@@ -57,7 +57,7 @@ def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignm
     frameworks = (target.header.framework, golden.header.framework)
     is_foreign = are_foreign(target.header, golden.header)
     is_plain = not matching.renames and not matching.rows and not is_foreign
-    # As many rows, and other calls: rare enough to find out by trying.
+    # Equal numbers of rows with different calls are rare, so try the fast path first.
     if is_plain and (target.frame.height == golden.frame.height or _have_same_entries(target, golden)):
         own = _columns(target)
         rows = _join(own, with_keywords_paired(own, _columns(golden).with_columns(unit="entry")))
@@ -74,7 +74,7 @@ def _columns(dump: Dump) -> pl.DataFrame:
 
 
 def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
-    """Return both frames joined by ``key``; ``unit`` in ``golden``: what the entry of such a row is called here."""
+    """Return both frames joined by ``key``; column ``unit`` of ``golden`` is the entry name in the result."""
     if target["key"].equals(golden["key"]):
         return _side_by_side(target, golden)
     joined = _side(target, "target").join(_side(golden, "golden"), on=["key", "occurrence"], how="full", coalesce=True)
@@ -92,7 +92,7 @@ def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
 
 
 def _side_by_side(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
-    """Return what `_join` returns, for frames with the same keys in the same order: most pairs, and far quicker."""
+    """Return the result of `_join` for frames with the same keys in the same order: the usual case, and much faster."""
     row = pl.int_range(pl.len(), dtype=pl.Int64)
     rows, beside = (
         frame.with_columns(row=row).select(*keys, pl.exclude("key").name.suffix(f"_{side}"))
@@ -108,7 +108,7 @@ def _side_by_side(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
 
 def _side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
     return frame.with_columns(
-        # A key occurs once in a sound dump; should one occur twice, rows are paired in order.
+        # Keys are unique in a valid dump; duplicates are paired in order.
         occurrence=pl.int_range(pl.len()).over("key"),
         row=pl.int_range(pl.len(), dtype=pl.Int64),
     ).rename({name: f"{name}_{side}" for name in [*frame.columns, "row"] if name != "key"})
@@ -138,7 +138,7 @@ def _have_same_entries(target: Dump, golden: Dump) -> bool:
 
 
 def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
-    """Whether pairs of one name may be different calls: a side lacks calls, or they do not look alike."""
+    """Whether pairs of one name may be different calls: a side lacks calls, or their shapes or order differ."""
     if (joined["match"] != Match.BOTH.value).any() and not _have_same_entries(target, golden):
         return True
     columns = ("match", "phase", *[f"{name}_{s}" for name in ("kind", "shape", "row") for s in ("target", "golden")])
@@ -148,7 +148,7 @@ def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
     are_tensors = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
     if pairs.select((are_tensors & (pl.col("shape_target") != pl.col("shape_golden"))).any()).item():
         return True
-    # Calls that run in another order may be others; only the nesting can tell.
+    # Calls in another order may be different ones; only the nesting can decide.
     in_order = pairs.sort("row_target")["row_golden"].is_sorted()
     return not in_order and bool(target.parents) and bool(golden.parents)
 
@@ -174,7 +174,7 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
     else:
         pairs = matcher.in_sequence(is_fuzzy=matching.is_fuzzy)
     if naming.is_plain and _have_all_calls(target, golden, set(own.leads), set(other.leads)):
-        # Their numbers are right unless the sequence proves the contrary.
+        # Trust the numbers unless the sequence disproves them.
         by_number = matcher.by_number()
         if not matcher.disproves(pairs, by_number):
             pairs = by_number
@@ -203,13 +203,13 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
 
 
 def _have_all_calls(target: Dump, golden: Dump, own: set[str], other: set[str]) -> bool:
-    """Whether each side has all calls of the other, but for what a recording that ended early may lack."""
+    """Whether each side has all calls of the other, except those that a truncated recording may lack."""
     lacks = [not ending_of(dump).is_whole for dump in (target, golden)]
     return own == other or (lacks[0] and own < other) or (lacks[1] and other < own)
 
 
 def _operations(golden: Calls, naming: Naming) -> Operations:
-    """Return what the golden dump's calls compute, and what either framework approximates."""
+    """Return the operations of the golden dump's calls, and the approximation errors of both frameworks."""
     rows = golden.entries.filter(pl.col("phase") == Phase.FORWARD.value).drop_nulls("stem")
     side = naming.golden
     found = {
@@ -220,7 +220,7 @@ def _operations(golden: Calls, naming: Naming) -> Operations:
 
 
 def _crowded(side: Names, stems: set[str]) -> frozenset[str]:
-    """Return the paths under which there are several classes of modules, which then tell them apart."""
+    """Return the paths with several classes of modules, so that the class is needed to distinguish them."""
     seen: dict[str, str] = {}
     crowded: set[str] = set()
     for stem in stems:
@@ -232,7 +232,7 @@ def _crowded(side: Names, stems: set[str]) -> frozenset[str]:
 
 
 def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crowded: frozenset[str]) -> pl.DataFrame:
-    """Return the target's entry (``unit``) for each golden one (``entry``) that has a partner."""
+    """Return the target's entry (``unit``) for each golden entry (``entry``) that has a partner."""
     calls = pl.DataFrame(pairs, schema={"call": pl.Int64, "other_call": pl.Int64}, orient="row")
     by_call = (
         other.entries.select("entry", "phase", "backward_pass", other_call="call")
@@ -246,14 +246,14 @@ def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crow
     )
     gradients = [_gradients(side, listed, crowded) for side, listed in ((naming.target, own), (naming.golden, other))]
     by_module = gradients[1].join(gradients[0].rename({"entry": "unit"}), on=["text", "index"]).select("entry", "unit")
-    # Saved values, and what other tools name in ways of their own.
+    # Saved values, and names of other tools without our structure.
     rest = [side.entries.filter(pl.col("stem").is_null()).select("entry") for side in (other, own)]
     by_name = rest[0].join(rest[1], on="entry").with_columns(unit="entry")
     return pl.concat([by_call, by_module, by_name]).unique("entry", keep="first").unique("unit", keep="first")
 
 
 def _gradients(side: Names, calls: Calls, crowded: frozenset[str]) -> pl.DataFrame:
-    """Return the entries of parameters' gradients with canonical name and number."""
+    """Return the entries of parameter gradients with canonical name and number."""
     own = calls.entries.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("stem").is_not_null())
     stems = own["stem"].unique().to_list()
     texts = {stem: canonical_text(side, stem, "", crowded) for stem in stems}
@@ -265,7 +265,7 @@ def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:
 
 
 def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names, *, is_foreign: bool) -> pl.DataFrame:
-    """Add ``place``, canonical: where in its entry a row belongs; and ``numbered``, the entry as keys have it."""
+    """Add ``place``, the canonical position of a row in its entry, and ``numbered``, the entry name used in keys."""
     rows = frame.join(entries.select("entry", "numbered", "stem"), on="entry", how="left", maintain_order="left")
     rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
     if side.has_places():
@@ -285,9 +285,9 @@ def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names, *, is_
 
 
 def _with_single_results_unpacked(rows: pl.DataFrame) -> pl.DataFrame:
-    """Give the elements of a call's only result, which is a sequence, the places of results of their own.
+    """Treat the elements of a call's only result, if it is a sequence, as separate results.
 
-    One framework returns a named tuple, recorded as one value, where another returns its elements: ``topk``, ``sort``.
+    One framework returns a named tuple, recorded as one value, and another returns its elements: ``topk``, ``sort``.
     """
     is_backward = pl.col("phase") == Phase.BACKWARD.value
     of_results = pl.when(is_backward).then(pl.lit(Role.INPUT.value)).otherwise(pl.lit(Role.OUTPUT.value))
@@ -311,12 +311,12 @@ def _key(entry: str) -> pl.Expr:
 
 
 def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
-    """Add ``unit``, what an entry of the golden side is called among the target's, and let ``key`` be made of it.
+    """Add ``unit``, the name of a golden entry among the target's, and set ``key`` accordingly.
 
     Args:
-        rows: Of the golden side, with places.
-        units: The target's entry by golden entry.
-        entries: All of the target's.
+        rows: Rows of the golden side, with places.
+        units: The target's entry for each golden entry.
+        entries: All entries of the target.
     """
     taken = entries.select("entry", "numbered")
     named = (
@@ -324,7 +324,7 @@ def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) 
         .unique("entry")
         .join(units, on="entry", how="left")
         .join(taken.rename({"entry": "unit", "numbered": "unit_numbered"}), on="unit", how="left")
-        # Nobody's partner, but called like an entry of the target: the two must not become one.
+        # An unmatched entry with the name of a target's entry needs another name, so that the two stay separate.
         .with_columns(own=pl.when(pl.col("entry").is_in(taken["entry"].to_list())).then(_FOREIGN).otherwise(pl.lit("")))
         .select(
             "entry",
@@ -340,13 +340,13 @@ def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) 
 
 
 FOREIGN = " (golden)"
-"""Ends the entry of a call that only the golden dump has, where the target has another one of that name."""
+"""Suffix for the entry of a call that only the golden dump has, if the target has a different one of that name."""
 
 _FOREIGN = pl.lit(FOREIGN)
 
 
 def _without_unit_dimensions(joined: pl.DataFrame, naming: Naming) -> pl.DataFrame:
-    """Give parameters that one framework stores with further dimensions of size 1 the shape that the other has."""
+    """Give parameters that one framework stores with additional dimensions of size 1 the shape of the other side."""
     maps = [side.words.map.unit_dimensions for side in (naming.target, naming.golden)]
     if not any(maps):
         return joined
@@ -376,11 +376,9 @@ def _squeezed(shape: str) -> list[str]:
 def _with_given_pairs(
     target: pl.DataFrame, golden: pl.DataFrame, rules: Sequence[Rule], notes: list[str]
 ) -> pl.DataFrame:
-    """Return the golden side with the rows that the user has given to a row of the target, and only with those there.
+    """Return the golden side with the pairs of the user's data mapping; these rows have no other partner.
 
-    What is to have no partner has none.
-
-    Appends to ``notes`` what does not go as written.
+    A row mapped to nothing has no partner. Rules that cannot be applied are appended to ``notes``.
     """
     wanted = pl.DataFrame(
         {"name": [rule.target for rule in rules], "golden": [rule.golden for rule in rules]},
@@ -407,7 +405,7 @@ def _with_given_pairs(
         .drop("wanted_key", "wanted_unit")
     )
     rest = golden.filter(~pl.col("name").is_in(given["golden"].to_list()))
-    # A row whose partner has been given another one stays, and has none.
+    # A row whose partner is mapped to another row stays, without a partner.
     is_displaced = pl.col("key").is_in([*given["wanted_key"], *alone["wanted_key"]])
     rest = rest.with_columns(key=pl.when(is_displaced).then(pl.lit("displaced: ") + pl.col("key")).otherwise("key"))
     return pl.concat([rest, mapped]).sort("position").drop("position")
@@ -431,7 +429,7 @@ def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
 
 
 def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
-    """Return what was done although nobody asked for it: the two are of different frameworks or tools."""
+    """Return a note on the translation of names, which happens without a request: frameworks or tools differ."""
     maps = [side.words.map for side in (naming.target, naming.golden)]
     if not naming.knows_both:
         return []

@@ -1,8 +1,8 @@
-"""The calls of a dump in execution order, and which call of one dump is which of another.
+"""The calls of a dump in execution order, and their pairing with the calls of another dump.
 
-A call is a forward entry with the backward entry that belongs to it, or a backward entry alone where no forward was
-recorded. What tells calls apart, from strict to loose: name, nesting, shapes and arguments; the same without the
-arguments; without the shapes; with the shapes, where the enclosing modules are not ones that both sides have; without.
+A call is a forward entry with its backward entry, or a backward entry alone if no forward was recorded. Identities of
+calls, from strict to loose: name, nesting, shapes and arguments; without the arguments; without the shapes; with the
+shapes, but ignoring enclosing modules that only one side has; and this without the shapes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_dump import StoredDump
 
 _SHAPED, _NESTED = 1, 2
-"""Which of the identities of a call are that of its name, nesting and shapes, and that without the shapes."""
+"""Indices of two identities: name, nesting and shapes; and name and nesting only."""
 
 _ALL_SHAPED = (0, 1, 3)
-"""Which of them know the shapes."""
+"""Indices of the identities that include the shapes."""
 
 NO_CALL = -1
 
@@ -39,25 +39,25 @@ class Calls:
 
     Attributes:
         entries: One row per entry, with ``entry``, ``phase``, ``stem``, ``index`` and ``call``, the position of the
-            call; null where it is none.
-        leads: The entry that stands for the call, forward if there is one.
+            call; null for entries that are not calls.
+        leads: Entry that represents the call, forward if there is one.
         stems: Name without number, with the class of a module.
         indices: Number of the call, as text.
         texts: Canonical name.
-        shapes: Equal where all places of the call hold the same kinds and shapes; between frameworks, where its
-            tensors have the same shapes, wherever they are.
-        arguments: Equal where, besides, all arguments that are no tensors are the same; between frameworks, where its
-            tensors but for further results have the same shapes.
-        results: Equal where the first results have the same shape; 0 within one framework.
-        are_named: Whether the user has said what the call is on the other side.
+        shapes: Equal if all positions of the call have the same kinds and shapes; between frameworks, if its tensors
+            have the same shapes in any position.
+        arguments: Equal if, in addition, all arguments other than tensors are equal; between frameworks, if its
+            tensors, except for further results, have the same shapes.
+        results: Equal if the first results have the same shape; 0 within one framework.
+        are_named: Whether the user has named the call's partner.
         are_backward: Whether no forward was recorded.
         have_backward: Whether a backward was recorded; calls of an optimizer have none.
-        are_recomputed: Whether a forward ran inside a backward pass, as far as the dump tells.
+        are_recomputed: Whether a forward ran inside a backward pass, as far as the dump shows.
         parents: Position of the enclosing call, or `NO_CALL`.
-        chains: Equal where the calls around it have the same names; 0 where the nesting is not known.
-        owners: Canonical name of the enclosing module; empty where there is none, or it is not known.
+        chains: Equal if the enclosing calls have the same names; 0 if the nesting is unknown.
+        owners: Canonical name of the enclosing module; empty if there is none, or it is unknown.
         is_foreign: Whether the other side is of another framework.
-        values: What there is to compare of a call's values, by lead; made when it is asked for.
+        values: Numbers by which the values of a call are compared, by lead; computed on first use.
     """
 
     entries: pl.DataFrame
@@ -91,11 +91,11 @@ class Calls:
 
 
 def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
-    """Return one row per entry, in execution order, with what tells calls apart.
+    """Return one row per entry, in execution order, with the columns for the identities of calls.
 
     Args:
-        dump: Whose.
-        is_foreign: Whether the other side is of another framework, which passes other arguments at other places.
+        dump: The dump.
+        is_foreign: Whether the other side is of another framework, whose arguments and their positions differ.
     """
     place = pl.col("key").str.strip_prefix(pl.col("entry"))
     kinds = {dtype: limits.kind_of(dtype) for dtype in dump.frame["dtype"].unique()}
@@ -144,29 +144,25 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
     )
 
 
-"""Tells the later passes through a call from the first, which says none."""
-
-
 def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozenset[str], *, with_scopes: bool) -> Calls:
     """Return the calls of a dump.
 
-    Args:
-        dump: For the nesting.
-        entries: Of `list_entries`.
-        side: Gives the canonical names.
-        crowded: Paths under which there is more than one class of modules.
-        with_scopes: Whether a name depends on the module around the call.
+    dump: The dump, for its nesting.
+    entries: Result of `list_entries`.
+    side: Provides the canonical names.
+    crowded: Paths with more than one class of modules.
+    with_scopes: Whether a name depends on the enclosing module.
     """
     is_forward = pl.col("phase") == Phase.FORWARD.value
     own = entries.filter(pl.col("stem").is_not_null() & (is_forward | (pl.col("phase") == Phase.BACKWARD.value)))
     forward = own.filter(is_forward)
     lone = own.filter(~is_forward).join(forward, on=["stem", "index"], how="anti", maintain_order="left")
-    lone = lone.unique(["stem", "index"], keep="first", maintain_order=True)  # of several passes through a call
+    lone = lone.unique(["stem", "index"], keep="first", maintain_order=True)  # one for several passes through a call
     leads = pl.concat([forward, lone]).sort("row").with_row_index("call")
     entries = entries.join(
         leads.select("stem", "index", "call"), on=["stem", "index"], how="left", maintain_order="left"
     ).with_columns(
-        # Gradients of parameters are numbered by themselves.
+        # Gradients of parameters have their own numbers.
         call=pl.when(pl.col("phase") != Phase.PARAMETERS_GRAD.value).then(pl.col("call").cast(pl.Int64))
     )
     with_backward = {*entries.filter(pl.col("phase") == Phase.BACKWARD.value)["call"].drop_nulls().to_list()}
@@ -199,7 +195,7 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
 
 
 class _Nesting:
-    """Canonical names of calls, and of what encloses them; each is looked up once."""
+    """Canonical names of calls, and of their enclosing calls; each is computed once."""
 
     def __init__(self, parents: Mapping[str, str | None], side: Names, crowded: frozenset[str]) -> None:
         self._parents = parents
@@ -229,7 +225,7 @@ class _Nesting:
         return names.split_module(stem)[1] if stem is not None and names.is_module(stem) else ""
 
     def chain(self, entry: str | None) -> int:
-        """Return a number that stands for ``entry`` and everything around it; never 0."""
+        """Return a number that identifies ``entry`` and everything around it; never 0."""
         path: list[str] = []
         seen: set[str] = set()
         while entry is not None and entry not in self._chains and entry not in seen:
@@ -238,34 +234,34 @@ class _Nesting:
             entry = self._parents.get(entry)
         number = self._chains.get(entry or "", 1)
         for inner in reversed(path):
-            # Under other tools a call that is recomputed lies within a backward.
+            # Other tools record a recomputed call inside a backward.
             number = hash((number, self.owner(inner), names.is_backward(inner))) or 1
             self._chains[inner] = number
         return number
 
 
 def canonical_text(side: Names, stem: str, scope: str, crowded: frozenset[str]) -> str:
-    """Return the name by which a call is known on either side."""
+    """Return the name by which a call is known on both sides."""
     if not names.is_module(stem):
         return side.api_of(stem, scope)
     path = side.path_of(stem)
     return f"Module.{path}.{side.type_of(stem)}" if path in crowded else f"Module.{path}"
 
 
-# --- which is which -----------------------------------------------------------------------------------------------
+# --- pairing ------------------------------------------------------------------------------------------------------
 
 
 class Matcher:
-    """Finds out which call of the target is which of the golden dump; pairs are positions, ascending in the target."""
+    """Pairs the calls of target and golden dump; pairs are positions, ascending in the target."""
 
     def __init__(self, target: Calls, golden: Calls, *, with_scopes: bool) -> None:
-        """Prepare two sides; ``with_scopes``: the canonical names say already where a call is."""
+        """Prepare two sides; ``with_scopes``: canonical names already include the position of a call."""
         self._target = target
         self._golden = golden
         self._identities = _identities(target, golden, with_scopes=with_scopes)
 
     def in_sequence(self, *, is_fuzzy: bool) -> list[Pair]:
-        """Return the pairs by place in the sequence; ``is_fuzzy``: then by name and shapes, in whatever order."""
+        """Return the pairs by position in the sequence; with ``is_fuzzy`` also by name and shapes, in any order."""
         own, other = self._identities
         if is_fuzzy:
             own, other = ([kind for i, kind in enumerate(side) if i in _ALL_SHAPED] for side in self._identities)
@@ -280,10 +276,10 @@ class Matcher:
         return sorted(left.partners.items())
 
     def across_frameworks(self, *, is_fuzzy: bool) -> list[Pair]:
-        """Return the pairs where the two sides have other ways to compute the same.
+        """Return the pairs of two sides that compute the same in different ways.
 
-        Modules are paired by path and number, whatever the order; APIs by operation and shapes, in sequence, within
-        each pair of modules. Nothing is paired by its name alone: calls of one name are others if their shapes are.
+        Modules are paired by path and number, in any order; APIs by operation and shapes, in sequence, within each pair
+        of modules. The name alone never pairs calls: calls with one name and different shapes are different calls.
         """
         left = _Left(self._target, self._golden, self._identities, [])
         left.pair_numbered_modules()
@@ -293,16 +289,16 @@ class Matcher:
         return sorted(left.partners.items())
 
     def by_number(self) -> list[Pair]:
-        """Return the pairs that have the same name and number."""
+        """Return the pairs with equal names and numbers."""
         positions = {key: j for j, key in enumerate(zip(self._golden.texts, self._golden.indices, strict=True))}
         keys = enumerate(zip(self._target.texts, self._target.indices, strict=True))
         return [(i, positions[key]) for i, key in keys if key in positions]
 
     def disproves(self, pairs: Sequence[Pair], numbers: Sequence[Pair]) -> bool:
-        """Whether ``pairs`` tell that those by ``numbers`` are not the same calls.
+        """Whether ``pairs`` prove that the pairs in ``numbers`` are different calls.
 
-        Modules that are others do. Shapes alone do not, since they may depend on the data, as those of experts do that
-        get more or fewer tokens: then the values have to agree better too.
+        Different modules are a proof. Different shapes alone are not, since they may depend on the data, as for experts
+        that get more or fewer tokens: then the values have to agree better too.
         """
         elsewhere, elsewhere_by_number = (len(p) - self._num_alike(p, _NESTED) for p in (pairs, numbers))
         if elsewhere != elsewhere_by_number:
@@ -340,7 +336,7 @@ def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[lis
 
 
 def _foreign_identities(target: Calls, golden: Calls) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the identities of calls of two frameworks; where a call is says its enclosing pair of modules."""
+    """Return the identities of calls of two frameworks; their position is given by the enclosing pair of modules."""
     named = {text for text, is_named in zip(target.texts, target.are_named, strict=True) if is_named}
     found: list[list[list[int]]] = []
     for number, side in enumerate((target, golden)):
@@ -348,9 +344,9 @@ def _foreign_identities(target: Calls, golden: Calls) -> tuple[list[list[int]], 
             [*map(hash, zip(side.texts, side.are_backward, kind, strict=True))]
             for kind in (side.shapes, side.arguments, side.results)
         )
-        # What has a backward on both sides first, so that a call of the model is none of the optimizer's.
+        # First those with a backward on both sides, so that no call of the model is paired with one of the optimizer.
         by_gradients = [*map(hash, zip(by_shapes, side.have_backward, strict=True))]
-        # What the user names is the same although its arguments are others; nothing else is.
+        # A pair named by the user matches even if its arguments differ; other calls do not.
         by_results = [
             identity if text in named else hash((number, i))
             for i, (identity, text) in enumerate(zip(by_results, side.texts, strict=True))
@@ -360,7 +356,7 @@ def _foreign_identities(target: Calls, golden: Calls) -> tuple[list[list[int]], 
 
 
 class _Distance:
-    """How much the values of two calls differ."""
+    """The difference between the values of two calls."""
 
     def __init__(self, target: Calls, golden: Calls) -> None:
         self._target = target
@@ -373,7 +369,7 @@ class _Distance:
         return sum(_difference(a, b) for a, b in zip(own, other, strict=False))
 
     def mean(self, pairs: Sequence[Pair]) -> float:
-        """Return the mean difference of one value."""
+        """Return the mean difference per value."""
         num_values = sum(len(self._target.values.get(self._target.leads[i], ())) for i, _ in pairs)
         return sum(self(i, j) for i, j in pairs) / max(num_values, 1)
 
@@ -382,11 +378,11 @@ def _difference(a: float | None, b: float | None) -> float:
     if a is None or b is None or a == b:
         return float((a is None) != (b is None))
     ratio = abs(a - b) / max(abs(a), abs(b))
-    return min(ratio, 1.0) if ratio == ratio else 1.0  # else it is no number
+    return min(ratio, 1.0) if ratio == ratio else 1.0  # the ratio may be NaN
 
 
 class _Left:
-    """Pairs what the sequences have left on both sides because it runs in another order."""
+    """Pairs the calls that the sequences have left unmatched because their order differs."""
 
     def __init__(
         self,
@@ -410,7 +406,7 @@ class _Left:
         return own, [j for j in range(len(self._golden)) if j not in self._taken]
 
     def pair_moved_modules(self) -> None:
-        """Pair modules of one name and number, and the calls inside of them in their order."""
+        """Pair modules with equal names and numbers, and the calls inside them in their order."""
         left, other_left = self._calls()
         if not left or not other_left:
             return
@@ -430,7 +426,7 @@ class _Left:
             self._pair_in_sequence(own, other)
 
     def pair_numbered_modules(self) -> None:
-        """Pair modules of one path, the first call with the first, and so on."""
+        """Pair modules with equal paths, the first call with the first, and so on."""
         target, golden = self._target, self._golden
         calls: dict[tuple[str, bool], tuple[list[int], list[int]]] = {}
         for number, side in enumerate((target, golden)):
@@ -444,7 +440,7 @@ class _Left:
                 self._add(i, j)
 
     def pair_inside_modules(self, distance: Callable[[int, int], float]) -> None:
-        """Pair what is left by name and shapes, in sequence, of each pair of modules and of what is outside of all."""
+        """Pair remaining calls by name and shapes, in sequence, inside each pair of modules and outside of all."""
         own, other = self._calls()
         partners = {j: i for i, j in self.partners.items()}
         inside = _by_enclosing(self._target, own, self.partners.keys())
@@ -460,7 +456,7 @@ class _Left:
                 self._add(rows[k], columns[m])
 
     def pair_in_sequence(self) -> None:
-        """Pair what is left by its place in the sequence of what is left."""
+        """Pair the remaining calls by their position in the sequence of remaining calls."""
         self._pair_in_sequence(*self._calls())
 
     def _pair_in_sequence(self, own: Sequence[int], other: Sequence[int]) -> None:
@@ -470,7 +466,7 @@ class _Left:
             self._add(own[k], other[m])
 
     def pair_swapped(self) -> None:
-        """Pair calls of one name and number that are alike, and whose enclosing calls are a pair."""
+        """Pair calls with equal names, numbers and shapes whose enclosing calls are a pair."""
         left, other_left = self._calls()
         target, golden = self._target, self._golden
         numbered = {(golden.texts[j], golden.indices[j]): j for j in other_left}
@@ -483,7 +479,7 @@ class _Left:
                     self._add(i, j)
 
     def pair_in_any_order(self) -> None:
-        """Pair the first of a name and shapes with the first of the same, and so on."""
+        """Pair the first call with a name and shapes with the first such call of the other side, and so on."""
         left, other_left = self._calls()
         waiting: dict[tuple[str, bool, int], deque[int]] = {}
         for j in other_left:
@@ -504,7 +500,7 @@ _NOT_OF_MODEL = frozenset({names.OPTIMIZER, names.CLIP_GRAD})
 
 
 def _by_enclosing(side: Calls, calls: Sequence[int], modules: Collection[int]) -> dict[tuple[int, str], list[int]]:
-    """Return calls by the innermost of some modules around them, or `NO_CALL`, those of an optimizer by themselves."""
+    """Return calls by the innermost enclosing module of ``modules``, or `NO_CALL`; those of an optimizer separately."""
     found: dict[tuple[int, str], list[int]] = {}
     for call in calls:
         module, seen = side.parents[call], {call}

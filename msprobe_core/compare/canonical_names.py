@@ -1,8 +1,8 @@
-"""What calls are called: one name for what two programs, or two frameworks, call differently.
+"""Canonical names of calls: one name for calls that two programs or frameworks name differently.
 
-A name of either side becomes canonical in two steps: a file of the user's says what the golden dump calls it, then the
-map of the framework whose name it is by now says what it is called canonically. Modules are known by their path alone,
-unless a path has had several classes, so that a class which is called differently does no harm.
+A name becomes canonical in two steps: the user's file translates it to the golden dump's name, then the map of that
+name's framework translates it to the canonical one. Modules are identified by their path alone, unless a path has
+several classes, so that a renamed class does no harm.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.trainers import ApiMap
 
 OUTSIDE = "(around the model)"
-"""Path of the root where what the other side calls its root lies within it."""
+"""Path of the root if the other side's root is a module inside it."""
 
 TOP_LAYERS = ("TopLayer", "Cell")
-"""What files of layers call the place that encloses the outermost modules; the second is of older releases."""
+"""Names in layer files for the scope of the outermost modules; the second is used by older releases."""
 
 ONLY_TARGET = "only target: "
-"""What the place of an argument or result begins with that a rule of the user's gives no partner."""
+"""Prefix for the place of an argument or result that a rule of the user leaves without partner."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """What one side's framework calls things.
+    """Names used by one side's framework.
 
     Attributes:
-        map: Its own names to canonical ones.
+        map: Map from its names to canonical ones.
         is_foreign: Whether the other side is of another framework, so that one operation may have several spellings.
     """
 
@@ -41,7 +41,7 @@ class Words:
     is_foreign: bool = False
 
     def api(self, stem: str) -> str:
-        """Return the canonical name of an API; between frameworks, of the operation that it is."""
+        """Return the canonical name of an API; between frameworks, that of its operation."""
         found = self._listed(stem, self.map.apis)
         if found is None:
             prefix, name = names.split_api(stem)
@@ -52,7 +52,7 @@ class Words:
         return self.map.apis.get(operation, operation)
 
     def arguments(self, stem: str) -> Mapping[str, str] | None:
-        """Return the canonical places of an API's arguments by own place; ``None`` if they are the same."""
+        """Return the canonical places of an API's arguments by own place; ``None`` if they are equal."""
         if not self.map.arguments:
             return None
         found = self._listed(stem, self.map.arguments)
@@ -68,7 +68,7 @@ class Words:
 _T = TypeVar("_T")
 
 _SPELLED = frozenset({"Torch", "Tensor", "Functional"})
-"""Prefixes under which one operation may be found."""
+"""Prefixes under which one operation may be recorded."""
 
 _OPERATORS = {
     "__add__": "add", "__radd__": "add", "__iadd__": "add", "__sub__": "sub", "__isub__": "sub", "__rsub__": "rsub",
@@ -84,9 +84,9 @@ _OPERATORS = {
 
 
 def operation_of(name: str) -> str:
-    """Return what an API computes, whether it is a function, a method, an operator or works in place.
+    """Return the operation of an API, whether it is a function, a method, an operator or works in place.
 
-    ``Torch.add``, ``Tensor.add_`` and ``Tensor.__iadd__`` are ``add``; ``Distributed.all_reduce`` stays what it is.
+    ``Torch.add``, ``Tensor.add_`` and ``Tensor.__iadd__`` are ``add``; ``Distributed.all_reduce`` stays unchanged.
     """
     prefix, base = names.split_api(name)
     if prefix not in _SPELLED:
@@ -100,9 +100,9 @@ class Names:
     """The names of one side.
 
     Attributes:
-        words: What its framework calls things.
-        used: The rules of the user's that have matched something, by place in the file and name.
-        wrapper: Path of what is around the modules that the other side has too; empty if nothing is.
+        words: Names used by its framework.
+        used: The user's rules that have matched, by position in the file and name.
+        wrapper: Path of the module around those that the other side has too; empty if there is none.
     """
 
     def __init__(self, words: Words) -> None:
@@ -111,15 +111,15 @@ class Names:
         self.wrapper = ""
 
     def path_of(self, stem: str) -> str:
-        """Return the path by which a module is known."""
+        """Return the path by which a module is identified."""
         return self.without_wrapper(self.own_path(stem))
 
     def own_path(self, stem: str) -> str:
-        """Return that path with what is around the modules that both sides have."""
+        """Return that path including the wrapper."""
         return names.split_module(stem)[1]
 
     def without_wrapper(self, path: str) -> str:
-        """Return a path as seen from within the wrapper; what is outside of it keeps its own."""
+        """Return a path relative to the wrapper; paths outside of it stay unchanged."""
         if not self.wrapper:
             return path
         if path == self.wrapper:
@@ -134,12 +134,12 @@ class Names:
         return self.words.map.module_types.get(type_name, type_name)
 
     def api_of(self, stem: str, scope: str) -> str:
-        """Return the name by which an API is known; ``scope``: own path of the module that encloses the call."""
+        """Return the name by which an API is identified; ``scope``: own path of the enclosing module."""
         del scope
         return self.words.api(stem)
 
     def is_named(self, stem: str) -> bool:
-        """Whether a file of the user's says what an API is on the other side."""
+        """Whether a file of the user names an API's partner."""
         del stem
         return False
 
@@ -153,7 +153,7 @@ class Names:
         return place
 
     def has_places(self) -> bool:
-        """Whether any place is called differently."""
+        """Whether any place is named differently."""
         return bool(self.words.map.parameters or self.words.map.arguments)
 
     def _parameter(self, stem: str, place: str) -> str:
@@ -173,12 +173,12 @@ def _placed(order: Mapping[str, str], head: str, rest: str) -> str:
 
 
 def _is_argument(phase: str, role: str) -> bool:
-    """Whether a value is an argument or its gradient; the others are results and theirs."""
+    """Whether a value is an argument or its gradient; others are results and their gradients."""
     return (role == Role.INPUT.value) == (phase == Phase.FORWARD.value)
 
 
 class TranslatedNames(Names):
-    """The names of the target, through the files of the user's."""
+    """The names of the target, translated by the user's files."""
 
     def __init__(self, words: Words, golden: Words, cells: Sequence[Rule], apis: Sequence[ApiRule]) -> None:
         super().__init__(words)
@@ -189,16 +189,16 @@ class TranslatedNames(Names):
         self._apis = {rule.target: rule for rule in apis}
 
     def path_of(self, stem: str) -> str:
-        """Return the path by which a module is known."""
+        """Return the path by which a module is identified."""
         translated = self._cell(stem)
         if translated is None:
             return super().path_of(stem)
         path = names.split_module(translated)[1]
-        # What a file says is the golden dump's name, with what is around its modules.
+        # Names in the file are the golden dump's, which include its wrapper.
         return path.removeprefix(f"{self.golden_wrapper}.") if self.golden_wrapper else path
 
     def own_path(self, stem: str) -> str:
-        """Return that path with what is around the modules that both sides have."""
+        """Return that path including the wrapper."""
         return names.split_module(self._cell(stem) or stem)[1]
 
     def type_of(self, stem: str) -> str:
@@ -210,12 +210,12 @@ class TranslatedNames(Names):
         return self._golden.map.module_types.get(type_name, type_name)
 
     def api_of(self, stem: str, scope: str) -> str:
-        """Return the name by which an API is known."""
+        """Return the name by which an API is identified."""
         rule = self._api(stem)
         return super().api_of(stem, scope) if rule is None else self._golden.api(rule.golden)
 
     def is_named(self, stem: str) -> bool:
-        """Whether a file of the user's says what an API is on the other side."""
+        """Whether a file of the user names an API's partner."""
         return stem in self._apis
 
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
@@ -235,7 +235,7 @@ class TranslatedNames(Names):
         return _placed(order, head, rest) if order else head + dot + rest
 
     def has_places(self) -> bool:
-        """Whether any place is called differently."""
+        """Whether any place is named differently."""
         return super().has_places() or bool(self._apis) or bool(self._golden.map.arguments)
 
     def _api(self, stem: str) -> ApiRule | None:
@@ -245,13 +245,13 @@ class TranslatedNames(Names):
         return rule
 
     def _cell(self, stem: str) -> str | None:
-        """Return what the golden dump calls a module, by the first rule that fits best; ``None`` if none does."""
+        """Return the golden dump's name for a module, by the first rule of the best match; ``None`` without a match."""
         rest = _without_prefix(stem)
         if rest in self._exact:
             golden, rule = self._exact[rest]
             self._note(rule)
             return f"Module.{golden}"
-        # Whole parts of the name before parts of words: "fc1.Dense" is no part of "xfc1.Dense" if it can be helped.
+        # Prefer matches of whole name parts to parts of words: "fc1.Dense" should not match inside "xfc1.Dense".
         for edge in (".", ""):
             whole = f"{edge}{rest}{edge}"
             for target, golden, rule in self._cells:
@@ -270,7 +270,7 @@ def _without_prefix(stem: str) -> str:
 
 
 class LayerNames(Names):
-    """Names by place in the nesting of modules: an API is known by its layer and its name without prefix."""
+    """Names by position in the nesting of modules: an API is identified by its layer and its name without prefix."""
 
     def __init__(
         self,
@@ -282,10 +282,10 @@ class LayerNames(Names):
         """Translate the paths of one side.
 
         Args:
-            inner: Knows what the APIs are called canonically.
-            rules: By class of the enclosing module.
+            inner: Provides canonical names of APIs.
+            rules: Rules by class of the enclosing module.
             classes: Class of each module by its path.
-            golden_bases: Canonical name without prefix, of the golden dump's APIs, by own name without prefix.
+            golden_bases: Canonical name without prefix, for the golden dump's APIs, by own name without prefix.
         """
         super().__init__(inner.words)
         self.used = inner.used
@@ -299,11 +299,11 @@ class LayerNames(Names):
         self._known: dict[str, tuple[str, bool]] = {}
 
     def path_of(self, stem: str) -> str:
-        """Return the path by which a module is known."""
+        """Return the path by which a module is identified."""
         return self.without_wrapper(self.own_path(stem))
 
     def own_path(self, stem: str) -> str:
-        """Return that path with what is around the modules that both sides have."""
+        """Return that path including the wrapper."""
         return self._translated(names.split_module(stem)[1])[0]
 
     def type_of(self, stem: str) -> str:
@@ -311,7 +311,7 @@ class LayerNames(Names):
         return self._inner.type_of(stem)
 
     def api_of(self, stem: str, scope: str) -> str:
-        """Return the name by which an API is known."""
+        """Return the name by which an API is identified."""
         path, by_rule = self._translated(f"{scope}.{base_of(stem)}" if scope else base_of(stem))
         layer, _, base = path.rpartition(".")
         layer = self.without_wrapper(layer)
@@ -319,7 +319,7 @@ class LayerNames(Names):
         return f"{layer}/{base}"
 
     def is_named(self, stem: str) -> bool:
-        """Whether a file of the user's says what an API is on the other side."""
+        """Whether a file of the user names an API's partner."""
         return self._inner.is_named(stem)
 
     def place(self, stem: str, phase: str, role: str, place: str) -> str:
@@ -327,11 +327,11 @@ class LayerNames(Names):
         return self._inner.place(stem, phase, role, place)
 
     def has_places(self) -> bool:
-        """Whether any place is called differently."""
+        """Whether any place is named differently."""
         return self._inner.has_places()
 
     def _translated(self, path: str) -> tuple[str, bool]:
-        """Return a path as the golden dump has it, and whether a rule has given its last part."""
+        """Return the golden dump's path for a path, and whether a rule has translated its last part."""
         known = self._known.get(path)
         if known is None:
             known = self._known[path] = self._translate(tuple(path.split(".")) if path else ())
@@ -364,22 +364,22 @@ class LayerNames(Names):
 
 
 def base_of(stem: str) -> str:
-    """Return the last part of an API's name, which frameworks have in common more often than the rest."""
+    """Return the last part of an API's name, which frameworks share more often than the rest."""
     return stem.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class Naming:
-    """How both sides are to be read.
+    """How to read the names of both sides.
 
     Attributes:
         target: The target's names.
         golden: The golden dump's names.
         is_plain: Whether both sides' own names are the canonical ones.
         is_foreign: Whether the two are of different frameworks.
-        knows_both: Whether plugins have a map of either framework.
+        knows_both: Whether plugins have a map for both frameworks.
         needs_scopes: Whether the enclosing module is part of a name.
-        notes: What there is to say about the maps.
+        notes: Notes on the maps.
     """
 
     target: Names
@@ -392,13 +392,13 @@ class Naming:
     rules: Sequence[Rule]
 
     def unused(self) -> list[str]:
-        """Return a note on rules that have matched nothing; to be asked when all names have been asked for."""
+        """Return a note on rules without a match; valid after all names have been looked up."""
         used = self.target.used
         return note_unused([rule for rule in self.rules if (rule.where, rule.target) not in used], len(self.rules))
 
 
 def note_unused(unused: Sequence[Rule], total: int, wanted: str = "anything in the target") -> list[str]:
-    """Return the note on rules that do not match what is ``wanted``."""
+    """Return the note on rules that do not match ``wanted``."""
     if not unused:
         return []
     count, first = f"{len(unused)} of {total}", unused[0]
@@ -416,9 +416,9 @@ def naming_of(
     """Return how to read two dumps.
 
     Args:
-        matching: What the user asks for.
-        frameworks: Of target and golden, as their headers have them.
-        maps: What plugins offer, by framework.
+        matching: The user's options.
+        frameworks: Names in the headers of target and golden.
+        maps: Maps that plugins offer, by framework.
         stems: All names of calls of target and golden, without numbers.
         is_foreign: Whether the two spell one operation differently; see `msprobe_core.compare.tools.are_foreign`.
     """
@@ -456,13 +456,13 @@ def naming_of(
 
 
 _MAX_WRAPPERS = 3
-"""How many modules may be around the one that the other side calls its root."""
+"""Maximum number of modules around the one that is the root of the other side."""
 
 
 def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) -> list[str]:
-    """Set the ``wrapper`` of each side so that as many paths as possible are the same; return what there is to say.
+    """Set the ``wrapper`` of each side so that as many paths as possible are equal; return notes.
 
-    One program may wrap its network, in one with its loss for example, so that all paths have a part more.
+    One program may wrap its network, for example in a module with its loss, so that all paths have an additional part.
     """
     paths = [
         {side.own_path(stem) for stem in own if names.is_module(stem)} for side, own in zip(sides, stems, strict=True)
@@ -486,7 +486,7 @@ def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) ->
 
 
 def _wrappers(paths: Collection[str]) -> list[str]:
-    """Return what may be around most of the paths, the shortest first, which is nothing."""
+    """Return candidates for a wrapper of most paths, the shortest first; the first one is none."""
     counts: Counter[str] = Counter()
     for path in paths:
         parts = path.split(".")
@@ -504,7 +504,7 @@ def _within(paths: Collection[str], wrapper: str) -> set[str]:
 def _turned(
     rules: Sequence[ApiRule], stems: tuple[Collection[str], Collection[str]], notes: list[str]
 ) -> Sequence[ApiRule]:
-    """Return the rules the other way round, if that is how the two dumps have been given."""
+    """Return the rules with sides exchanged if they match the two dumps better that way."""
     given = sum((rule.target in stems[0]) + (rule.golden in stems[1]) for rule in rules)
     turned = sum((rule.golden in stems[0]) + (rule.target in stems[1]) for rule in rules)
     if turned <= given:

@@ -1,4 +1,4 @@
-"""Columns of the tensor table that plugins compute: over whole arrays, which the core's own metrics never need."""
+"""Columns of the tensor table that plugins compute over whole arrays; the core's own metrics never need these."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from msprobe_core.protocols.storage import TensorSource
 Cell: TypeAlias = "float | int | str | None"
 
 PREFIX = "metric:"
-"""Beginning of the columns' names in the aligned rows; what follows is the column's title."""
+"""Prefix of these columns in the aligned rows; the rest is the column's title."""
 
 MAX_BYTES = 1 << 30
-"""Largest tensor, as it is handed to metrics, that is read whole."""
+"""Largest tensor, in bytes as passed to metrics, that is read whole."""
 
 _CHUNK = 1 << 20
 _SMALL_BYTES = 16 << 20
-"""Pairs up to this size are in memory as many at a time as there are threads; of larger ones, one."""
+"""Pairs up to this size are in memory once per thread; of larger ones, only one is."""
 
 _TABLE = (
     "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
@@ -38,7 +38,7 @@ _TABLE = (
     "max_rel_error", "share_within_0.001", "share_within_0.005", "estimated_rel_error", "max_rel_diff",
     "min_rel_diff", "mean_rel_diff", "norm_rel_diff", "stack", "noise_floor", "score", "score_limit", "score_measure",
 )  # fmt: skip
-"""Titles of tables, in every layout, besides those that begin with a side or are called like a column of the rows."""
+"""Titles of tables, in every layout, except those that begin with a side or are named like a column of the rows."""
 
 _SIDES = ("target_", "golden_")
 
@@ -53,21 +53,21 @@ _OURS = (
     *[f"{name}_{what}" for name in ("max", "min", "mean", "norm") for what in ("diff", "rel_diff")],
     *[f"{kind}_error_p{percent}" for kind in ("abs", "rel") for percent in ("50", "90", "99", "99.9")],
 )  # fmt: skip
-"""Titles that our own table has, besides the names of metrics."""
+"""Titles of our own table, besides the names of metrics."""
 
 
 class CustomMetrics:
-    """The metrics of plugins, and what they have found; may be asked by several threads at once."""
+    """The metrics of plugins, and their results; may be called by several threads."""
 
     def __init__(self, metrics: Iterable[Metric], reserved: Iterable[str] = ()) -> None:
-        """Take metrics of different names.
+        """Take metrics with different names.
 
         Args:
-            metrics: As the hook returned them.
+            metrics: Result of the hook.
             reserved: Names of columns of the rows.
 
         Raises:
-            PluginError: a metric's name is that of another column.
+            PluginError: a metric has the name of another column.
         """
         self._metrics = list(metrics)
         taken = {name.casefold() for name in (*_TABLE, *_OURS, *reserved)}
@@ -83,11 +83,11 @@ class CustomMetrics:
         self._one_large = threading.Lock()
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any metrics."""
         return bool(self._metrics)
 
     def compare(self, row: int, target: TensorSource, golden: TensorSource) -> None:
-        """Ask every metric about a pair of tensors of the same shape, and keep what it says for ``row``.
+        """Compute every metric for a pair of tensors of the same shape, and store the results for ``row``.
 
         Raises:
             DumpError: a tensor cannot be read.
@@ -125,7 +125,7 @@ class CustomMetrics:
         return [_series(PREFIX + metric.name, [cells[i] for cells in rows]) for i, metric in enumerate(self._metrics)]
 
     def notes(self, names: Sequence[str]) -> list[str]:
-        """Return what went wrong, a sentence for each metric; ``names`` are those of the rows."""
+        """Return a sentence on the failures of each metric; ``names`` are those of the rows."""
         notes: list[str] = []
         for metric in self._metrics:
             found = [
@@ -141,7 +141,7 @@ class CustomMetrics:
 
 
 def _whole(source: TensorSource) -> NDArray[Any]:
-    """Return a tensor in float32 if it is no wider, else in float64 or complex128."""
+    """Return a tensor in float32 if its dtype is no wider, else in float64 or complex128."""
     numel = math.prod(source.shape)
     whole: NDArray[Any] | None = None
     begin = 0
@@ -156,10 +156,10 @@ def _whole(source: TensorSource) -> NDArray[Any]:
 
 
 def _cell(value: object) -> Cell:
-    """Return what a metric may return, as Python has it.
+    """Return a result of a metric as a Python object.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it has another type.
     """
     if isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-"""A dump that is made of another one."""
+"""A dump derived from another one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from msprobe_core.store.ending import ending_of
 
 
 class DerivedDump:
-    """A dump with other rows, of another kind, or with more to say about it; everything else is the dump's own."""
+    """A dump with other rows, another header, or further notes; everything else is that of the original."""
 
     def __init__(
         self, dump: Dump, frame: pl.DataFrame, header: RunHeader | None = None, notes: Sequence[str] = ()
     ) -> None:
-        """Take another frame, another header if it is given, and further notes."""
+        """Set the frame, the header if it is given, and further notes."""
         self._dump = dump
         self.frame = frame
         self.header = header or dump.header

@@ -1,4 +1,4 @@
-"""Of the ranks that part, those that part first: nothing that went wrong on another can have come to bear on them."""
+"""Among diverging ranks, find those that no other rank's error can have reached."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ U = TypeVar("U", bound=UnitSummary)
 
 
 def first_of_steps(units: Sequence[U]) -> Iterator[Sequence[U]]:
-    """Yield, for each step in which any unit parts, the units that do so first, see `first_of_step`."""
+    """Yield, for each step with a diverging unit, the units that diverge first, see `first_of_step`."""
     for step in sorted({unit.step or 0 for unit in units if unit.first_fault is not None}):
         yield first_of_step([unit for unit in units if (unit.step or 0) == step])
 
 
 def first_of_step(units: Sequence[U]) -> Sequence[U]:
-    """Return the units whose first fault is preceded by none of the others', the earliest first.
+    """Return the units whose first fault is not preceded by that of another, the earliest first.
 
-    What precedes what is told by the communication between the target's ranks, see `msprobe_core.order`; for it their
-    dumps are read again, one after the other, if several part. Of ranks that cannot be ordered so, because they were
-    merged for example, those with the fewest calls of communication before their faults are taken.
+    The order is given by the communication between the target's ranks, see `msprobe_core.order`; for it their dumps are
+    read again, one after the other, if several diverge. Among ranks that cannot be ordered, for example because they
+    were merged, those with the fewest communication calls before their faults are returned.
 
     Args:
-        units: Of one step, also those that agree: what goes wrong on one rank may reach another through a third.
+        units: All units of one step, including those that agree: an error may reach another rank through a third.
     """
     parted = [(unit, fault) for unit in units if (fault := unit.first_fault) is not None]
     if len(parted) < 2:
@@ -47,7 +47,7 @@ def first_of_step(units: Sequence[U]) -> Sequence[U]:
 
 
 def _by_causality(units: Sequence[U], parted: Sequence[tuple[U, Fault]]) -> Sequence[U] | None:
-    """Return them by what precedes what; ``None`` if that cannot be told."""
+    """Return the first units by the happens-before order; ``None`` if it cannot be determined."""
     ranks = {unit.rank: unit.target for unit in units if unit.rank is not None}
     if len(ranks) < len(units):
         return None
@@ -61,7 +61,7 @@ def _by_causality(units: Sequence[U], parted: Sequence[tuple[U, Fault]]) -> Sequ
 
 
 class _Dumps(Mapping[int, Dump]):
-    """Dumps by rank, each read when it is asked for."""
+    """Dumps by rank, each read on access."""
 
     def __init__(self, paths: Mapping[int, Path]) -> None:
         self._paths = paths

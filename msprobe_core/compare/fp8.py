@@ -1,4 +1,4 @@
-"""What two dumps, or one, say of quantisation to 8-bit floating point."""
+"""Columns for the statistics of quantisation to FP8 that dumps contain."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import polars as pl
 from msprobe_core.model import Fp8Stats
 
 FP8_NAMES = tuple(f"fp8_{field.name}" for field in msgspec.structs.fields(Fp8Stats))
-"""The columns that the statistics become, before ``_target`` or ``_golden``."""
+"""Columns of the statistics, before ``_target`` or ``_golden``."""
 
 
 def with_fp8_columns(rows: pl.DataFrame, sides: Sequence[str]) -> pl.DataFrame:
     """Return ``rows`` with ``fp8_{side}``, which is JSON, replaced by a column for each statistic that all sides have.
 
     Args:
-        rows: Has ``fp8_{side}``.
-        sides: Of ``target`` and ``golden``.
+        rows: Rows with ``fp8_{side}``.
+        sides: ``target``, ``golden`` or both.
     """
     texts = {side: rows[f"fp8_{side}"] for side in sides}
     rows = rows.drop([f"fp8_{side}" for side in sides])
@@ -30,7 +30,7 @@ def with_fp8_columns(rows: pl.DataFrame, sides: Sequence[str]) -> pl.DataFrame:
 
 
 def _numbers(texts: pl.Series) -> pl.DataFrame:
-    """Return a column for each statistic; null where there are none, or are said in another way than by a writer."""
+    """Return a column for each statistic; null if it is missing or malformed."""
     cells = [_NONE if text is None else _read(text) for text in texts]
     by_name = zip(FP8_NAMES, zip(*(msgspec.structs.astuple(cell) for cell in cells), strict=True), strict=True)
     return pl.DataFrame([pl.Series(name, column, pl.Float64) for name, column in by_name])

@@ -1,8 +1,7 @@
-"""An argument that one side passes by position and the other by keyword, within one framework.
+"""Pairing of an argument that one side passes by position and the other by keyword, within one framework.
 
-A dump has positions and keywords, and no signatures. Of the arguments of a call that have no partner, those that one
-side passes by position are paired with those that the other passes by keyword: in order, each with the next of its
-kind.
+A dump has positions and keywords, but no signatures. Among the unmatched arguments of a call, those passed by position
+on one side are paired with those passed by keyword on the other: in order, each with the next one of its kind.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class _Argument(NamedTuple):
 
 
 def with_keywords_paired(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
-    """Return the golden rows, with the target's ``key`` where an argument is passed in the other way.
+    """Return the golden rows, with the target's ``key`` for arguments that are passed differently.
 
     Args:
         target: Rows with ``entry`` and ``key``.
@@ -51,7 +50,7 @@ def with_keywords_paired(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataF
 
 
 def _lone(rows: pl.DataFrame, others: pl.DataFrame, entry: str) -> Mapping[str, Sequence[_Argument]]:
-    """Return the arguments without partner of each call, in order."""
+    """Return the unmatched arguments of each call, in order."""
     is_argument = (pl.col("role") == Role.INPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
     kind = pl.when(pl.col("kind") == RowKind.SCALAR.value).then("type").otherwise(pl.col("kind").cast(pl.String))
     lone = (
@@ -70,7 +69,7 @@ def _lone(rows: pl.DataFrame, others: pl.DataFrame, entry: str) -> Mapping[str, 
 
 
 def _pairs(own: Sequence[_Argument], others: Sequence[_Argument]) -> Iterator[tuple[str, str]]:
-    """Yield the golden argument and the target's."""
+    """Yield pairs of a golden argument and the target's."""
     left = list(others)
     for argument in own:
         fits = (o for o in left if o.kind == argument.kind and o.is_positional != argument.is_positional)

@@ -1,9 +1,9 @@
 """Align two sequences of calls: which call of one is which call of the other.
 
-The work is done on identities, integers that are equal where two calls may be the same. Sources: Myers, *An O(ND)
-difference algorithm and its variations*, Algorithmica 1986, for sequences that differ in a few places; Hyyrö,
-*Bit-parallel LCS-length computation revisited*, AWOCA 2004, for all others: one row of the table of lengths is one
-integer with a bit per element of the other sequence, which Python adds and masks 64 elements at a time.
+The algorithms work on identities, integers that are equal if two calls may be the same. Sources: Myers, *An O(ND)
+difference algorithm and its variations*, Algorithmica 1986, for sequences with few differences; Hyyrö, *Bit-parallel
+LCS-length computation revisited*, AWOCA 2004, for all others: one row of the table of lengths is one integer with a bit
+per element of the other sequence, so that Python adds and masks 64 elements at a time.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 Pair = tuple[int, int]
-"""Position in the target's sequence and in the golden's."""
+"""Position in the target's sequence and in the golden one."""
 
 _FEW = 64
-"""Up to how many differences the first of the two algorithms is tried; its time grows with their square."""
+"""Maximum number of differences for the first algorithm, whose time grows with their square."""
 
 _MAX_TABLE_BYTES = 32 << 20
-"""How much of the table of lengths is kept at once; rows beyond are computed again, block by block."""
+"""Maximum size of the part of the table that is stored; other rows are recomputed, block by block."""
 
 
 def common_subsequence(target: Sequence[int], golden: Sequence[int]) -> list[Pair]:
     """Return the positions of a longest common subsequence, ascending on both sides.
 
-    Of several, those that begin alike are preferred, so that of equal neighbours the last is the one left over.
+    Among several, the earliest matches are preferred, so that of equal neighbours the last stays unmatched.
 
-    Cost: linear where the sequences differ in a few places; otherwise ``len(target) * len(golden) / 64`` machine
-    operations, and memory bounded by ``_MAX_TABLE_BYTES`` and a few rows more.
+    Cost: linear for sequences with few differences; otherwise ``len(target) * len(golden) / 64`` machine operations,
+        and memory bounded by ``_MAX_TABLE_BYTES`` and a few more rows.
     """
     shared = set(target) & set(golden)
     rows = [i for i, identity in enumerate(target) if identity in shared]
@@ -46,9 +46,9 @@ def common_subsequence(target: Sequence[int], golden: Sequence[int]) -> list[Pai
 
 
 def _by_few_differences(target: list[int], golden: list[int]) -> list[Pair] | None:
-    """Return the pairs if at most `_FEW` elements have none, else ``None``."""
+    """Return the pairs if at most `_FEW` elements are unmatched, else ``None``."""
     num_rows, num_columns = len(target), len(golden)
-    furthest = {1: 0}  # by diagonal, row - column: the row that is reached with so many differences
+    furthest = {1: 0}  # by diagonal, row - column: the row reached so far
     trail: list[dict[int, int]] = []
     for differences in range(_FEW + 1):
         trail.append(dict(furthest))
@@ -64,7 +64,7 @@ def _by_few_differences(target: list[int], golden: list[int]) -> list[Pair] | No
 
 
 def _step(furthest: dict[int, int], diagonal: int, differences: int) -> int:
-    """Return the row at which a diagonal is entered from the better one of its neighbours."""
+    """Return the row at which a diagonal is entered from its better neighbour."""
     if _skips_column(furthest, diagonal, differences):
         return furthest[diagonal + 1]
     return furthest[diagonal - 1] + 1
@@ -98,7 +98,7 @@ def _by_table(target: list[int], golden: list[int]) -> list[Pair]:
     all_ones = (1 << len(golden)) - 1
     row_bytes = len(golden) // 8 + 1
     size = max(1, _MAX_TABLE_BYTES // row_bytes)
-    # The first row of each block; where there is one block, nothing is computed twice.
+    # The first row of each block; with a single block, nothing is computed twice.
     starts = [all_ones]
     for begin in range(0, len(target) - size, size):
         starts.append(_rows(masks[begin : begin + size], starts[-1], all_ones)[-1])
@@ -112,7 +112,7 @@ def _by_table(target: list[int], golden: list[int]) -> list[Pair]:
 
 
 def _rows(masks: Sequence[int], start: int, all_ones: int) -> list[int]:
-    """Return ``start`` and the row after each mask: bit j is 0 where the length grows from column j to j + 1."""
+    """Return ``start`` and the row after each mask: bit j is 0 if the length grows from column j to j + 1."""
     rows = [start]
     row = start
     for mask in masks:
@@ -123,27 +123,27 @@ def _rows(masks: Sequence[int], start: int, all_ones: int) -> list[int]:
 
 
 def _walk_back(block: Sequence[int], begin: int, j: int, pairs: list[Pair]) -> int:
-    """Append the pairs of a block of rows, the last first, from column ``j`` on; return the column it ends at."""
+    """Append the pairs of a block of rows in reverse order, from column ``j`` on; return the column at its start."""
     i = len(block) - 1
     while i and j:
-        if block[i] >> (j - 1) & 1:  # no longer with column j than without it
+        if block[i] >> (j - 1) & 1:  # column j does not add to the length
             j -= 1
         else:
             i -= 1
-            if block[i] >> (j - 1) & 1:  # not as long without this row
+            if block[i] >> (j - 1) & 1:  # this row adds to the length
                 j -= 1
                 pairs.append((begin + i, j))
     return j
 
 
 def align_sequences(target: Sequence[Sequence[int]], golden: Sequence[Sequence[int]]) -> list[Pair]:
-    """Return the pairs of two sequences of which each element has several identities, ascending on both sides.
+    """Return the pairs of two sequences whose elements have several identities, ascending on both sides.
 
     Args:
         target: One sequence of identities per degree of strictness, the strictest first, all of one length.
-        golden: Likewise, as many.
+        golden: The same for the golden side, with as many sequences.
 
-    What the strictest identities pair stays; looser ones pair what is left in between.
+    Pairs of stricter identities are kept; looser ones pair elements between them.
     """
     num_rows, num_columns = len(target[0]), len(golden[0])
     pairs: list[Pair] = []
@@ -158,7 +158,7 @@ def align_sequences(target: Sequence[Sequence[int]], golden: Sequence[Sequence[i
 
 
 def _gaps(pairs: Sequence[Pair], num_rows: int, num_columns: int) -> Iterator[tuple[range, range]]:
-    """Yield what lies before, between and behind the pairs."""
+    """Yield the gaps before, between and after the pairs."""
     for (i, j), (next_i, next_j) in pairwise([(-1, -1), *pairs, (num_rows, num_columns)]):
         if next_i - i > 1 or next_j - j > 1:
             yield range(i + 1, next_i), range(j + 1, next_j)
@@ -167,18 +167,18 @@ def _gaps(pairs: Sequence[Pair], num_rows: int, num_columns: int) -> Iterator[tu
 def settle(
     pairs: Sequence[Pair], target: Sequence[int], golden: Sequence[int], distance: Callable[[int, int], float]
 ) -> list[Pair]:
-    """Return ``pairs`` with those around calls that only one side has chosen anew, so that values agree best.
+    """Return ``pairs``, with those next to unmatched calls chosen again so that values agree best.
 
-    Of several equal calls in a row the sequence does not tell which one is the extra one; the values do.
+    For several equal calls in a row the sequence does not show which one is additional; the values do.
 
     Args:
         pairs: Ascending on both sides.
-        target: Identities; a call may stand for another that is equal.
-        golden: Likewise.
-        distance: How much the values of a pair differ, >= 0 and below 1000.
+        target: Identities; equal calls may be exchanged.
+        golden: Identities of the golden side.
+        distance: Difference between the values of a pair, >= 0 and below 1000.
     """
     regions: list[tuple[int, int]] = []
-    # Whoever can give its partner to the lone call, and whoever can then give its to that one, and so on.
+    # Calls that can pass their partner to the unmatched call, calls that can pass theirs to those, and so on.
     turned = [(j, i) for i, j in pairs]
     found = [*_open_regions(pairs, target), *_open_regions(turned, golden)]
     for begin, end in sorted(found):
@@ -199,13 +199,13 @@ def settle(
 
 
 def _open_regions(pairs: Sequence[Pair], rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of pairs, by number, among whose rows a run of rows without partner could be others."""
+    """Yield ranges of pairs, by number, in which a run of unmatched rows could be exchanged with matched ones."""
     edges = [-1, *(i for i, _ in pairs), len(rows)]
-    for number, (before, behind) in enumerate(pairwise(edges)):
-        if behind - before < 2:
+    for number, (before, after) in enumerate(pairwise(edges)):
+        if after - before < 2:
             continue
-        # As far as the rows with partners around the run are like some row without.
-        kinds = set(rows[before + 1 : behind])
+        # Extend the range while neighbouring matched rows are equal to some unmatched row.
+        kinds = set(rows[before + 1 : after])
         begin, end = number, number
         while begin and rows[edges[begin]] in kinds:
             begin -= 1
@@ -218,10 +218,10 @@ def _open_regions(pairs: Sequence[Pair], rows: Sequence[int]) -> Iterator[tuple[
 
 
 _MAX_CELLS = 300_000
-"""Largest table that is made to choose among equal calls; beyond, they are paired in order."""
+"""Largest table for the choice among equal calls; beyond it, they are paired in order."""
 
 _PAIR = 1e6
-"""What a pair is worth, so that no distance is worth giving one up."""
+"""Value of a pair: larger than any distance, so that no pair is given up for a distance."""
 
 
 def _best_pairs(
@@ -232,7 +232,7 @@ def _best_pairs(
     golden: Sequence[int],
     distance: Callable[[int, int], float],
 ) -> list[Pair]:
-    """Return as many pairs as there were, of the least total distance."""
+    """Return as many pairs as before, with the least total distance."""
     num_lone_rows, num_lone_columns = len(rows) - len(pairs), len(columns) - len(pairs)
     width = num_lone_rows + num_lone_columns + 1
     if len(rows) * width > _MAX_CELLS:
@@ -257,5 +257,5 @@ def _best_pairs(
         else:
             i, j = i - 1, j - 1
             chosen.append((rows[i], columns[j]))
-    # Pairs that only a looser identity has made are none here.
+    # Pairs by looser identities cannot occur here; keep the old pairs if some would be lost.
     return chosen[::-1] if len(chosen) >= len(pairs) else list(pairs)

@@ -1,11 +1,11 @@
-"""Read the map of a framework's names from the files that its plugin has beside its code.
+"""Load a framework's map of names from the data files of its plugin.
 
-A directory has any of these; ``docs/plugins.md`` says what is in them:
+A directory may have these files; ``docs/plugins.md`` describes them:
 
 * ``apis.yaml``: by prefix, the canonical name of each API;
 * ``arguments.yaml``: by prefix, the parameters of each API in their order;
 * ``modules.yaml``: ``prefixes``, ``types``, ``parameters``, ``buffers`` and ``unit_dimensions``;
-* ``inexact.yaml``: by operation, how far the framework's approximation of a function is off.
+* ``inexact.yaml``: by operation, the error of the framework's approximation of a function.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from msprobe_core.protocols.trainers import ApiMap
 from msprobe_core.untrusted.malformed import MalformedError
 
 SPREAD = "*"
-"""Key of an API's arguments under which the position stands from which on a list is as good as its elements."""
+"""Key, among an API's arguments, of the position from which on a list is equivalent to its elements."""
 
 _MAX_FILE_BYTES = 1 << 22
 
 
 class MappedApi(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an API is canonically.
+    """Canonical name of an API.
 
     Attributes:
         to: The canonical name.
-        ascend: Whether one of the two is there on Ascend only, so that nothing can be looked up elsewhere.
+        ascend: Whether one of the two exists on Ascend only, so that it cannot be checked elsewhere.
     """
 
     to: str
@@ -51,14 +51,14 @@ _Inexact = dict[str, dict[float, float]]
 
 
 def load_api_map(name: str, directory: Path) -> ApiMap:
-    """Return the map that the files of a directory make.
+    """Return the map from the files of a directory.
 
     Args:
         name: The framework.
-        directory: Where the files are; those that are not there say nothing.
+        directory: Directory of the files; all are optional.
 
     Raises:
-        ConfigError: a file cannot be read, or is not of its form; with its name.
+        ConfigError: a file cannot be read, or is malformed; the message names it.
     """
     modules = _converted(directory / "modules.yaml", _Modules)
     return ApiMap(
@@ -78,7 +78,7 @@ def load_api_map(name: str, directory: Path) -> ApiMap:
 
 
 def load_apis(path: Path) -> Mapping[str, MappedApi]:
-    """Return the canonical API by own name; empty if there is no such file.
+    """Return the canonical API by own name; empty without the file.
 
     Raises:
         ConfigError: see `load_api_map`.
@@ -92,7 +92,7 @@ def load_apis(path: Path) -> Mapping[str, MappedApi]:
 
 
 def load_parameters(path: Path) -> Mapping[str, Sequence[str]]:
-    """Return the parameters of each API, as the file has them; empty if there is no such file.
+    """Return the parameters of each API as in the file; empty without the file.
 
     Raises:
         ConfigError: see `load_api_map`.
@@ -101,7 +101,7 @@ def load_parameters(path: Path) -> Mapping[str, Sequence[str]]:
 
 
 def _places(listed: Sequence[str]) -> Mapping[str, str]:
-    """Return the canonical place by own place, of parameters such as ``input``, ``axis=1`` and ``*shape``."""
+    """Return the canonical place by own place, for parameters such as ``input``, ``axis=1`` and ``*shape``."""
     found: dict[str, str] = {}
     for position, text in enumerate(listed):
         own = str(position)
@@ -116,7 +116,7 @@ def _places(listed: Sequence[str]) -> Mapping[str, str]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield names, with the prefix where they stand below one, and what is said of them."""
+    """Yield names, with a prefix if they are below one, and their values."""
     for key, value in _read(path).items():
         if isinstance(value, dict) and not set(cast("dict[str, Any]", value)) <= set(MappedApi.__struct_fields__):
             for name, inner in cast("dict[str, Any]", value).items():
@@ -131,13 +131,13 @@ def _converted(path: Path, kind: Any) -> Any:
 
 def _as(path: Path, value: Any, kind: Any) -> Any:
     try:
-        return msgspec.convert(value, kind, strict=False)  # `true` is text to the reader of YAML
+        return msgspec.convert(value, kind, strict=False)  # the YAML reader returns `true` as text
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}; see docs/plugins.md for the form of such files") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from msprobe_core.untrusted.yaml_text import load_yaml  # the maps are needed only where two frameworks meet
+    from msprobe_core.untrusted.yaml_text import load_yaml  # slow to import; only comparisons of two frameworks need it
 
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""How rows are to be paired, beyond what is equal on both sides; `msprobe_core.compare.mapping_files` reads it."""
+"""Options for the pairing of rows beyond equal names; `msprobe_core.compare.mapping_files` reads them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of a file of names.
+    """One line of a mapping file.
 
     Attributes:
-        target: What the target calls it.
-        golden: What the golden dump calls it; empty if the target's is to have no partner, which rows alone may.
+        target: Name in the target.
+        golden: Name in the golden dump; empty for no partner, which only rules for rows may have.
         where: File and line, for messages.
     """
 
@@ -23,12 +23,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class ApiRule(Rule):
-    """Which API is which.
+    """Pairing of two APIs.
 
     Attributes:
-        arguments: The golden's place of an argument by the target's, each a position or a keyword; those that are not
-            listed have no partner. ``None``: each argument has the place of its partner.
-        outputs: The same of results.
+        arguments: The golden place for each target place of an argument, each a position or a keyword; arguments that
+            are not listed have no partner. ``None``: places are equal.
+        outputs: The same for results.
     """
 
     arguments: Mapping[str, str] | None = None
@@ -37,14 +37,14 @@ class ApiRule(Rule):
 
 @dataclass(frozen=True)
 class Matching:
-    """How rows are to be paired, beyond what is equal on both sides.
+    """Options for the pairing of rows beyond equal names.
 
     Attributes:
-        is_fuzzy: Pair also calls in different order, if their names without index and their shapes are equal.
-        rows: Row names that belong together.
-        cells: Modules that belong together; ``None`` if nobody asked for it.
-        apis: APIs that belong together; ``None`` if nobody asked for it.
-        layers: By class of the enclosing module, which child paths belong together; ``None`` if nobody asked for it.
+        is_fuzzy: Also pair calls in different order, if their names without index and their shapes are equal.
+        rows: Pairs of row names.
+        cells: Pairs of modules; ``None`` if not requested.
+        apis: Pairs of APIs; ``None`` if not requested.
+        layers: Pairs of child paths, by class of the enclosing module; ``None`` if not requested.
     """
 
     is_fuzzy: bool = False
@@ -55,5 +55,5 @@ class Matching:
 
     @property
     def renames(self) -> bool:
-        """Whether names of calls are to be translated."""
+        """Whether names of calls are translated."""
         return self.cells is not None or self.apis is not None or self.layers is not None

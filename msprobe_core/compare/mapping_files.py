@@ -1,7 +1,7 @@
-"""Read the files of names that users write for ``msprobe compare``.
+"""Read the mapping files that users write for ``msprobe compare``.
 
-Each file is YAML. A name on the left is the target's, one on the right the golden's; ``ms_…`` and ``pt_…`` in a file of
-APIs are what users of ``mindstudio-probe`` have in their files, and stand for target and golden of any framework.
+Each file is YAML. The name on the left is the target's, the one on the right the golden dump's; ``ms_…`` and ``pt_…``
+in an API file are the keys in files of ``mindstudio-probe`` users, and mean target and golden for any framework.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import compose
 
 OptionalFile = str | os.PathLike[str] | bool | None
-"""A file; ``True`` or empty text for an option that was given without one; ``None`` or ``False`` for one not given."""
+"""A file; ``True`` or empty text for an option without a file; ``None`` or ``False`` for an absent option."""
 
 
 def read_matching(
@@ -32,17 +32,17 @@ def read_matching(
     api_mapping: OptionalFile = None,
     layer_mapping: OptionalFile = None,
 ) -> Matching:
-    """Return what the options of ``msprobe compare`` ask for.
+    """Return the pairing options of ``msprobe compare``.
 
     Args:
         is_fuzzy: ``-fm``.
-        data_mapping: The file of ``-dm``, row names.
-        cell_mapping: That of ``-cm``; without one, modules are paired by their paths whatever their prefix is.
-        api_mapping: That of ``-am``; without one, names are translated by the maps of the plugins.
-        layer_mapping: That of ``-lm``; without one, layers are paired by their paths.
+        data_mapping: File of ``-dm``, with row names.
+        cell_mapping: File of ``-cm``; without a file, modules are paired by their paths and any prefix.
+        api_mapping: File of ``-am``; without a file, names are translated by the maps of the plugins.
+        layer_mapping: File of ``-lm``; without a file, layers are paired by their paths.
 
     Raises:
-        ConfigError: a file cannot be read, or holds something else; with its name and the line.
+        ConfigError: a file cannot be read, or is malformed; the message names the file and the line.
     """
     return Matching(
         is_fuzzy=is_fuzzy,
@@ -134,7 +134,7 @@ def _named_api_rule(path: Path, key: yaml.ScalarNode, value: yaml.Node) -> ApiRu
 
 
 def _api_rule(path: Path, node: yaml.Node, name: yaml.ScalarNode | None) -> ApiRule:
-    """Return the rule that an object stands for; ``name``: the target's API, where it stands before the object."""
+    """Return the rule for an object; ``name``: the target's API, if it precedes the object."""
     fields = {key.value: (key, value) for key, value in _members(path, _as_mapping(path, node, _APIS_LOOK))}
     for field_name, (key, _) in fields.items():
         if field_name not in _API_FIELDS:
@@ -181,7 +181,7 @@ def _checked(rule: ApiRule) -> ApiRule:
 
 
 def _read(path: Path, look: str) -> yaml.Node:
-    """Return the content of a file as YAML's nodes, which know their lines."""
+    """Return the content of a file as YAML nodes, which have line numbers."""
     text = read_text(path, kind="a file of names", advice="give the path of a YAML file")
     try:
         node = compose(text)
@@ -210,7 +210,7 @@ def _as_mapping(path: Path, node: yaml.Node, look: str) -> yaml.MappingNode:
 
 
 def _members(path: Path, node: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Return keys and values; a key that stands there twice is an error, which YAML itself passes over."""
+    """Return keys and values; a duplicate key is an error, which YAML itself ignores."""
     lines: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or not key.value:
@@ -227,14 +227,14 @@ def _flat_rules(path: Path, node: yaml.Node, look: str) -> list[Rule]:
 
 
 def _is_null(node: yaml.Node) -> bool:
-    """Whether there is an explicit null, and not just nothing."""
+    """Whether there is an explicit null, not just an empty value."""
     return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null" and bool(node.value)
 
 
 def _as_text(path: Path, node: yaml.Node, look: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or not node.value:
         raise ConfigError(
-            f"{_where(path, node)}: a name is expected behind the colon, and it is {_kind(node)}; expected are {look}"
+            f"{_where(path, node)}: a name is expected after the colon, and it is {_kind(node)}; expected are {look}"
         )
     return node.value
 

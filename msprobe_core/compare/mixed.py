@@ -1,7 +1,7 @@
-"""A dump of whole tensors beside one of statistics or checksums: what the other keeps is computed from the tensors.
+"""Comparison of a dump of whole tensors with one of statistics or checksums, which are computed from the tensors.
 
-Statistics are, where the record lacks them. Checksums are only where the other dump keeps nothing else, because that
-takes reading every tensor, and statistics stand in the records.
+Missing statistics are computed. Checksums are computed only if the other dump has nothing else, because that requires
+reading every tensor, while statistics are in the records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COUNTED = (*STATISTICS, "num_nan", "num_inf")
 
 
 def completed(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
-    """Return the two with what the one lacks and can be computed from its tensors; as they are if nothing is."""
+    """Return both dumps, completed by values computed from tensors; unchanged if nothing has to be computed."""
     return _completed(target, golden), _completed(golden, target)
 
 
@@ -66,7 +66,7 @@ def _with(
     what: str,
     header: RunHeader,
 ) -> Dump:
-    """Return ``dump`` with ``columns`` of the rows that lack them and that the other dump has."""
+    """Return ``dump`` with ``columns`` computed for rows that lack them and that the other dump has."""
     wanted = dump.frame.with_row_index("row").filter(pl.col("file_name").is_not_null() & ~has.fill_null(value=False))
     wanted = wanted.join(other.frame.filter(has), on="key", how="semi").sort("row")
     if not wanted.height:
@@ -102,7 +102,7 @@ def _cells_of(dump: Dump, compute: Callable[[TensorSource], Cells], file_name: s
 
 
 def statistics_of(source: TensorSource) -> Mapping[str, float | int | str | None]:
-    """Return what `msprobe_core.model.Stats` says, of sums in float64; nothing for a tensor without numbers."""
+    """Return the fields of `msprobe_core.model.Stats`, with sums in float64; empty for a tensor without numbers."""
     if source.dtype == "text" or 0 in source.shape:
         return {}
     parts = [_part_of(values) for values in source.chunks(_CHUNK) if values.size]
@@ -117,7 +117,7 @@ def statistics_of(source: TensorSource) -> Mapping[str, float | int | str | None
 
 
 def _part_of(values: NDArray[Any]) -> tuple[float, float, float, float, int, int]:
-    """Return maximum, minimum, sum, norm, and how many are NaN and Inf."""
+    """Return maximum, minimum, sum, norm, and the numbers of NaN and Inf."""
     num_nan = int(np.count_nonzero(np.isnan(values)))
     num_inf = int(np.count_nonzero(np.isinf(values)))
     reals: Any = np.abs(values) if np.iscomplexobj(values) else values
@@ -130,7 +130,7 @@ def _part_of(values: NDArray[Any]) -> tuple[float, float, float, float, int, int
 
 
 def _checksum_of(other: Dump) -> Callable[[TensorSource], Cells] | None:
-    """Return what computes the checksums that a dump keeps; ``None`` if it has none, or of a kind that is not known."""
+    """Return the function for a dump's kind of checksums; ``None`` if it has none, or of an unknown kind."""
     first = other.frame["checksum"].drop_nulls().head(1).to_list()
     if not first:
         return None
@@ -166,14 +166,14 @@ def _hash_of(source: TensorSource) -> Cells:
 
 
 _CHECKSUMS: dict[str, Callable[[TensorSource], Cells]] = {"md5": _crc_of, "xor": _xor_of, "hash": _hash_of}
-"""By ``summary_mode``; see `msprobe_core.plugin.Reducer` for what each is."""
+"""Checksum functions by ``summary_mode``; see `msprobe_core.plugin.Reducer`."""
 
 
 def _stored_bits(source: TensorSource) -> Iterator[tuple[Any, int]]:
-    """Yield the elements as they were before they were widened, each vector with the index of its first.
+    """Yield the elements as stored before widening, each vector with the index of its first element.
 
     Raises:
-        DumpError: what they were cannot be told from their values.
+        DumpError: their stored form cannot be determined from the values.
     """
     begin = 0
     for values in source.chunks(_CHUNK):

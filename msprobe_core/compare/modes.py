@@ -1,4 +1,4 @@
-"""What two dumps allow to compare, from what each says and holds."""
+"""Choose the comparison mode of two dumps from their tasks and contents."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from msprobe_core.store.frame import RowKind
 
 
 class ModeFound(NamedTuple):
-    """What is compared, and what there is to say about it."""
+    """The comparison mode, and notes on it."""
 
     mode: Mode
     notes: Sequence[str]
 
 
 def mode_of(target: Dump, golden: Dump) -> ModeFound:
-    """Return what the two allow to compare.
+    """Return the comparison mode of two dumps.
 
     Raises:
-        CompareError: nothing: they keep different things of their tensors.
+        CompareError: the dumps contain no comparable values of tensors.
     """
     tasks = target.header.task, golden.header.task
     if Task.STRUCTURE.value in tasks:
@@ -53,9 +53,9 @@ def mode_of(target: Dump, golden: Dump) -> ModeFound:
 
 
 class _Contents(NamedTuple):
-    """What a dump keeps of tensors.
+    """The kinds of tensor values in a dump.
 
-    ``summary_mode`` is empty where the dump does not say it; ``checksum`` is the first one, empty if it has none.
+    ``summary_mode`` is empty if the dump does not state it; ``checksum`` is the first one, empty if there is none.
     """
 
     summary_mode: str
@@ -64,7 +64,7 @@ class _Contents(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What it keeps, in words."""
+        """The kinds of values as text."""
         kept = sorted(self.others)
         if self.checksum:
             kept.append(f"checksums{_of_mode(self)}")

@@ -1,4 +1,4 @@
-"""Which dumps of two runs belong together: by number of step and rank."""
+"""Pairing of the dumps of two runs, by step and rank."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitPair:
-    """Two dumps that belong together: one unit of work.
+    """Two dumps to compare: one unit of work.
 
     Attributes:
-        label: What it is called in reports; empty where two single dumps were given.
-        step: Number of the step; ``None`` where only one was given.
+        label: Name in reports; empty for two single dumps.
+        step: Number of the step; ``None`` if only one was given.
         rank: Number of the rank; ``None`` outside of a job.
         target: The dump's directory or file.
-        golden: Likewise.
-        target_parts: Dumps of several ranks that are merged to one; empty where ``target`` is all there is. Then
-            ``target`` is what reports call them, for example their directory.
-        golden_parts: Likewise.
-        notes: What there is to say about the pairing, such as which ranks have no counterpart.
-        is_first_step: Whether it is of the first step that is compared, whose parameters are those that the runs began
-            with.
+        golden: The dump's directory or file.
+        target_parts: Dumps of several ranks to merge; empty if ``target`` is the only one. Otherwise ``target`` is
+            their name in reports, for example their directory.
+        golden_parts: The same for the golden side.
+        notes: Notes on the pairing, such as ranks without a counterpart.
+        is_first_step: Whether it is of the first compared step, which begins with the initial parameters of the runs.
     """
 
     label: str
@@ -49,13 +48,13 @@ class UnitPair:
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files of both sides, those of all ranks that are merged."""
+        """The files of both sides, including all merged ranks."""
         return files_of((*(self.target_parts or (self.target,)), *(self.golden_parts or (self.golden,))))
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which steps and ranks to compare; empty for all that both sides have."""
+    """Steps and ranks to compare; empty for all that both sides have."""
 
     steps: Collection[int] = ()
     ranks: Collection[int] = ()
@@ -63,13 +62,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairs, by step and rank, and in words what has no partner.
+    """The pairs, by step and rank, and sentences on dumps without a partner.
 
     Attributes:
-        pairs: What is compared.
-        missing: What should be and cannot.
-        spare: By step, dumps of the target's replicas beyond as many as both sides have.
-        can_have_replicas: Whether ranks of the target can be told to have the same.
+        pairs: Pairs to compare.
+        missing: Sentences on requested dumps that cannot be compared.
+        spare: By step, dumps of the target's replicas that have no counterpart.
+        can_have_replicas: Whether replicas among the target's ranks can be identified.
     """
 
     pairs: Sequence[UnitPair]
@@ -79,17 +78,17 @@ class Pairing:
 
 
 def find_pairs(target: Path, golden: Path, chosen: Chosen | None = None, layouts: LayoutRules | None = None) -> Pairing:
-    """Return what to compare with what.
+    """Return the pairs of dumps to compare.
 
     Args:
-        target: One dump, a step's directory with its ranks, a run's directory with its steps, or that of kernels.
-        golden: Of the same kind.
-        chosen: Which steps and ranks; one that neither side has is an error, one that one side lacks is missing.
-        layouts: How ranks are arranged; if given, those that hold parts of the same tensors are compared together.
+        target: One dump, a step's directory with its ranks, a run's directory with its steps, or one of kernels.
+        golden: A path of the same kind.
+        chosen: Selected steps and ranks; one that neither side has is an error, one that one side lacks is missing.
+        layouts: Parallel layouts; if given, ranks that hold parts of the same tensors are compared together.
 
     Raises:
-        CompareError: the two are not of the same kind, or have nothing in common.
-        DumpError: a directory cannot be read, or holds no dump.
+        CompareError: the two are of different kinds, or have nothing in common.
+        DumpError: a directory cannot be read, or contains no dump.
     """
     found = _find_pairs(target, golden, chosen, layouts)
     first = found.pairs[0].step if found.pairs else None
@@ -119,7 +118,7 @@ def _find_pairs(target: Path, golden: Path, chosen: Chosen | None, layouts: Layo
     steps = dict(own), dict(other)
     if bool(steps[0]) != bool(steps[1]):
         run, step = (target, golden) if steps[0] else (golden, target)
-        find_units(step)  # says what it is if it is no step either
+        find_units(step)  # raises the right error if it is not a step either
         number = min(steps[0] or steps[1])
         raise CompareError(
             f"{run} holds whole steps and {step} is a single one; give one of its steps, for example "
@@ -132,7 +131,7 @@ def _find_pairs(target: Path, golden: Path, chosen: Chosen | None, layouts: Layo
 
 
 def _noted(pairing: Pairing, notes: Sequence[str]) -> Pairing:
-    """Return a pairing whose first pair has further notes: what is said of all of them is said once."""
+    """Return a pairing with the notes added to its first pair only, since they apply to all."""
     if not notes or not pairing.pairs:
         return pairing
     first, *others = pairing.pairs
@@ -140,7 +139,7 @@ def _noted(pairing: Pairing, notes: Sequence[str]) -> Pairing:
 
 
 _MODES = ("graph", "pynative")
-"""Directories that MindSpore's static and dynamic graphs of one run are dumped to, with steps in each."""
+"""Directories of dumps of MindSpore's static and dynamic graphs of one run, each with steps."""
 
 
 def _execution_modes(path: Path) -> list[str]:
@@ -150,13 +149,13 @@ def _execution_modes(path: Path) -> list[str]:
 def find_pairs_of_modes(
     target: Path, golden: Path, chosen: Chosen | None = None, layouts: LayoutRules | None = None
 ) -> Pairing:
-    """Return what `find_pairs` returns, also of directories with dumps of static graphs and of dynamic ones in each.
+    """Return the result of `find_pairs`, also for directories with dumps of static and dynamic graphs.
 
-    Such pairs have one step and rank in common, so what orders or merges ranks must not take them for ranks of one job.
+    Pairs of the two modes share step and rank, so they must not be ordered or merged as ranks of one job.
 
     Raises:
         CompareError: see `find_pairs`.
-        DumpError: see there.
+        DumpError: see `find_pairs`.
     """
     for path in (target, golden):
         check_exists(path)
@@ -201,7 +200,7 @@ def _pair_steps(
     for step in (step for step in sorted(wanted) if step in steps[0] and step in steps[1]):
         try:
             found = _pair_ranks(steps[0][step], steps[1][step], step, chosen.ranks, layouts)
-        except (CompareError, DumpError) as error:  # noqa: PERF203  # a step costs more than a try
+        except (CompareError, DumpError) as error:  # noqa: PERF203  # a step costs far more than a try
             missing.append(f"step{step} could not be compared: {error}")
         else:
             pairs += found.pairs
@@ -220,7 +219,7 @@ def _pair_steps(
 def _lone(
     what: str, targets: set[int], goldens: set[int], target: Path, golden: Path, wanted: Collection[int]
 ) -> list[str]:
-    """Return in words the wanted numbers that only one side has, or neither."""
+    """Return sentences on the wanted numbers that only one side has, or neither."""
     lines: list[str] = []
     for number in sorted(wanted):
         if number in targets and number not in goldens:
@@ -260,7 +259,7 @@ def _pair_units(
         unnumbered, path = (targets, target) if not have_ranks[0] else (goldens, golden)
         _refuse_choice(Chosen(ranks=wanted), f"{path} holds {unnumbered[0].label} without a rank")
     if layouts is not None:
-        from msprobe_core.compare.layouts.rank_groups import plan_groups  # takes time to import, and few need it
+        from msprobe_core.compare.layouts.rank_groups import plan_groups  # slow to import, and rarely needed
 
         sides = [[unit for unit in units if not wanted or unit.rank in wanted] for units in (targets, goldens)]
         known = {unit.rank for unit in (*targets, *goldens)}
@@ -280,7 +279,7 @@ def _pair_units(
         own = [replace(_pair_of(group, prefix, step), notes=notes) for group in groups]
         return Pairing(own, lone, {step: [unit.directory for unit in spare]})
     if len(targets) == len(goldens) == 1 and not all(have_ranks):
-        # One process on either side: whatever the directories are called, they belong together.
+        # One process on each side: pair them whatever their directories are called.
         label = prefix + targets[0].label
         return Pairing([UnitPair(label, step, targets[0].rank, targets[0].directory, goldens[0].directory)], [])
     _check_ranks(targets, target, goldens)
@@ -325,7 +324,7 @@ def _check_ranks(units: Sequence[Unit], path: Path, others: Sequence[Unit]) -> N
 
 
 def _in_parts(units: Sequence[Unit], others: Sequence[Unit]) -> str:
-    """Return in words that one side has parts in several ranks of what the other has in one; empty if it is unknown."""
+    """Return a sentence if one side has in several ranks the parts of tensors that the other has in one; else empty."""
     if min(len(units), len(others)) > 1:
         return ""
     several = max(units, others, key=len)[0].directory
@@ -341,13 +340,13 @@ def _in_parts(units: Sequence[Unit], others: Sequence[Unit]) -> str:
 # --- kernels ------------------------------------------------------------------------------------------------------
 
 _KernelKey: TypeAlias = tuple[int, int, str]
-"""Step, rank, and which graph; empty where each side has one only."""
+"""Step, rank, and graph; the graph is empty if each side has only one."""
 
 
 def _pair_kernels(
     target: Path, golden: Path, units: tuple[Sequence[KernelUnit], Sequence[KernelUnit]], chosen: Chosen
 ) -> Pairing:
-    """Pair runs of graphs by iteration, which is the step, and rank; and by graph, where a side has several."""
+    """Pair runs of graphs by iteration, used as step, and rank; also by graph, if a side has several."""
     for path, own in zip((target, golden), units, strict=True):
         if not own:
             raise CompareError(f"{path}: holds no dump of kernels (rank_0/Net/0/0, …), and the other side does")
@@ -376,8 +375,8 @@ def _is_chosen(unit: KernelUnit, chosen: Chosen) -> bool:
 
 
 def _key_of_kernels(sides: Sequence[Sequence[KernelUnit]]) -> Callable[[KernelUnit], _KernelKey]:
-    # What each side has one of may be called otherwise there: the name of the net is a setting, and graphs are
-    # numbered as they are compiled.
+    # If each side has only one, its name is ignored: the name of the net is a setting, and graphs are numbered in the
+    # order of compilation.
     has_one_net = all(len({unit.net for unit in side}) == 1 for side in sides)
     has_one_graph = has_one_net and all(len({unit.graph for unit in side}) == 1 for side in sides)
 

@@ -1,14 +1,14 @@
-"""Multiply stored tensors by matrices before they are compared, as for models whose activations have been rotated.
+"""Multiply stored tensors by matrices before comparison, for example for models with rotated activations.
 
-A YAML file names the matrices, and for each the tensors, as their records have the file name::
+A YAML file lists the matrices, and for each the tensors by their file names in the records::
 
     mode: right_matmul                    # or left_matmul, or left_right_matmul
     target_tensor_map:
       rotation.npy: [Functional.linear.0.forward.output.0.pt]
     golden_tensor_map: {}
 
-With ``left_right_matmul`` there are four maps: ``left_target_tensor_map``, ``right_target_tensor_map``, and those of
-golden.
+With ``left_right_matmul`` there are four maps: ``left_target_tensor_map``, ``right_target_tensor_map``, and the same
+for golden.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Array: TypeAlias = NDArray[Any]
 
 _MAX_FILE_BYTES = 10 << 20
 _MAX_WHOLE_BYTES = 1 << 30
-"""Largest matrix, in float64, and largest tensor that is multiplied from the left, which takes all of it at once."""
+"""Largest matrix, in bytes of float64, and largest tensor that is multiplied from the left, which needs it whole."""
 
 _CHUNK = 1 << 18
 
@@ -47,35 +47,35 @@ class _Mode(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """Files of the matrices that one tensor is multiplied by; ``None`` on a side where there is none."""
+    """Files of the matrices by which one tensor is multiplied; ``None`` for a side without one."""
 
     left: Path | None = None
     right: Path | None = None
 
     def apply(self, name: str, source: TensorSource) -> TensorSource:
-        """Return ``left @ tensor @ right``; of tensors with more than two dimensions, of each matrix in the last two.
+        """Return ``left @ tensor @ right``; for more than two dimensions, for each matrix in the last two.
 
-        A vector is a row to ``right``, and a column to ``left``.
+        A vector is a row for ``right``, and a column for ``left``.
 
         Raises:
-            DumpError: the shapes do not fit, or a matrix cannot be read.
+            DumpError: the shapes do not match, or a matrix cannot be read.
         """
         return Product(name, source, self)
 
 
 @dataclass(frozen=True, slots=True)
 class PostProcessing:
-    """What is done to tensors before they are compared, by file name; can be sent to another process."""
+    """Factors of tensors before comparison, by file name; can be pickled for another process."""
 
     target: Mapping[str, Factors] = field(default_factory=dict[str, Factors])
     golden: Mapping[str, Factors] = field(default_factory=dict[str, Factors])
 
 
 def load_post_processing(path: Path) -> PostProcessing:
-    """Return what a YAML file says; matrices are looked for beside it, then in the working directory.
+    """Load a YAML file; matrices are searched in its directory, then in the working directory.
 
     Raises:
-        ConfigError: it cannot be read, has unknown or missing fields, or a matrix is none.
+        ConfigError: it cannot be read, has unknown or missing fields, or an invalid matrix.
     """
     fields = _read_fields(path)
     mode = _mode_of(fields, path)
@@ -98,7 +98,7 @@ def load_post_processing(path: Path) -> PostProcessing:
 
 
 def _maps_of(mode: _Mode) -> dict[str, tuple[str, str]]:
-    """Return run and side of the product for each field that holds a map."""
+    """Return run and side of the product for each field with a map."""
     if mode is _Mode.BOTH:
         return {f"{side}_{run}_tensor_map": (run, side) for run in _RUNS for side in ("left", "right")}
     side = "left" if mode is _Mode.LEFT else "right"
@@ -109,7 +109,7 @@ _RUNS = ("target", "golden")
 
 
 def _read_fields(path: Path) -> dict[object, object]:
-    from msprobe_core.untrusted.yaml_text import load_yaml  # few comparisons need it
+    from msprobe_core.untrusted.yaml_text import load_yaml  # slow to import, and rarely needed
 
     advice = "give a YAML file with 'mode' and maps"
     text = read_text(path, kind="a list of matrices", advice=advice, max_bytes=_MAX_FILE_BYTES)
@@ -168,17 +168,17 @@ def _checked_matrix(matrix: object, directory: Path, where: str) -> Path:
 
 
 class Product:
-    """A tensor multiplied by matrices, block of rows by block of rows; see `msprobe_core.plugin.TensorSource`.
+    """A tensor multiplied by matrices, one block of rows after the other; see `msprobe_core.plugin.TensorSource`.
 
-    Computed in float64, and rounded to float32 where the tensor was stored in no wider float. From the right no more
-    than some rows are in memory beside the matrix; from the left the tensor is read whole.
+    Computed in float64, and rounded to float32 if the stored dtype is no wider. A product from the right keeps only
+    some rows in memory besides the matrix; one from the left needs the whole tensor.
     """
 
     def __init__(self, name: str, source: TensorSource, factors: Factors) -> None:
-        """Multiply the tensor called ``name``.
+        """Multiply the tensor with the name ``name``.
 
         Raises:
-            DumpError: the shapes do not fit, or a matrix cannot be read.
+            DumpError: the shapes do not match, or a matrix cannot be read.
         """
         self._name, self._source = name, source
         if source.dtype == "text" or "complex" in source.dtype or not source.shape:
@@ -188,7 +188,7 @@ class Product:
         self._left, self._right = (
             None if file is None else _read_matrix(file) for file in (factors.left, factors.right)
         )
-        # Matrices in the last two dimensions; a vector is a row, or a column to the left factor.
+        # Matrices are in the last two dimensions; a vector is a row, or a column for the left factor.
         self._is_column = len(source.shape) == 1 and self._left is not None
         *outer, rows, columns = (
             (*source.shape, 1) if self._is_column else (1, *source.shape)[-max(2, len(source.shape)) :]
@@ -218,7 +218,7 @@ class Product:
             raise DumpError(f"{self._name}: has the shape {self._source.shape}, too large to multiply from the left")
 
     def chunks(self, num_elements: int) -> Iterator[Array]:
-        """Yield the elements in C order as vectors of at most ``num_elements``.
+        """Yield the elements in C order as vectors of at most ``num_elements`` elements.
 
         Raises:
             DumpError: the tensor cannot be read.
@@ -245,7 +245,7 @@ class Product:
 
 
 def _blocks(source: TensorSource, size: int) -> Iterator[Array]:
-    """Yield the elements in float64, in vectors of ``size`` but for the last, however the source is cut."""
+    """Yield the elements in float64, in vectors of ``size`` except for the last, whatever the source's chunks."""
     block, begin = np.empty(size), 0
     for values in source.chunks(_CHUNK):
         rest = values
@@ -263,5 +263,5 @@ def _blocks(source: TensorSource, size: int) -> Iterator[Array]:
 
 @lru_cache(maxsize=4)
 def _read_matrix(path: Path) -> Array:
-    """Return a matrix in float64; kept, because many tensors are multiplied by the same."""
+    """Return a matrix in float64; cached, because many tensors share one."""
     return open_tensor(path).read().astype(np.float64)

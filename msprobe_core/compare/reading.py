@@ -23,7 +23,7 @@ def read_dump(path: Path) -> Dump:
     Raises:
         DumpError: it cannot be read.
         CompareError: no reader recognises it.
-        KeyboardInterrupt: one was lost.
+        KeyboardInterrupt: an interrupt arrived during reading.
     """
     raise_if_interrupted()
     check_exists(path)
@@ -48,21 +48,21 @@ def read_dump(path: Path) -> Dump:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether ``path`` is one dump: a file, or a directory that a reader recognises."""
+    """Whether ``path`` is a single dump: a file, or a directory that a reader recognises."""
     return path.is_file() or _reader_of(path) is not None
 
 
 def check_exists(path: Path) -> None:
-    """Raise if there is nothing at ``path``, or if it is a directory that this user may not look into.
+    """Raise if nothing exists at ``path``, or if it is a directory without read permission.
 
     Raises:
-        CompareError: it does not exist, is no path at all, or lacks permissions.
+        CompareError: it does not exist, is not a valid path, or lacks permissions.
     """
     try:
         exists, is_directory = path.exists(), path.is_dir()
     except PermissionError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror}); change the permissions") from error
-    except (OSError, ValueError) as error:  # a name that is too long, or holds a null character
+    except (OSError, ValueError) as error:  # a name that is too long, or contains a null character
         reason = error.strerror if isinstance(error, OSError) else error  # the whole error repeats the long name
         raise CompareError(f"{path}: is no path ({reason})") from error
     if not exists:
@@ -77,6 +77,6 @@ def _reader_of(path: Path) -> Reader | None:
             with plugin_call(registry().described("reader", reader.name), f"looking at {path}"):
                 if reader.recognises(path):
                     return reader
-        except MsprobeError as error:  # noqa: PERF203  # a reader of others must not keep ours from their files
+        except MsprobeError as error:  # noqa: PERF203  # a plugin's reader must not affect files of other formats
             _logger.warning("%s", error)
     return None

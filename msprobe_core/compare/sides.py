@@ -1,4 +1,4 @@
-"""Read the two sides of a comparison, merge what several ranks have of them, and say which rank an error is of."""
+"""Read the two sides of a comparison, merge the ranks of each, and attribute errors to ranks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read_sides(pair: UnitPair, layouts: LayoutRules | None = None) -> tuple[Dump
     """Return target and golden dump of a pair, each as one dump of whole tensors.
 
     Args:
-        pair: Where they are.
-        layouts: What is declared of them.
+        pair: The paths.
+        layouts: The declared layouts.
 
     Raises:
-        CompareError: something there is no dump.
+        CompareError: a path is not a dump.
         DumpError: a dump cannot be read.
     """
     targets, goldens = (
@@ -51,12 +51,12 @@ def _whole(dumps: Sequence[Dump], side: Side, layouts: LayoutRules | None, like:
 
 
 def find_replicas(*dumps: Dump) -> list[ReplicaFinding]:
-    """Return what was found in merged dumps of values that ranks should have alike."""
+    """Return the findings on replicas in merged dumps, whose values should be equal."""
     return [finding for dump in dumps if isinstance(dump, MergedDump) for finding in dump.replicas]
 
 
 def note_parts(fault: Fault | None, rows: pl.DataFrame, target: Dump, golden: Dump) -> list[str]:
-    """Return sentences on replicas that differ, and on which rank's part of the first faulty tensor is wrong."""
+    """Return sentences on replicas that differ, and on the rank whose part of the first faulty tensor is wrong."""
     notes: list[str] = []
     for dump in (target, golden):
         if isinstance(dump, MergedDump) and dump.replicas:
@@ -82,13 +82,13 @@ def _note_fault(fault: Fault, rows: pl.DataFrame, target: MergedDump, golden: Du
 
 
 def _errors(row: pl.DataFrame, name: str, target: MergedDump, golden: Dump) -> Sequence[float]:
-    """Return the error of each part, as far as the tensors are kept."""
+    """Return the error of each part, if the tensors are stored."""
     file_name = row["file_name_golden"][0]
     if file_name is None or row["file_name_target"][0] is None:
         return []
     try:
         return target.errors_by_part(name, golden.open_tensor(file_name))
-    except DumpError:  # told where the tensors are compared
+    except DumpError:  # reported by the comparison of tensors
         return []
 
 

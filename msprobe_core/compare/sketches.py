@@ -11,11 +11,11 @@ from msprobe_core.judge.joining import joined
 
 
 def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return ``rows`` with the sketches replaced by ``sketch_error`` and ``sketch_low``; without if no pair has two.
+    """Return ``rows`` with the sketches replaced by ``sketch_error`` and ``sketch_low``, if any pair has two sketches.
 
     ``sketch_error`` estimates the Euclidean distance over the golden norm, see
-    `msprobe_core.fingerprint.distance.relative_error`; ``sketch_low`` is the lower end of its interval of 95%. Both
-    null where a pair does not have two sketches of one shape, and where one of them is not finite.
+    `msprobe_core.fingerprint.distance.relative_error`; ``sketch_low`` is the lower end of its interval of 95%. Both are
+    null unless a pair has two finite sketches and equal shapes.
     """
     sides = ("sketch_target", "sketch_golden")
     pairs = (
@@ -30,7 +30,7 @@ def add_sketch_error(rows: pl.DataFrame) -> pl.DataFrame:
     targets, goldens = (decoded(pairs[side].to_list()) for side in sides)
     estimated = relative_errors(targets, goldens)
     by_norm = relative_errors(targets, goldens, pairs["norm_golden"].fill_null(np.nan).to_numpy())
-    # The exact norm is the better divisor; a dump without one has the sketch's own.
+    # The exact norm is a better divisor than the sketch's own estimate, which is the fallback.
     has_no_norm = pairs["norm_golden"].is_null().to_numpy()
     errors = np.where(has_no_norm, estimated, by_norm)
     lows = np.maximum(0, np.where(has_no_norm, WITHOUT_NORM[0], WITH_NORM[0]) * (errors - RESOLUTION))

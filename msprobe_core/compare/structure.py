@@ -1,4 +1,4 @@
-"""Compare which calls two programs make and how they are nested, where a dump holds no values."""
+"""Compare which calls two programs make and how they are nested, for dumps without values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 _OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "fp8", "file_name")
-"""Columns that say something about the values of a tensor."""
+"""Columns that depend on the values of a tensor."""
 
 
 def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
-    """Return the dumps to align, with their rows without values if both have rows, else with one for each call.
+    """Return the dumps to align: their rows without values if both have rows, else one row per call.
 
     Raises:
         CompareError: a dump has neither.
@@ -42,7 +42,7 @@ def _calls_of(dump: Dump) -> dict[str, Phase]:
         try:
             phase = names.parse_entry(entry).phase
         except EntryNameError:
-            continue  # what stands for an optimizer's step, or a number, among the parents
+            continue  # a parent that is not a call, such as an optimizer's step
         if phase is not Phase.PARAMETERS_GRAD:
             calls[entry] = phase
     if not calls:
@@ -54,9 +54,9 @@ def _calls_of(dump: Dump) -> dict[str, Phase]:
 
 
 def _frame_of(dump: Dump, calls: Mapping[str, Phase], others: Iterable[str]) -> pl.DataFrame:
-    """Return one row for each call, without a value; ``text`` is the call around it, of those that the other side has.
+    """Return one row for each call, without a value; ``text`` is the nearest enclosing call on both sides.
 
-    Some tools leave out the root of the model.
+    Some tools do not record the root of the model.
     """
     sites = {_site(entry) for entry in others}
     cells = {
@@ -75,7 +75,7 @@ def _frame_of(dump: Dump, calls: Mapping[str, Phase], others: Iterable[str]) -> 
 
 
 def _enclosing_site(entry: str, parents: Mapping[str, str | None], sites: Container[str]) -> str | None:
-    seen = {entry}  # the file may say that a call encloses itself
+    seen = {entry}  # in a damaged file a call may enclose itself
     parent = parents.get(entry)
     while parent is not None and parent not in seen:
         site = _site(parent)
@@ -87,6 +87,6 @@ def _enclosing_site(entry: str, parents: Mapping[str, str | None], sites: Contai
 
 
 def _site(entry: str) -> str:
-    """Return a module call's name without its number: where the numbers differ, rows say it that stand before."""
+    """Return a module call's name without its number: earlier rows already report different numbers."""
     head, _, number = entry.rpartition(".")
     return head if number.isdecimal() else entry

@@ -1,8 +1,8 @@
-"""Everything that is known of a pair of tensors, in one pass over both.
+"""All metrics of a pair of tensors, computed in one pass over both.
 
-Pieces are taken in blocks that stay in a core's cache while they are gone over several times. Sums are accumulated in
-float64 (complex128); relative errors of elements are computed in float32 where both sides are no wider, as the
-established tables have them.
+Pieces are processed in blocks that stay in a core's cache, because each is traversed several times. Sums are
+accumulated in float64 (complex128); relative errors of elements are computed in float32 if both sides are no wider, for
+consistency with established tables.
 """
 
 from __future__ import annotations
@@ -19,62 +19,62 @@ from msprobe_core.compare.ulps import Distances, distances_in
 Array: TypeAlias = NDArray[Any]
 
 _BLOCK = 1 << 15
-"""Elements of a block: 128 KiB in float32, and about 1.5 MiB with everything that is computed from it."""
+"""Elements per block: 128 KiB in float32, and about 1.5 MiB with all intermediate results."""
 
 NUM_SAMPLES = 1 << 14
-"""Elements whose errors the percentiles are taken of; of a larger tensor that many, evenly spaced. What is called the
-99.9th percentile is then, in 95 of 100 cases, between the 99.85th and the 99.95th."""
+"""Number of elements used for percentiles of errors, evenly spaced in a larger tensor. The estimate of the 99.9th
+percentile is then, in 95 of 100 cases, between the 99.85th and the 99.95th."""
 
 
 class Workspace:
-    """Memory for the blocks of one thread, for pair after pair: new memory costs more than what is done in it."""
+    """Buffers for the blocks of one thread, reused for all pairs: allocation would cost more than the computation."""
 
     def __init__(self) -> None:
         self._rooms: dict[tuple[str, Any], Array] = {}
         self._distances: dict[tuple[str, str], Distances | None] = {}
 
     def room(self, name: str, dtype: Any, size: int) -> Array:
-        """Return memory for ``size`` elements, at most a block; the same at each call with this name and dtype."""
+        """Return a buffer for ``size`` elements, at most a block; calls with the same name and dtype share it."""
         room = self._rooms.get((name, dtype))
         if room is None:
             room = self._rooms[name, dtype] = np.empty(_BLOCK, dtype)
         return room[:size]
 
     def distances(self, dtypes: tuple[str, str]) -> Distances | None:
-        """Return what measures distances in ulps of the coarser dtype; ``None`` if there are none."""
+        """Return the function for distances in ulps of the coarser dtype; ``None`` if there is none."""
         if dtypes not in self._distances:
             self._distances[dtypes] = distances_in(*dtypes)
         return self._distances[dtypes]
 
 
 class PairSums:
-    """Takes two tensors piece by piece; the attributes are what is known of those taken so far.
+    """Accumulates two tensors piece by piece; the attributes describe the pieces so far.
 
     Attributes:
         num_elements: Number of elements.
-        num_nan: Of target and golden.
-        num_inf: Of target and golden.
-        mismatch: Index, target and golden value of the first element that is NaN or Inf on one side and not the same
-            on the other; nothing below goes on from there.
-        num_different: Elements whose values are not equal; those where both are NaN, or the same infinity, are.
+        num_nan: Numbers for target and golden.
+        num_inf: Numbers for target and golden.
+        mismatch: Index, target and golden value of the first element that is NaN or Inf on one side and differs on the
+            other; the following attributes are not updated after it.
+        num_different: Number of elements with different values; two NaN, or the same infinity, count as equal.
         largest_abs: Largest absolute difference, and ``worst``: its index, target and golden value.
         largest_golden: Largest magnitude of golden.
-        largest_rel: Largest relative difference of an element; where golden is 0, epsilon is added to both.
-        num_within_1e3: Elements whose relative difference is below 0.001.
-        num_within_5e3: Elements whose relative difference is below 0.005.
+        largest_rel: Largest relative difference of an element; if golden is 0, epsilon is added to both.
+        num_within_1e3: Number of elements with a relative difference below 0.001.
+        num_within_5e3: Number of elements with a relative difference below 0.005.
         difference_sum: Sum of target - golden.
         largest_ulp: Largest distance in ulps.
 
-    What NaN or Inf on both sides alike leave out counts as an element that is 0 on both.
+    Elements with equal NaN or Inf on both sides count as 0 on both.
     """
 
     def __init__(self, numel: int, dtypes: tuple[str, str], workspace: Workspace) -> None:
-        """Begin with no element.
+        """Begin without elements.
 
         Args:
-            numel: Number of elements that will come.
-            dtypes: Of target and golden; ulps are those of the coarser.
-            workspace: That no other pair uses until this one is done.
+            numel: Total number of elements.
+            dtypes: Dtypes of target and golden; ulps are those of the coarser.
+            workspace: A workspace that no other pair uses until this one is complete.
         """
         self.num_elements = 0
         self.num_nan = [0, 0]
@@ -96,11 +96,11 @@ class PairSums:
         self._samples: list[Array] = []
         self._num_zero_samples = 0
         self._absolute, self._relative = _Samples(), _Samples()
-        # Odd, so that the samples of a matrix whose rows are a power of two long do not all lie in one column.
+        # An odd step: otherwise the samples of a matrix whose rows have a power of two elements could share one column.
         self._sample_step = -(-numel // NUM_SAMPLES) | 1
 
     def add(self, target: Array, golden: Array) -> None:
-        """Take two vectors of one length, of numbers of any dtypes."""
+        """Add two vectors of equal length, of any numeric dtypes."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
             for begin in range(0, target.size, _BLOCK):
                 end = begin + _BLOCK
@@ -114,14 +114,14 @@ class PairSums:
 
     @property
     def scale(self) -> float | None:
-        """The factor that takes golden nearest to target, less one; ``None`` where golden is all zero."""
+        """The factor of golden that fits target best, less one; ``None`` if golden is all zero."""
         products, squares = self.products, self.golden_squares
         if squares.value == 0:
             return None
         return _ldexp(products.value / squares.value, products.exponent - squares.exponent) - 1
 
     def ulp_percentile(self, percent: float) -> float:
-        """Return the distance in ulps that this many of 100 elements do not exceed; see `NUM_SAMPLES`.
+        """Return the distance in ulps that ``percent`` % of the elements do not exceed; see `NUM_SAMPLES`.
 
         Source: Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996, definition 1.
         """
@@ -130,11 +130,11 @@ class PairSums:
         return 0.0 if place < 0 else float(np.partition(np.concatenate(self._samples), place)[place])
 
     def absolute_percentiles(self, percents: Sequence[float]) -> list[float]:
-        """Return the absolute differences that so many of 100 elements do not exceed; see `NUM_SAMPLES`, `_Samples`."""
+        """Return the absolute differences that ``percents`` % of elements do not exceed; see `NUM_SAMPLES`."""
         return self._absolute.percentiles(percents, self._num_zero_samples, self.largest_abs)
 
     def relative_percentiles(self, percents: Sequence[float]) -> list[float]:
-        """Return the same of relative differences; where golden is 0, epsilon is added to both sides."""
+        """Return the same for relative differences; if golden is 0, epsilon is added to both sides."""
         return self._relative.percentiles(percents, self._num_zero_samples, self.largest_rel)
 
     def _add_block(self, target: Array, golden: Array) -> None:
@@ -158,7 +158,7 @@ class PairSums:
         kind = _arithmetic_of(target, golden)
         target, golden = _cast(target, kind), _cast(golden, kind)
         difference = self._difference(target, golden)
-        if not math.isfinite(difference.largest):  # NaN and Inf show in it, whatever is on the other side
+        if not math.isfinite(difference.largest):  # NaN and Inf propagate to the difference
             stored = target, golden = self._without_special(target, golden)
             difference = self._difference(target, golden)
         if self.mismatch is not None:
@@ -170,16 +170,16 @@ class PairSums:
             self._add_distances(*stored)
 
     def _add_wide_integers(self, target: Array, golden: Array) -> None:
-        """Take integers that float64 may not hold; those that look equal there are told apart."""
+        """Add integers that float64 may not represent exactly; differences that it loses are computed in integers."""
         first, second = target.astype(np.float64), golden.astype(np.float64)
-        # They are less than 2**12 apart, so that the difference is right however the subtraction wraps.
+        # Integers that are equal in float64 differ by less than 2**12, so the wrapped difference is exact.
         exact: Any = target.astype(np.uint64) - golden.astype(np.uint64)
         difference = first - second
         exactly = np.where(difference == 0, exact.view(np.int64), difference)
         self._add_numbers(first, second, _Difference(first, second, exactly))
 
     def _without_special(self, target: Array, golden: Array) -> tuple[Array, Array]:
-        """Count NaN and Inf, and return both sides with 0 in their places."""
+        """Count NaN and Inf, and return both sides with 0 in their place."""
         special = ~(np.isfinite(target) & np.isfinite(golden))
         first, second = target[special], golden[special]
         for side, values in enumerate((first, second)):
@@ -199,7 +199,7 @@ class PairSums:
         return _Difference(wide_target, wide_golden, np.subtract(wide_target, wide_golden, out=room))
 
     def _add_equal(self, golden: Array, largest: float) -> None:
-        """Take finite numbers that both sides have."""
+        """Add finite numbers that are equal on both sides."""
         self.num_within_1e3 += golden.size
         self.num_within_5e3 += golden.size
         self._num_zero_samples += len(range(self._first_sample, golden.size, self._sample_step))
@@ -210,7 +210,7 @@ class PairSums:
             total.add(square, 2 * exponent)
 
     def _add_numbers(self, target: Array, golden: Array, difference: _Difference) -> None:
-        """Take finite numbers."""
+        """Add finite numbers."""
         largest = _largest(golden)
         self.largest_golden = max(self.largest_golden, largest)
         bound = largest + difference.largest
@@ -224,7 +224,8 @@ class PairSums:
         self._add_relative(target, golden)
 
     def _add_difference(self, target: Array, golden: Array, difference: _Difference) -> None:
-        self.num_different += int(np.count_nonzero(difference.magnitudes != 0))  # of floats several times as fast
+        # Counting booleans is several times as fast as counting floats.
+        self.num_different += int(np.count_nonzero(difference.magnitudes != 0))
         if difference.largest > self.largest_abs:
             place = difference.place()
             self.largest_abs = difference.largest
@@ -238,7 +239,7 @@ class PairSums:
         room = self._room("relative", target.dtype, target.size)
         ratio: Any = np.divide(np.subtract(target, golden, out=room), golden, out=room)
         relative: Any = np.abs(ratio) if np.iscomplexobj(ratio) else np.abs(ratio, out=ratio)
-        if not np.isfinite(relative.max()):  # golden is 0 somewhere, or the quotient beyond the dtype's range
+        if not np.isfinite(relative.max()):  # golden is 0 somewhere, or the quotient exceeds the dtype's range
             relative = _with_epsilon(relative, target, golden)
         self.largest_rel = max(self.largest_rel, float(relative.max()))
         self.num_within_1e3 += int(np.count_nonzero(relative < 0.001))
@@ -259,7 +260,7 @@ class PairSums:
 
     @property
     def _first_sample(self) -> int:
-        """Where in the block that comes next the next sample lies."""
+        """Index of the first sample in the next block."""
         return -self.num_elements % self._sample_step
 
     def _widened(self, values: Array, name: str) -> Array:
@@ -272,11 +273,11 @@ class PairSums:
 
 
 class _Samples:
-    """Magnitudes of the sampled elements of a tensor, of which percentiles are taken.
+    """Magnitudes of the sampled elements of a tensor, for percentiles.
 
-    They are ordered by the upper 16 bits of their float32, seven of which are of the fraction: NumPy sorts integers of
-    16 bits in a quarter of the time that a partition of the values takes. A percentile is therefore off by up to 1/256
-    of itself, and magnitudes below 1e-38 and above 3e38 count as 0 and as infinite.
+    They are sorted by the upper 16 bits of their float32, seven of which belong to the fraction: NumPy sorts 16-bit
+    integers in a quarter of the time of a partition of the values. So a percentile is off by up to 1/256 of itself, and
+    magnitudes below 1e-38 and above 3e38 count as 0 and as infinite.
     """
 
     __slots__ = ("_values",)
@@ -285,12 +286,12 @@ class _Samples:
         self._values: list[Array] = []
 
     def add(self, values: Any) -> None:
-        """Take real numbers, of which the sign does not count."""
+        """Add real numbers; their sign is ignored."""
         if values.size:
             self._values.append(values.copy())
 
     def percentiles(self, percents: Sequence[float], num_zeros: int, largest: float) -> list[float]:
-        """Return the magnitudes that so many of 100 do not exceed, where ``num_zeros`` more are 0.
+        """Return the magnitudes that ``percents`` % do not exceed, with ``num_zeros`` additional zeros.
 
         Source: Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996, definition 1.
         """
@@ -299,7 +300,7 @@ class _Samples:
         with np.errstate(over="ignore", under="ignore"):
             narrowed: Any = np.abs(np.concatenate(self._values).astype(np.float32))
         codes = np.sort((narrowed.view(np.uint32) >> 16).astype(np.uint16), kind="stable")
-        # Rounded, because float64 has no 99.9.
+        # Rounded, because float64 cannot represent 99.9 exactly.
         places = [math.ceil(round((num_zeros + codes.size) * percent / 100, 6)) - 1 - num_zeros for percent in percents]
         found: Any = codes[np.maximum(places, 0)].astype(np.uint32) << 16
         values = found.view(np.float32).astype(np.float64) * (1 + 1 / 256)
@@ -317,13 +318,13 @@ class _Difference:
         self.largest = _largest(self.magnitudes)
 
     def place(self) -> int:
-        """Return the index of the first element with the largest magnitude, or of the first with the other sign."""
+        """Return the index of the first element with the largest magnitude, of either sign."""
         place = int(np.argmax(self.magnitudes))
         return place if abs(self.magnitudes[place]) == self.largest else int(np.argmin(self.magnitudes))
 
 
 class WideSum:
-    """A sum of numbers that float64 need not hold: ``value * 2**exponent``."""
+    """A sum that float64 may not be able to represent: ``value * 2**exponent``."""
 
     __slots__ = ("exponent", "value")
 
@@ -345,13 +346,13 @@ class WideSum:
 
 
 def cosine(sums: PairSums) -> float:
-    """Return the cosine similarity, -1 to 1; of two sides of zeros 1, and NaN where one side is.
+    """Return the cosine similarity, -1 to 1; 1 for two sides of zeros, and NaN if one side is all zero.
 
-    However small the elements are: of gradients of 1e-20, too, the sign matters.
+    Elements may be arbitrarily small: the sign of gradients of 1e-20 matters too.
     """
     products, first, second = sums.products, sums.target_squares, sums.golden_squares
     are_zero = [squares.value == 0 for squares in (first, second)]
-    if any(are_zero) or sums.num_different == 0:  # the roots below have roundings of their own
+    if any(are_zero) or sums.num_different == 0:  # avoids the roundings of the roots below
         return 1.0 if all(are_zero) or not any(are_zero) else math.nan
     exponent = products.exponent - (first.exponent + second.exponent) // 2
     ratio = products.value / math.sqrt(first.value) / math.sqrt(second.value)
@@ -370,7 +371,7 @@ def _has_same_bytes(target: Array, golden: Array) -> bool:
         return False
     word = f"u{min(target.dtype.itemsize, 8)}"
     first, second = _viewed(target, word), _viewed(golden, word)
-    # Where two blocks differ their beginnings mostly do.
+    # If two blocks differ, their beginnings usually differ too.
     return bool((first[:256] == second[:256]).all()) and bool((first == second).all())
 
 
@@ -384,7 +385,7 @@ def _are_wide_integers(target: Array, golden: Array) -> bool:
 
 
 def _arithmetic_of(target: Array, golden: Array) -> Any:
-    """Return float32, float64 or complex128, whichever holds the values of both."""
+    """Return float32, float64 or complex128, whichever can represent the values of both."""
     if np.iscomplexobj(target) or np.iscomplexobj(golden):
         return np.complex128
     is_narrow = all(side.dtype.kind == "f" and side.dtype.itemsize <= 4 for side in (target, golden))
@@ -403,24 +404,24 @@ def _largest(values: Array) -> float:
 
 
 def _is_safe(magnitude: float) -> bool:
-    """Whether float64 holds squares of numbers of this size, and sums of as many as a tensor has."""
+    """Whether float64 can represent squares of numbers of this size, and sums of as many as a tensor has."""
     return magnitude == 0 or 1e-140 < magnitude < 1e140
 
 
 def _scaled(wide: Array, largest: float) -> tuple[int, Array]:
-    """Return an exponent, and the values divided by 2 to its power, so that float64 holds the sum of their squares."""
+    """Return an exponent, and the values divided by 2**exponent, so that float64 can represent their sum of squares."""
     if _is_safe(largest) or not math.isfinite(largest):
         return 0, wide
     exponent = math.frexp(largest)[1]
-    # In two steps: 2**-exponent itself may be beyond float64's range.
+    # In two steps, because 2**-exponent may exceed float64's range.
     half = exponent // 2
     return exponent, wide * math.ldexp(1.0, -half) * math.ldexp(1.0, half - exponent)
 
 
 def _dot(first: Any, second: Any) -> float:
-    """Return the sum of products, of complex numbers the real part of that with the conjugate.
+    """Return the sum of products; for complex numbers the real part of the product with the conjugate.
 
-    Not ``np.dot``: what it calls may start threads of its own, for a product of a few microseconds.
+    Not ``np.dot``, whose library may start its own threads for a product of a few microseconds.
     """
     if np.iscomplexobj(first):
         first, second = _viewed(first, "f8"), _viewed(second, "f8")
@@ -428,7 +429,7 @@ def _dot(first: Any, second: Any) -> float:
 
 
 def _with_epsilon(relative: Array, target: Array, golden: Array) -> Array:
-    """Return the relative errors as tables have them where golden is 0: epsilon is added to both sides there."""
+    """Set the relative errors where golden is 0, by the convention of tables: epsilon is added to both sides."""
     is_zero = golden == 0
     epsilon: Any = np.finfo(target.dtype).eps
     shifted = golden[is_zero] + epsilon

@@ -1,8 +1,8 @@
 """Compare stored tensors, pair by pair and piece by piece.
 
-Six of the metrics are those that users of such tables know; ``error`` is the number that a row is judged by: the
-relative error in the Euclidean norm or, if larger, the largest difference in relation to the largest golden
-magnitude. How they are computed is in `msprobe_core.compare.tensor_metrics`.
+Six of the metrics are the usual ones of such tables. ``error`` is the number by which a row is judged: the relative
+error in the Euclidean norm or, if larger, the largest difference relative to the largest golden magnitude.
+`msprobe_core.compare.tensor_metrics` computes them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NOT_AVAILABLE = "N/A"
 NOT_A_NUMBER = "Nan"
 
 CHUNK = 1 << 18
-"""Elements of either side that are read at a time; see `MAX_WORKERS` for what that takes."""
+"""Number of elements of each side that are read at a time; `MAX_WORKERS` gives the memory that this needs."""
 
 MAX_WORKERS = 8
-"""Threads at most. Each holds two chunks as they are stored and widened, at most 16 MiB, and about 2 MiB of work; a
-tensor that does not lie in its file in C order takes 48 MiB more. So tensors of any size are compared in 8 times 18
-MiB, and at the very worst in 8 times 114."""
+"""Maximum number of threads. Each holds two chunks, as stored and widened, at most 16 MiB, and about 2 MiB of buffers;
+a tensor that is not stored in C order takes 48 MiB more. So tensors of any size are compared in 8 times 18 MiB, and in
+the worst case in 8 times 114 MiB."""
 
 
 PERCENTILES = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p999": 99.9}
@@ -54,42 +54,41 @@ _NAMES_ABS, _NAMES_REL = ([f"{kind}_{name}" for name in PERCENTILES] for kind in
 
 
 class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Result for one pair. A metric that does not apply is ``None``, and ``status`` is what tables show instead.
+    """Metrics of one pair. A metric that does not apply is ``None``, and tables show ``status`` in its place.
 
-    Each attribute is a column of the aligned rows; where a dump has recorded the same, what was counted here takes its
-    place.
+    Each attribute is a column of the aligned rows; it replaces a recorded column of the same name.
 
     Attributes:
-        cosine: Cosine similarity, -1 to 1; NaN where exactly one side is all zero.
+        cosine: Cosine similarity, -1 to 1; NaN if exactly one side is all zero.
         euclidean: Euclidean distance.
         largest_abs: Largest absolute difference.
-        largest_rel: Largest relative difference of an element; where golden is 0 the dtype's epsilon is added to both.
-        within_1e3: Share of elements whose relative difference is below 0.001.
-        within_5e3: Share of elements whose relative difference is below 0.005.
+        largest_rel: Largest relative difference of an element; if golden is 0 the dtype's epsilon is added to both.
+        within_1e3: Share of elements with a relative difference below 0.001.
+        within_5e3: Share of elements with a relative difference below 0.005.
         ulp_max: Largest distance of an element in ulps of the coarser dtype; see `msprobe_core.compare.ulps`.
-        ulp_p99: The distance in ulps that 99 of 100 elements do not exceed.
-        abs_p50: The absolute difference that 50 of 100 elements do not exceed; likewise the other three.
-        abs_p90: See there.
-        abs_p99: See there.
-        abs_p999: See there; 99.9 of 100.
-        rel_p50: The same of relative differences, as ``largest_rel`` has them; likewise the other three.
-        rel_p90: See there.
-        rel_p99: See there.
-        rel_p999: See there.
-        bias: Mean of target - golden in relation to the root mean square of golden.
-        scale: The factor that takes golden nearest to target, less one: ``<t, g> / <g, g> - 1``.
-        num_different: Elements whose values are not equal.
-        num_nan_target: Elements that are NaN; likewise the other three.
-        num_nan_golden: See there.
-        num_inf_target: See there.
-        num_inf_golden: See there.
-        worst_index: Place of the largest absolute difference or, where NaN and Inf are not the same on both sides, of
-            the first such element.
-        worst_target: The value there.
-        worst_golden: The value there.
-        error: What the row is judged by, dimensionless; ``None`` where the pair could not be compared.
-        status: Text for metrics that are ``None``.
-        problem: Why the pair could not be compared, for people; ``None`` if it could.
+        ulp_p99: Distance in ulps that 99 % of the elements do not exceed.
+        abs_p50: Absolute difference that 50 % of the elements do not exceed.
+        abs_p90: The same for 90 %.
+        abs_p99: The same for 99 %.
+        abs_p999: The same for 99.9 %.
+        rel_p50: Relative difference, as for ``largest_rel``, that 50 % of the elements do not exceed.
+        rel_p90: The same for 90 %.
+        rel_p99: The same for 99 %.
+        rel_p999: The same for 99.9 %.
+        bias: Mean of target - golden relative to the root mean square of golden.
+        scale: The factor of golden that fits target best, less one: ``<t, g> / <g, g> - 1``.
+        num_different: Number of elements with different values.
+        num_nan_target: Number of NaN in the target.
+        num_nan_golden: Number of NaN in golden.
+        num_inf_target: Number of Inf in the target.
+        num_inf_golden: Number of Inf in golden.
+        worst_index: Index of the largest absolute difference or, if NaN and Inf differ between the sides, of the first
+            such element.
+        worst_target: The target's value there.
+        worst_golden: The golden value there.
+        error: Number by which the row is judged, dimensionless; ``None`` if the pair could not be compared.
+        status: Text in place of metrics that are ``None``.
+        problem: Why the pair could not be compared, as a sentence; ``None`` if it could.
     """
 
     cosine: float | None = None
@@ -139,14 +138,14 @@ def compare_sources(
     """Return the metrics of two tensors, which are read once, in pieces.
 
     Args:
-        target: Of numbers or of text.
-        golden: Likewise.
-        dtypes: What the two were before they were stored, if that is narrower; ulps are those of the coarser.
-        on_bytes: Told after each piece how many bytes of both sides it had; what it raises ends the comparison.
-        workspace: Of this thread, where there are many pairs.
+        target: Numbers or text.
+        golden: Numbers or text.
+        dtypes: The dtypes before storage, if they were narrower; ulps are those of the coarser.
+        on_bytes: Called after each piece with its size in bytes, of both sides; an exception ends the comparison.
+        workspace: Workspace of this thread, to share among many pairs.
 
     Raises:
-        DumpError: one of them cannot be read to its end.
+        DumpError: one of them cannot be read completely.
     """
     shapes = target.shape, golden.shape
     if _squeezed(shapes[0]) != _squeezed(shapes[1]):
@@ -171,16 +170,16 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 def pieces(
     target: TensorSource, golden: TensorSource, numel: int, on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield both sides in pieces of the same length, however each is cut.
+    """Yield both sides in pieces of equal length, whatever their chunks.
 
     Args:
-        target: Of that many elements.
-        golden: Likewise.
+        target: A tensor of ``numel`` elements.
+        golden: A tensor of ``numel`` elements.
         numel: Number of elements.
-        on_bytes: Told after each piece how many bytes of both sides it had.
+        on_bytes: Called after each piece with its size in bytes, of both sides.
 
     Raises:
-        DumpError: one of them has more or fewer elements than its shape says.
+        DumpError: one of them has a number of elements that does not match its shape.
     """
     sides = [_elements(source, numel) for source in (target, golden)]
     rest: list[Array] = [np.empty(0), np.empty(0)]
@@ -195,7 +194,7 @@ def pieces(
         if on_bytes is not None:
             on_bytes(first.nbytes + second.nbytes)
     for side in sides:
-        next(side, None)  # a source may check what it has read once it has come to its end
+        next(side, None)  # a source may check its content at the end
 
 
 def _elements(source: TensorSource, numel: int) -> Iterator[Array]:
@@ -250,7 +249,7 @@ def _metrics_of(sums: PairSums, shape: tuple[int, ...]) -> TensorMetrics:
 
 
 def _worst(found: tuple[int, Any, Any] | None, shape: tuple[int, ...]) -> tuple[str | None, str | None, str | None]:
-    """Return a place and its two values as texts."""
+    """Return an index and its two values as texts."""
     if found is None:
         return None, None, None
     place, target, golden = found
@@ -266,15 +265,15 @@ def _ratio(part: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StoredSide:
-    """One side of a pair: a tensor of a dump, and what the dump's record says of it.
+    """One side of a pair: a tensor of a dump, with its description in the record.
 
     Attributes:
-        dump: Where it is.
-        file_name: As the dump's column ``file_name`` has it; likewise ``shape``, ``dtype`` and ``numel``.
-        shape: See there.
-        dtype: See there.
-        numel: See there.
-        factors: What it is multiplied by before it is compared.
+        dump: The dump.
+        file_name: Value of the dump's column ``file_name``.
+        shape: Value of the column ``shape``.
+        dtype: Value of the column ``dtype``.
+        numel: Value of the column ``numel``.
+        factors: Matrices by which it is multiplied before comparison.
     """
 
     dump: Dump
@@ -285,10 +284,10 @@ class StoredSide:
     factors: Factors | None = None
 
     def open(self) -> tuple[TensorSource, str]:
-        """Return the tensor, and the dtype that it had before it was stored.
+        """Return the tensor, and its dtype before storage.
 
         Raises:
-            DumpError: it cannot be read, or is not what the record says.
+            DumpError: it cannot be read, or does not match its record.
         """
         source, dtype = self._open_stored()
         if self.factors is None:
@@ -310,7 +309,7 @@ class StoredSide:
 
     @property
     def size_bytes(self) -> int:
-        """About how many bytes are read for it: what its record says, else one."""
+        """Estimate of the bytes to read, from the record; 1 without one."""
         dtype = _plain_dtype(self.dtype)
         return max(1, (self.numel or 0) * (4 if dtype is None else np.dtype(DTYPES[dtype]).itemsize))
 
@@ -320,15 +319,15 @@ def _sizes(shape: str) -> tuple[int, ...]:
 
 
 def _plain_dtype(dtype: str | None) -> str | None:
-    """Return a dtype of a record as files have it, ``torch.float32`` and ``Float32`` as ``float32``; else ``None``."""
+    """Return a recorded dtype as files name it, ``torch.float32`` and ``Float32`` as ``float32``; else ``None``."""
     name = (dtype or "").rpartition(".")[2].lower()
     return name if name in DTYPES else None
 
 
 def _can_hold(stored: str, recorded: str) -> bool:
-    """Whether a tensor may have been stored so: ``.npy`` files have bfloat16 and float8 as float32."""
+    """Whether a tensor may have been stored in this dtype: ``.npy`` files store bfloat16 and float8 as float32."""
     if stored not in DTYPES:
-        return True  # text, or a dtype of a reader of others
+        return True  # text, or a dtype of a plugin's reader
     kinds = [name.rstrip("0123456789").partition("float8")[0] or "float" for name in (stored, recorded)]
     return kinds[0].removeprefix("b") == kinds[1].removeprefix("b") and stored.startswith(("float", "complex"))
 
@@ -336,13 +335,13 @@ def _can_hold(stored: str, recorded: str) -> bool:
 Pair: TypeAlias = tuple[StoredSide, StoredSide]
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Told how many bytes have been compared, and of how many: after each pair, and a few times a second within one."""
+"""Called with the bytes compared so far and their total: after each pair, and a few times a second within one."""
 
 _PROGRESS_PERIOD_S = 0.2
 
 
 class _CancelledError(Exception):
-    """The comparison was given up; its threads end at their next piece."""
+    """The comparison was cancelled; its threads end at their next piece."""
 
 
 def compare_pairs(
@@ -350,8 +349,8 @@ def compare_pairs(
 ) -> Iterator[TensorMetrics]:
     """Yield the metrics of each pair, in order; for ``None`` those of a value without a file.
 
-    Pairs are compared by a pool of threads, `MAX_WORKERS` at most. What goes wrong with one is its ``problem``.
-    ``custom`` is asked about each pair that can be compared; its rows are positions in ``pairs``.
+    Pairs are compared by a pool of at most `MAX_WORKERS` threads. An error of one pair becomes its ``problem``.
+    ``custom`` computes its metrics for each comparable pair; its rows are positions in ``pairs``.
     """
     work = _Work(sum(_size_of(pair) for pair in pairs), progress, custom or CustomMetrics([]))
     num_workers = min(MAX_WORKERS, os.cpu_count() or 1)
@@ -379,7 +378,7 @@ def _size_of(pair: Pair | None) -> int:
 
 
 class _Work:
-    """What the threads have done, as far as the one that waits for them tells."""
+    """Progress of the threads, as reported by the thread that waits for them."""
 
     def __init__(self, num_bytes: int, progress: Progress | None, custom: CustomMetrics) -> None:
         self.is_cancelled = threading.Event()
@@ -393,30 +392,30 @@ class _Work:
 
     @property
     def workspace(self) -> Workspace:
-        """That of the calling thread."""
+        """The workspace of the calling thread."""
         if not hasattr(self._of_thread, "workspace"):
             self._of_thread.workspace = Workspace()
         return self._of_thread.workspace
 
     def add(self, num_bytes: int) -> None:
-        """Take note of a piece that was compared. Called by the threads, of which one may overwrite the other's sum."""
+        """Count a compared piece. Called by threads without a lock, so that an update may be lost."""
         if self.is_cancelled.is_set():
             raise _CancelledError
         self._num_read += num_bytes
 
     def wait_for(self, future: Future[TensorMetrics]) -> TensorMetrics:
-        """Return the result, and tell how far the work has come until then."""
+        """Return the result, and report progress until then."""
         while not wait([future], _PROGRESS_PERIOD_S).done:
             self._tell(min(self._num_read, self._num_bytes - 1))
         return future.result()
 
     def finish(self, num_bytes: int) -> None:
-        """Take note that a pair is done; its size is what its record says, whatever its files had."""
+        """Count a complete pair; its size is that of its record, whatever the files contain."""
         self._num_finished += num_bytes
         self._tell(self._num_finished)
 
     def _tell(self, num_bytes: int) -> None:
-        """Tell how far the work has come, never less than before: pairs may have other sizes than their records say."""
+        """Report progress, which never decreases: pairs may have other sizes than their records say."""
         self._num_told = max(self._num_told, num_bytes)
         if self._progress is not None:
             self._progress(self._num_told, self._num_bytes)
@@ -440,7 +439,7 @@ def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
         return TensorMetrics(problem=str(error))
     except MemoryError:
         return TensorMetrics(problem=f"{pair[0].file_name} and its partner do not fit into memory")
-    except Exception as error:  # noqa: BLE001  # a reader of others
+    except Exception as error:  # noqa: BLE001  # from a plugin's reader
         return TensorMetrics(problem=f"{pair[0].file_name} cannot be read ({type(error).__name__}: {error})")
     else:
         return metrics
@@ -453,10 +452,10 @@ def add_tensor_metrics(
     progress: Progress | None = None,
     post_processing: PostProcessing | None = None,
 ) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows with the metrics of every pair that has a tensor on both sides, and what there is to note.
+    """Return aligned rows with the metrics of every pair that has a tensor on both sides, and notes.
 
-    The columns are those of `TensorMetrics`, and for each metric of a plugin one called `custom.PREFIX` and its name.
-    A tensor's error replaces that of its statistics.
+    The columns are those of `TensorMetrics`, and for each metric of a plugin one named `custom.PREFIX` and its name.
+    The error of the tensors replaces that of the statistics.
 
     Raises:
         PluginError: a metric of a plugin has the name of another column.
@@ -473,7 +472,7 @@ def add_tensor_metrics(
 def stored_pairs(
     rows: pl.DataFrame, target: Dump, golden: Dump, post_processing: PostProcessing
 ) -> Sequence[Pair | None]:
-    """Return where the two tensors of each row are; ``None`` for rows without a tensor on both sides."""
+    """Return the two stored tensors of each row; ``None`` for rows without a tensor on both sides."""
     sides = [
         _stored_sides(rows, "target", target, post_processing.target),
         _stored_sides(rows, "golden", golden, post_processing.golden),
@@ -490,7 +489,7 @@ def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump, factors: Mapping[st
 
 
 def _note_products(rows: pl.DataFrame, post_processing: PostProcessing) -> list[str]:
-    """Return how many tensors were multiplied, and which of those to be are not in the dump."""
+    """Return notes on the number of multiplied tensors, and on listed tensors that the dump lacks."""
     notes: list[str] = []
     for side, factors in (("target", post_processing.target), ("golden", post_processing.golden)):
         found = set(rows[f"file_name_{side}"].drop_nulls()) & factors.keys()

@@ -1,4 +1,4 @@
-"""Where along the tokens of a tensor its error is."""
+"""Distribution of an error along the tokens of a tensor."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 def has_tokens(shape: Sequence[int]) -> bool:
-    """Whether a shape is read as [batch, tokens, hidden] or [tokens, hidden]; of others no dimension is the tokens'."""
+    """Whether a shape is interpreted as [batch, tokens, hidden] or [tokens, hidden]; other shapes have no tokens."""
     return len(shape) in (2, 3) and math.prod(shape[:-1]) > 1 and shape[-1] > 1
 
 
 def token_errors(target: TensorSource, golden: TensorSource) -> Floats:
     """Return the error of each token, [batch, tokens] or [tokens].
 
-    It is the root mean square of target - golden over hidden, over the root mean square of all of golden; infinite
-    where NaN or Inf are not the same on both sides.
+    It is the root mean square of target - golden over hidden, over the root mean square of all of golden; infinite if
+    NaN or Inf differ between the sides.
 
     Args:
-        target: Of a shape that `has_tokens`.
-        golden: Of the same shape.
+        target: A tensor whose shape `has_tokens`.
+        golden: A tensor of the same shape.
 
     Raises:
         DumpError: one of them cannot be read.
@@ -56,7 +56,7 @@ def token_errors(target: TensorSource, golden: TensorSource) -> Floats:
 
 
 def worst_tokens(errors: Floats) -> WorstTokens | None:
-    """Return what there is to say of the errors of tokens; ``None`` where all are 0.
+    """Return a summary of the errors of tokens; ``None`` if all are 0.
 
     Args:
         errors: [batch, tokens] or [tokens], as `token_errors` returns them.

@@ -1,9 +1,9 @@
-"""Two dumps that spell one operation differently, because two frameworks or two tools made them.
+"""Dumps that spell one operation differently, because they are of two frameworks or two tools.
 
-Two tools record different APIs, call them by different names, and list the gradients that an API passes on in different
-orders: one by argument, another by what the graph returns. At any level one may record the outermost module, or the
-parameters of modules that are not called themselves, and the other may not. Such records of one tool alone and these
-gradients are excused; values of calls that both recorded are judged.
+Two tools record different APIs, use different names for them, and list the gradients of an API in different orders: one
+by argument, another in the order of the graph. At any level one may record the outermost module, or the parameters of
+modules that are not called themselves, and the other may not. Such records of one tool alone, and these gradients, are
+excused; values of calls that both recorded are judged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def are_foreign(target: RunHeader, golden: RunHeader) -> bool:
 def are_of_two_tools(target: RunHeader, golden: RunHeader) -> bool:
     """Whether two tools recorded the calls of one framework.
 
-    Only our dumps say which process recorded them. Modules have the same names in dumps of either tool.
+    Only our dumps contain the recording process. Modules have the same names in dumps of both tools.
     """
     have_calls = {target.level, golden.level} <= _CALLS
     return target.framework == golden.framework and have_calls and (target.run is None) != (golden.run is None)

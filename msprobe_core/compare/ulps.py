@@ -1,12 +1,11 @@
-"""How far apart two floating-point numbers are, in numbers of the coarser dtype.
+"""Distance of two floating-point numbers, in steps of the coarser dtype.
 
 Both are rounded to the coarser of the two dtypes, to nearest, and the steps from one number of that dtype to the next
-are counted that lead from the one to the other: 0 for +0 and -0, 1 for neighbours. Between two numbers of one binade
-this is their difference in units in the last place (Goldberg, *What Every Computer Scientist Should Know About
-Floating-Point Arithmetic*, 1991, sec. 1.2; Muller et al., *Handbook of Floating-Point Arithmetic*, 2nd ed., 2.3.2);
-across binades each step counts as one, so that no distance is larger than the number of codes and none overflows. The
-code of a number, read as an integer, grows by one with each step (Muller et al., sec. 3.1.2.2); that is how it is
-counted.
+are counted between them: 0 for +0 and -0, 1 for neighbours. Between two numbers of one binade this is their difference
+in units in the last place (Goldberg, *What Every Computer Scientist Should Know About Floating-Point Arithmetic*, 1991,
+sec. 1.2; Muller et al., *Handbook of Floating-Point Arithmetic*, 2nd ed., 2.3.2); across binades each step counts as
+one, so that no distance exceeds the number of codes and none overflows. The code of a number, read as an integer, grows
+by one with each step (Muller et al., sec. 3.1.2.2), so steps are differences of codes.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from numpy.typing import NDArray
 from msprobe_core.store.tensor_values import float8_values
 
 Distances: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
-"""Takes two vectors of one length of finite numbers of any float dtypes, and returns an unsigned integer for each."""
+"""Takes two vectors of equal length of finite numbers of any float dtypes, and returns an unsigned integer for each."""
 
 
 def distances_in(target: str, golden: str) -> Distances | None:
-    """Return what measures distances in the coarser of two dtypes; ``None`` if one is no float of at most 64 bits."""
+    """Return the distance function for the coarser of two dtypes; ``None`` if one is not a float of at most 64 bits."""
     if target not in _FRACTION_BITS or golden not in _FRACTION_BITS:
         return None
     coarser = min(golden, target, key=_FRACTION_BITS.__getitem__)
@@ -37,7 +36,7 @@ _FRACTION_BITS = {
     "float64": 52, "float32": 23, "float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e4m3fnuz": 3,
     "float8_e5m2": 2, "float8_e5m2fnuz": 2, "float8_e8m0fnu": 0,
 }  # fmt: skip
-"""Bits behind the leading one; of the two sides the dtype that has fewer is the coarser."""
+"""Number of explicit fraction bits; of two dtypes the one with fewer is the coarser."""
 
 
 class _InCodes:
@@ -49,7 +48,7 @@ class _InCodes:
         self._rooms: list[Any] = []
 
     def __call__(self, target: Any, golden: Any) -> Any:
-        """Return the distances; they are overwritten by the next call."""
+        """Return the distances, in a buffer that the next call overwrites."""
         size = self._dtype.itemsize
         if not self._rooms or self._rooms[0].size < target.size:
             self._rooms = [np.empty(target.size, f"i{size}") for _ in range(3)]
@@ -57,13 +56,13 @@ class _InCodes:
         self._place(target, first, third)
         self._place(golden, second, third)
         larger = np.maximum(first, second, out=third)
-        # A distance may take a bit more than the difference of signed numbers has; unsigned, that wraps to it.
+        # A distance may need one bit more than the signed difference; read as unsigned, the wrapped value is right.
         distance = np.subtract(larger, np.minimum(first, second, out=first), out=third)
         return distance.view(f"u{size}")
 
     def _place(self, values: Any, place: Any, sign: Any) -> None:
         """Set ``place`` to integers that grow by one from a number of the dtype to the next; both zeros are 0."""
-        with np.errstate(over="ignore"):  # beyond the dtype's range is infinity, one step behind its largest number
+        with np.errstate(over="ignore"):  # numbers beyond the range become infinity, one step after the largest
             narrowed = values if values.dtype == self._dtype else values.astype(self._dtype)
         codes = narrowed.view(place.dtype)
         np.right_shift(codes, codes.itemsize * 8 - 1, out=sign)  # -1 or 0
@@ -78,11 +77,11 @@ class _InCodes:
 
 
 class _InFloat8:
-    """Distances in a dtype that has no more than 256 numbers, which are looked up."""
+    """Distances in a dtype with at most 256 numbers, by table lookup."""
 
     def __init__(self, dtype: str) -> None:
         values = float8_values(dtype).astype(np.float64)
-        numbers = np.unique(values[np.isfinite(values)] + 0.0)  # -0 and +0 are one
+        numbers = np.unique(values[np.isfinite(values)] + 0.0)  # -0 and +0 are equal
         self._borders: Any = (numbers[1:] + numbers[:-1]) / 2
 
     def __call__(self, target: Any, golden: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How the error of the tensor that shows a fault best is distributed, where whole tensors were compared."""
+"""Error distribution of the tensor that shows a fault best, if whole tensors were compared."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def worst_tensor(
 
     Args:
         rows: Judged rows.
-        entry: Of the call.
-        target: The dump under test.
-        golden: The trusted one.
-        post_processing: What tensors are multiplied by before they are compared.
+        entry: Entry of the call.
+        target: The target dump.
+        golden: The golden dump.
+        post_processing: Matrices by which tensors are multiplied before comparison.
 
-    Returns: ``None`` where no tensor of the call is over its limit whose elements were compared.
+    Returns: ``None`` if no compared tensor of the call is over its limit.
     """
     if "worst_index" not in rows.columns:
         return None
@@ -57,5 +57,5 @@ def _tokens(
         if sources[0].shape != sources[1].shape or not has_tokens(sources[0].shape):
             return None
         return worst_tokens(token_errors(*sources))
-    except DumpError:  # its metrics say what is wrong with it
+    except DumpError:  # its metrics report the problem
         return None

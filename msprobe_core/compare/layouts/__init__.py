@@ -1,1 +1,1 @@
-"""Declared differences of layout: what a user says of tensors that are the same numbers stored otherwise."""
+"""Declared differences of layout: the user's rules for tensors with the same numbers in another arrangement."""

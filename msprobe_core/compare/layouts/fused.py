@@ -1,4 +1,4 @@
-"""Modules of one side made one, as they are on the other side and as a file of layouts declares it."""
+"""Fusion of modules of one side into the one module that they are on the other side, as a layout file declares."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from msprobe_core.store.frame import COLUMNS, RowKind
 
 
 def fuse(made: LayoutView, rule: FusedRule, others: Sequence[Dump]) -> None:
-    """Put rows of whole modules in the place of those of their parts.
+    """Replace the rows of parts by rows of whole modules.
 
     Args:
-        made: Whose rows; changed in place.
-        rule: Which modules.
-        others: The other side, which says what the whole is called.
+        made: View whose rows are changed in place.
+        rule: The modules.
+        others: The other side, which has the names of the whole modules.
     """
     entries = made.frame["entry"].unique(maintain_order=True).to_list()
     wholes = _entries_by_path(others)
@@ -76,7 +76,7 @@ def _entries_by_path(dumps: Sequence[Dump]) -> dict[tuple[str, str], str]:
 
 
 def _calls_of(entries: Sequence[str], rule: FusedRule) -> Iterator[tuple[tuple[str, ...], list[dict[str, str]]]]:
-    """Yield for each text that the stars stand for the calls of every part, by phase and number."""
+    """Yield, for each text matched by the stars, the calls of every part, by phase and number."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     patterns = [NamePattern(part) for part in rule.parts]
     for entry in entries:
@@ -104,7 +104,7 @@ def _by_kind(calls: Sequence[Mapping[str, str]], num_parts: int) -> Iterator[tup
 
 
 def _fused_rows(made: LayoutView, rule: FusedRule, name: str, entries: Sequence[str]) -> list[Row]:
-    """Return the rows of a fused call: those values that all its parts have."""
+    """Return the rows of a fused call: the values that all its parts have."""
     parts = [
         {
             str(row["key"]).removeprefix(entry): row
@@ -128,7 +128,7 @@ def _fused_row(made: LayoutView, rule: FusedRule, rows: Sequence[Row]) -> Row:
     role = first["role"]
     if role == (Role.OUTPUT.value if is_backward else Role.INPUT.value):
         if not is_backward:
-            return first  # all parts are given the same
+            return first  # all parts have the same input
         assembly = _assembled([sizes_in(row["shape"]) for row in rows], None, 1)
     else:
         is_parameter = role in (Role.PARAMETERS.value, Role.PARAMETERS_GRAD.value)
@@ -144,7 +144,7 @@ def _fused_row(made: LayoutView, rule: FusedRule, rows: Sequence[Row]) -> Row:
 
 
 def _assembled(shapes: Sequence[tuple[int, ...]], axis: int | None, num_groups: int) -> Assembly | CannotMerge:
-    """Return how parts make up a fused tensor: along an axis, group by group, or as terms of a sum."""
+    """Return how parts form a fused tensor: along an axis, group by group, or as terms of a sum."""
     if len({len(shape) for shape in shapes}) > 1:
         return CannotMerge(f"their shapes are {' and '.join(map(str, map(list, shapes)))}")
     if axis is None:
@@ -205,7 +205,7 @@ def _number(value: Any) -> float:
 
 
 def _with_fused(frame: pl.DataFrame, rows: Sequence[Row], gone: Mapping[str, str]) -> pl.DataFrame:
-    """Return the rows with those of fused calls in the place of their first part's."""
+    """Return the rows, with those of fused calls at the position of their first part."""
     numbered = frame.with_row_index("row")
     first: dict[str, int] = {}
     for entry, row in numbered.select("entry", "row").iter_rows():

@@ -24,9 +24,9 @@ class LayoutView:
     """A view of a dump in another layout than the stored one; see `msprobe_core.plugin.Dump`.
 
     Attributes:
-        inner: The dump as it is stored.
+        inner: The stored dump.
         frame: Its rows in the layout of the view.
-        notes: Those of the dump, and what there is to say of the changes.
+        notes: Notes of the dump, and on the changes.
     """
 
     inner: Dump
@@ -52,19 +52,19 @@ class LayoutView:
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:
-        """As stored; what was fused has those of its first part."""
+        """As stored; a fused module has the stack of its first part."""
         return _under_new_names(self.inner.stacks, self.names)
 
     @property
     def parents(self) -> Mapping[str, str | None]:
-        """As stored; what was fused has that of its first part."""
+        """As stored; a fused module has the parent of its first part."""
         found = {
             entry: None if name is None else self.names.get(name, name) for entry, name in self.inner.parents.items()
         }
         return _under_new_names(found, self.names)
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a tensor as it lies now.
+        """Return a tensor in the layout of the view.
 
         Raises:
             DumpError: it cannot be read.
@@ -73,7 +73,7 @@ class LayoutView:
         return self.inner.open_tensor(file_name) if view is None else view()
 
     def opener(self, file_name: str) -> Open:
-        """Return what opens a tensor as it lies now, whatever becomes of its name."""
+        """Return a function that opens a tensor in the current layout, even after later changes."""
         view = self.views.get(file_name)
         return view if view is not None else lambda: self.inner.open_tensor(file_name)
 
@@ -87,5 +87,5 @@ def _under_new_names(found: Mapping[str, Any], names: Mapping[str, str]) -> Mapp
 
 
 def sizes_in(shape: str) -> tuple[int, ...]:
-    """Return a shape that a frame has as text."""
+    """Return the shape in a text of a frame."""
     return tuple(ast.literal_eval(shape))

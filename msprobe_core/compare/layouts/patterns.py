@@ -1,4 +1,4 @@
-"""Patterns of names: text, and stars for any text, also none; matched in time that is linear in a name's length."""
+"""Patterns of names: text, and stars for any text, including none; matched in time linear in the name's length."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from functools import cached_property
 class NamePattern:
     """A pattern such as ``*.mlp.fc1``.
 
-    Not a regular expression: of several stars Python's engine tries all places, and takes minutes for one long name.
+    Not a regular expression: for several stars Python's engine backtracks, and takes minutes for one long name.
     """
 
     text: str
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern stands for the whole of a name."""
+        """Whether the pattern matches the whole name."""
         return self.stars_in(name) is not None
 
     def stars_in(self, name: str) -> tuple[str, ...] | None:
-        """Return the text that each star stands for, the first as long as can be; ``None`` if there is no match."""
+        """Return the text matched by each star, the first as long as possible; ``None`` without a match."""
         first, last = self._parts[0], self._parts[-1]
         if len(self._parts) == 1:
             return () if name == first else None
         if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
             return None
-        # From the end, so that the first star takes the most; backwards, because Python is quick only in searching
-        # forwards.
+        # Match from the end, so that the first star takes the most text; on reversed text, because Python searches
+        # forwards
+        # faster.
         backwards = name[::-1]
         begin, end = len(last), len(name) - len(first)
         stars: list[str] = []
@@ -46,5 +47,5 @@ class NamePattern:
 
     @cached_property
     def _backwards(self) -> list[str]:
-        """What stands between the stars, the last first, each from its end."""
+        """The texts between the stars, the last first, each reversed."""
         return [part[::-1] for part in reversed(self._parts[1:-1])]

@@ -1,4 +1,4 @@
-"""Ranks as a file of layouts arranges them: which are compared together, and how their dumps become one."""
+"""Ranks as declared in a layout file: which are compared together, and how their dumps are merged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from msprobe_core.names import api_call, forward_of, with_number_in_path
 from msprobe_core.store.layout import Unit
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Group:
     """Ranks of both sides that are compared together.
 
     Attributes:
-        label: What reports call them: ``rank0``; ``replica0`` of several; ``all ranks``.
-        target: Those of the target; several are merged.
-        golden: Those of the golden run.
+        label: Name in reports: ``rank0``; ``replica0`` for one of several; ``all ranks``.
+        target: Ranks of the target; several are merged.
+        golden: Ranks of the golden run.
     """
 
     label: str
@@ -39,18 +39,19 @@ class Group:
 
 
 def plan_groups(target: Sequence[Unit], golden: Sequence[Unit], rules: LayoutRules | None = None) -> list[Group]:
-    """Return which ranks of two sides are compared with which.
+    """Return the groups of ranks of two sides that are compared.
 
-    Without a declaration each rank with the one of its number; where one side is a single process, all of the other
-    with it. With one, all ranks of a data parallel replica together, and of several replicas as many as both have.
+    Without a declaration, ranks are compared by number; if one side is a single process, it is compared with all ranks
+    of the other. With a declaration, all ranks of a data parallel replica form a group, and as many replicas are
+    compared as both sides have.
 
     Args:
         target: Ranks or processes of one step.
-        golden: Likewise.
-        rules: What is declared.
+        golden: The same for the golden run.
+        rules: The declared layouts.
 
     Raises:
-        CompareError: the sides have different numbers of ranks and nothing is declared, or what is does not fit.
+        CompareError: the sides have different numbers of ranks without a declaration, or it does not match them.
     """
     declared: Mapping[Side, Ranks] = {} if rules is None else rules.ranks
     if not declared:
@@ -97,7 +98,7 @@ def _replicas(units: Sequence[Unit], ranks: Ranks | None, side: Side) -> dict[in
 
 
 class DeclaredRanks:
-    """The ranks of one side as they are declared; see `msprobe_core.compare.shards.merged.Declaration`."""
+    """The ranks of one side as declared; see `msprobe_core.compare.shards.merged.Declaration`."""
 
     def __init__(self, rules: LayoutRules, side: Side) -> None:
         self._rules = rules
@@ -106,22 +107,22 @@ class DeclaredRanks:
 
     @property
     def axes(self) -> Sequence[str]:
-        """Axes with more than one place, but that of stages, which have different layers."""
+        """Axes with more than one rank, except the pipeline axis, whose stages have different layers."""
         return [axis for axis in self._ranks.axes if axis != "pp"]
 
     @property
     def divides_calls(self) -> bool:
-        """Whether ranks are stages of a pipeline, or have experts of their own."""
+        """Whether ranks are stages of a pipeline, or have different experts."""
         return bool({"pp", "ep"} & set(self._ranks.axes))
 
     def place_of(self, rank: int) -> MeshCoordinate:
-        """Return where a rank stands."""
+        """Return the mesh coordinate of a rank."""
         return self._ranks.place_of(rank)
 
     def placements(
         self, rows: pl.DataFrame, parents: Mapping[str, str | None]
     ) -> Sequence[Sequence[AxisPlacement] | None]:
-        """Return how each value is placed over the axes; rules of the file come before those that are built in."""
+        """Return the placement of each value over the axes; rules of the file precede built-in ones."""
         rules = (*self._rules.placements, *BUILT_IN)
         found: list[Sequence[AxisPlacement] | None] = []
         for entry, role, phase, key in rows.select("entry", "role", "phase", "key").iter_rows():
@@ -130,7 +131,7 @@ class DeclaredRanks:
         return found
 
     def named(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts with layers and experts numbered through, and calls of APIs counted through all stages."""
+        """Return the parts with global numbers of layers and experts, and calls of APIs numbered across all stages."""
         ordered = sorted(parts, key=lambda part: self.place_of(part.rank).on("pp"))
         for axis, is_container in (("ep", _holds_experts), ("pp", _holds_layers)):
             if axis in self._ranks.axes:
@@ -141,11 +142,11 @@ class DeclaredRanks:
         return ordered
 
     def order(self, union: Union) -> Array | None:
-        """Return the order in which one process would make the calls of all stages."""
+        """Return the order in which a single process would make the calls of all stages."""
         if not self._order:
             return None
         last = (len(self._order) + 1,) * 4
-        # Of a module around the whole, the first stage has the inputs and the last the outputs.
+        # For a module around all stages, the first stage has the inputs and the last one the outputs.
         roles = {role.value: i for i, role in enumerate((Role.INPUT, Role.PARAMETERS, Role.OUTPUT))}
         keys = [
             (*self._order.get(entry, last), roles.get(role, 0))
@@ -156,7 +157,7 @@ class DeclaredRanks:
     # layers and experts
 
     def _numbered(self, parts: Sequence[Part], axis: str, is_container: Any, first: Sequence[int]) -> list[Part]:
-        """Return the parts with the modules of numbered containers numbered through along an axis."""
+        """Return the parts with consecutive module numbers in numbered containers along an axis."""
         have: dict[str, dict[int, set[int]]] = {}
         for part in parts:
             place = self.place_of(part.rank).on(axis)
@@ -179,7 +180,7 @@ class DeclaredRanks:
     # stages
 
     def _staged(self, parts: Sequence[Part]) -> list[Part]:
-        """Return the parts of all stages with calls as one process would count them."""
+        """Return the parts of all stages with calls numbered as in a single process."""
         stages: dict[int, list[Part]] = {}
         for part in parts:
             stages.setdefault(self.place_of(part.rank).on("pp"), []).append(part)
@@ -202,7 +203,7 @@ class DeclaredRanks:
                 counted = numbers.setdefault(api.family, {})
                 own = f"{api.family}.{counted.setdefault((stage, api.index), len(counted))}.{api.phase}"
             names.setdefault(stage, {})[entry] = own
-            self._order[own] = call  # a module around the whole ends where its last stage does
+            self._order[own] = call  # a module around all stages ends with its last stage
         first, last = min(stages), max(stages)
         return [
             _renamed_part(_ends_of(part, shared, is_first=stage == first, is_last=stage == last), names.get(stage, {}))
@@ -223,7 +224,7 @@ def _holds_layers(container: str) -> bool:
 
 
 def _number_in(entry: str, is_container: Any) -> tuple[str, int, int] | None:
-    """Return container, number and position of the outermost number in a module's path that stands in a container."""
+    """Return container, number and position of the outermost number in a module's path that is inside a container."""
     called = called_in(entry)
     if called.path is None:
         return None
@@ -236,7 +237,7 @@ def _number_in(entry: str, is_container: Any) -> tuple[str, int, int] | None:
 
 
 def _offset(have: Mapping[int, set[int]], place: int, first: Sequence[int]) -> int:
-    """Return what is added to numbers at a place; nothing if each place has numbers of its own already."""
+    """Return the offset for numbers at a coordinate; 0 if the coordinates have distinct numbers already."""
     if place < len(first):
         return first[place] - min(have[place])
     seen: set[int] = set()
@@ -260,9 +261,9 @@ def _renamed_part(part: Part, changed: Mapping[str, str]) -> Part:
 
 
 def _calls_of(part: Part, stage: int) -> Iterable[tuple[tuple[int, ...], str]]:
-    """Yield the calls of a stage, each with its place in the order of one process.
+    """Yield the calls of a stage, each with its position in the order of a single process.
 
-    Micro-batch by micro-batch, forwards from the first stage on, then backwards from the last.
+    The order is by micro-batch: forwards from the first stage to the last, then backwards from the last to the first.
     """
     parents = {part.names.get(entry, entry): parent for entry, parent in part.dump.parents.items()}
     own = {entry: None if parent is None else part.names.get(parent, parent) for entry, parent in parents.items()}
@@ -286,7 +287,7 @@ def _outermost(entry: str, parents: Mapping[str, str | None]) -> str:
 
 
 def _shared(calls: Sequence[tuple[Any, int, str]]) -> set[str]:
-    """Return modules that several stages call, which are those around the whole."""
+    """Return modules that several stages call: those around all stages."""
     stages: dict[str, set[int]] = {}
     for _, stage, entry in calls:
         if called_in(entry).path is not None:
@@ -295,7 +296,7 @@ def _shared(calls: Sequence[tuple[Any, int, str]]) -> set[str]:
 
 
 def _ends_of(part: Part, shared: set[str], *, is_first: bool, is_last: bool) -> Part:
-    """Return a stage without what modules around the whole pass on between stages: it is neither input nor output."""
+    """Return a stage without the values that outer modules pass between stages: they are neither inputs nor outputs."""
     is_forward = pl.col("phase") == Phase.FORWARD.value
     is_input = pl.col("role") == Role.INPUT.value
     is_output = pl.col("role") == Role.OUTPUT.value

@@ -1,4 +1,4 @@
-"""Which rows a declaration means: calls by pattern, and values by the names that a file of layouts has for them."""
+"""Rows that a declaration selects: calls by pattern, and values by their names in layout files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from msprobe_core.model import Phase, Placement, Role, SiteKind
 
 @dataclass(frozen=True)
 class Called:
-    """What was called in an entry.
+    """The module or API called in an entry.
 
     Attributes:
-        texts: What patterns are compared with.
-        path: Of a module; ``None`` of an API.
-        type_name: Of a module.
+        texts: Texts with which patterns are compared.
+        path: Path of a module; ``None`` for an API.
+        type_name: Class of a module.
     """
 
     texts: tuple[str, ...]
@@ -32,7 +32,7 @@ class Called:
 
 @lru_cache(maxsize=65536)
 def called_in(entry: str) -> Called:
-    """Return what was called in an entry; of a name outside of the grammar the name itself."""
+    """Return the module or API called in an entry; for a name outside of the grammar the name itself."""
     try:
         site = names.parse_entry(entry)
     except EntryNameError:
@@ -45,7 +45,7 @@ def called_in(entry: str) -> Called:
 
 @lru_cache(maxsize=65536)
 def is_meant(pattern: str, entry: str) -> bool:
-    """Whether a pattern means the call of an entry.
+    """Whether a pattern matches the call of an entry.
 
     A pattern is compared with a module's path, with its path and class, and with its class; or with an API's prefix and
     name, such as ``Functional.linear``.
@@ -57,9 +57,9 @@ _pattern = lru_cache(maxsize=1024)(NamePattern)
 
 
 def names_of(entry: str, role: str, phase: str, key: str) -> tuple[str, ...]:
-    """Return what a file of layouts may call a value, the most special first.
+    """Return the names of a value in layout files, the most specific first.
 
-    Gradients have the names of what they are the gradients of; ``grad_input`` and ``grad_output`` before that.
+    Gradients also have the names of their values, after ``grad_input`` and ``grad_output``.
     """
     if role == Role.PARAMETERS_GRAD.value:
         place = key.removeprefix(f"{entry}.").split(".")[0]
@@ -68,14 +68,14 @@ def names_of(entry: str, role: str, phase: str, key: str) -> tuple[str, ...]:
     if role == Role.PARAMETERS.value:
         return place, "parameters"
     if phase == Phase.BACKWARD.value:
-        # The inputs of a backward are gradients of the outputs, its outputs those of the inputs.
+        # The inputs of a backward are gradients of the outputs, and its outputs are those of the inputs.
         what = "output" if role == Role.INPUT.value else "input"
         return f"grad_{what}.{place}", f"grad_{what}", f"{what}.{place}", what
     return f"{role}.{place}", role
 
 
 def enclosing_module(entry: str, parents: Mapping[str, str | None]) -> str | None:
-    """Return the module call around that of an API, forward or backward; ``None`` if it is not known."""
+    """Return the module call that encloses a call of an API, forward or backward; ``None`` if it is unknown."""
     for name in (entry, names.forward_of(entry) or entry):
         parent = parents.get(name)
         if parent is not None:
@@ -86,7 +86,7 @@ def enclosing_module(entry: str, parents: Mapping[str, str | None]) -> str | Non
 def placements_of(
     rules: Sequence[PlacementRule], axes: Sequence[str], entry: str, value_names: Sequence[str], module: str | None
 ) -> tuple[AxisPlacement, ...] | None:
-    """Return how a value is placed over each axis that a rule says something of; ``None`` if none does."""
+    """Return the placement of a value over each axis that a rule covers; ``None`` if no rule matches."""
     found: dict[str, AxisPlacement] = {}
     for rule in rules:
         if rule.axis not in axes or rule.axis in found or not is_meant(rule.match, entry):
@@ -100,7 +100,7 @@ def placements_of(
     return tuple(found.values()) or None
 
 
-# --- what is built in -----------------------------------------------------------------------------------------------
+# --- built-in rules -------------------------------------------------------------------------------------------------
 
 _COLUMN = (
     "*ColumnParallelLinear", "*.q_proj", "*.k_proj", "*.v_proj", "*.qkv_proj", "*.gate_proj", "*.up_proj",
@@ -126,5 +126,5 @@ BUILT_IN: tuple[PlacementRule, ...] = (
     *(PlacementRule("", name, "tp", {"parameters": _WHOLE}) for name in _OF_NORM),
     *(PlacementRule("", "*", axis, {"parameters": _WHOLE}) for axis in ("cp", "dp")),
 )
-"""How layers of Megatron-LM, and of what calls them alike, are placed; not used where the other side's shape
+"""Placement of layers of Megatron-LM, and of layers with the same names; ignored if the other side's shape
 contradicts."""

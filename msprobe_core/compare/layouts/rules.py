@@ -1,4 +1,4 @@
-"""Layouts that differ between two runs, as a file declares them: of tensors within a rank, and over ranks."""
+"""Layouts that differ between two runs, as declared in a file: of tensors within a rank, and over ranks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import compose, construct
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
-"""Axes that ranks may be arranged along: tensor, context, expert, data and pipeline parallel."""
+"""Axes of ranks: tensor, context, expert, data and pipeline parallelism."""
 
 DEFAULT_ORDER = "tp-cp-ep-dp-pp"
-"""Which axis neighbouring ranks differ in first; as Megatron-LM has it."""
+"""Order of axes from that of neighbouring ranks on, as in Megatron-LM."""
 
 
 class Side(str, Enum):
-    """Whose tensors are meant."""
+    """Side whose tensors are selected."""
 
     TARGET = "target"
     GOLDEN = "golden"
 
 
 class Change(str, Enum):
-    """What is done to a tensor, so that it lies as its counterpart does."""
+    """Change that gives a tensor the layout of its counterpart."""
 
     TRANSPOSE = "transpose"
     PERMUTE = "permute"
@@ -52,14 +52,14 @@ class TensorRule:
 
     Attributes:
         where: File and line, for messages.
-        match: Which modules or APIs; see `matches`.
-        values: Which of their values: ``weight``, ``bias``, …, ``parameters``, ``input``, ``output``, ``input.0``, …;
-            all if there are none.
-        side: Whose tensors are changed.
-        change: How.
-        numbers: The dimensions' order, the dimensions to merge or to remove, or the new shape, as the change needs;
-            of ``UNPAD`` the dimension and its size without padding.
-        is_zero: Of ``UNPAD``, whether the padding holds zeros, so that statistics of the rest follow.
+        match: Pattern of modules or APIs; see `msprobe_core.compare.layouts.rows.is_meant`.
+        values: Names of their values: ``weight``, ``bias``, …, ``parameters``, ``input``, ``output``, ``input.0``, …;
+            empty for all.
+        side: Side whose tensors are changed.
+        change: The change.
+        numbers: Arguments of the change: the order of dimensions, the dimensions to merge or to remove, or the new
+            shape; for ``UNPAD`` the dimension and its size without padding.
+        is_zero: For ``UNPAD``, whether the padding is zero, so that statistics of the rest can be computed.
     """
 
     where: str
@@ -77,13 +77,13 @@ class FusedRule:
 
     Attributes:
         where: File and line, for messages.
-        parts: Which modules are fused; ``*`` stands for the same text in all of them.
-        whole: What they are on the other side.
-        side: Which side has the parts.
-        num_groups: Into how many groups the whole is divided, each of which has its share of every part, as heads of
-            queries, keys and values are grouped; 1 where the parts follow one another.
-        parameter_axis: Along which dimension parameters are put together.
-        output_axis: Likewise outputs.
+        parts: Patterns of the fused modules; ``*`` matches the same text in all of them.
+        whole: Pattern of the one module on the other side.
+        side: Side that has the parts.
+        num_groups: Number of groups in the whole, each with its share of every part, as heads of queries, keys and
+            values are grouped; 1 if the parts follow one another.
+        parameter_axis: Dimension along which parameters are concatenated.
+        output_axis: Dimension along which outputs are concatenated.
     """
 
     where: str
@@ -97,15 +97,15 @@ class FusedRule:
 
 @dataclass(frozen=True)
 class PlacementRule:
-    """How values of some calls are placed over ranks.
+    """Placement of values of some calls over ranks.
 
     Attributes:
-        where: File and line, for messages; empty for what is built in.
-        match: Which modules or APIs; see `matches`.
-        within: Of APIs, which module encloses the call; any if empty.
-        axis: Along which axis of ranks.
-        values: How each value is placed; names as in `TensorRule`, or ``everything``.
-        ratio: How the parts of a fused weight are to one another, each of which is cut on its own.
+        where: File and line, for messages; empty for built-in rules.
+        match: Pattern of modules or APIs; see `msprobe_core.compare.layouts.rows.is_meant`.
+        within: For APIs, pattern of the enclosing module; empty for any.
+        axis: Axis of ranks.
+        values: Placement of each value; names as in `TensorRule`, or ``everything``.
+        ratio: Relative sizes of the parts of a fused weight, each of which is sharded separately.
     """
 
     where: str
@@ -118,11 +118,11 @@ class PlacementRule:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How the ranks of one side are arranged.
+    """Arrangement of the ranks of one side.
 
     Attributes:
-        sizes: How many places each axis has, in the order in which neighbouring ranks differ; axes of one place count.
-        groups: For some axes the ranks of each group, in the order of their places; they win over ``sizes``.
+        sizes: Size of each axis, in the order in which neighbouring ranks differ; axes of size 1 are included.
+        groups: For some axes the ranks of each group, in the order of their coordinates; overrides ``sizes``.
         first_layers: Number of the first layer of each pipeline stage; empty if it follows from their sizes.
     """
 
@@ -132,13 +132,13 @@ class Ranks:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Axes with more than one place."""
+        """Axes with more than one rank."""
         own = [axis for axis, size in self.sizes if size > 1]
         own += [axis for axis, groups in self.groups.items() if any(len(group) > 1 for group in groups)]
         return tuple(dict.fromkeys(axis for axis in own))
 
     def place_of(self, rank: int) -> MeshCoordinate:
-        """Return where a rank stands along each axis.
+        """Return the mesh coordinate of a rank.
 
         Raises:
             ConfigError: it is in none of the groups.
@@ -156,7 +156,7 @@ class Ranks:
         return MeshCoordinate(tuple(sorted(places.items())))
 
     def replica_of(self, rank: int) -> int:
-        """Return which data parallel replica a rank belongs to."""
+        """Return the data parallel replica of a rank."""
         if "dp" in dict(self.sizes) or "dp" in self.groups:
             return self.place_of(rank).on("dp")
         return rank // math.prod(size for _, size in self.sizes) if self.sizes else 0
@@ -164,14 +164,14 @@ class Ranks:
 
 @dataclass(frozen=True)
 class LayoutRules:
-    """What a file of layouts declares.
+    """The declarations of a layout file.
 
     Attributes:
         path: The file.
         tensors: Changes within a rank, in the order in which they are made.
-        fused: Modules that are one on the other side.
-        placements: How values are placed over ranks; the first that says something of a value and an axis counts.
-        ranks: How the ranks of a side are arranged, if it is declared.
+        fused: Modules that are one module on the other side.
+        placements: Placements of values over ranks; the first rule for a value and an axis applies.
+        ranks: Arrangement of the ranks of a side, if declared.
     """
 
     path: Path | None = None
@@ -187,13 +187,13 @@ _LOOK = "expected are 'tensors', 'fused' and 'parallel'"
 
 
 class _Located(dict[str, Any]):
-    """A mapping of the file that knows its line."""
+    """A mapping of the file with its line number."""
 
     line = 0
 
 
 class _Constructor(SafeConstructor):
-    """Remembers lines, and refuses a key that stands twice."""
+    """Keeps line numbers, and refuses duplicate keys."""
 
 
 def _construct(loader: _Constructor, node: yaml.MappingNode) -> _Located:
@@ -213,10 +213,10 @@ _Place: TypeAlias = str
 
 
 def load_layouts(path: str | os.PathLike[str]) -> LayoutRules:
-    """Return what a file of layouts declares.
+    """Return the declarations of a layout file.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else; with file, line and field.
+        ConfigError: it cannot be read, or is malformed; the message has file, line and field.
     """
     path = Path(path)
     root = _read(path)

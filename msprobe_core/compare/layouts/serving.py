@@ -1,8 +1,8 @@
-"""A dump of training and one of a serving engine, made to have the same modules under the same names.
+"""Alignment of a training dump with one of a serving engine, by common modules under common names.
 
-What both have is compared: outputs and parameters of modules, in forward. An engine is given other arguments than a
-model in training, so inputs are left out; and modules that one side has alone are told in a note, since an engine
-computes in one kernel what a model in training has modules for.
+The comparison covers what both have: outputs and parameters of modules, in forward. An engine gets other arguments than
+a model in training, so inputs are left out. Modules that one side has alone are listed in a note, since an engine may
+compute in one kernel what takes several modules in training.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from msprobe_core.store.frame import COLUMNS, RowKind
 
 _MAX_NAMES = 3
 _LAYERS = "layers"
-"""Part of a path in front of a layer's number. What is before it depends on what is wrapped around the model."""
+"""Part of a path that precedes a layer's number. The path before it depends on the wrappers of the model."""
 
 
 def align_with_serving(target: Dump, golden: Dump, modules: ModuleMap) -> tuple[Dump, Dump]:
     """Return the two dumps with the modules that both have, under the names of the serving engine.
 
-    Either may be that of the engine: names and fused modules tell which side has what.
+    Either dump may be the engine's: names and fused modules show which side is which.
 
     Args:
         target: One dump.
-        golden: The other.
-        modules: What the backend of training calls modules.
+        golden: The other dump.
+        modules: Module names of the training backend.
 
     Raises:
         CompareError: they have no module in common.
@@ -68,7 +68,7 @@ def _has(side: LayoutView, segment: str) -> bool:
 
 
 def served_path(path: str, modules: ModuleMap) -> str:
-    """Return what the engine calls a module: from ``layers`` on, or its own name alone outside of layers."""
+    """Return the engine's name of a module: its path from ``layers`` on, or its own name alone outside of layers."""
     parts = [modules.segments.get(part, part) for part in path.split(".") if part not in modules.wrappers]
     if _LAYERS in parts:
         return ".".join(parts[parts.index(_LAYERS) :])
@@ -76,12 +76,12 @@ def served_path(path: str, modules: ModuleMap) -> str:
 
 
 def _rename(side: LayoutView, modules: ModuleMap, types: dict[str, str]) -> None:
-    """Keep outputs and parameters of modules in forward, and give the modules the engine's names.
+    """Keep outputs and parameters of modules in forward, and rename the modules to the engine's names.
 
     Args:
-        side: Whose; changed in place.
+        side: View that is changed in place.
         modules: The names.
-        types: By path, the class of the other side, which this one gets too; filled with those of this side.
+        types: Classes of the other side by path, which this side gets too; extended by this side's classes.
     """
     frame = side.frame.filter(
         (pl.col("phase") == Phase.FORWARD.value)
@@ -98,7 +98,7 @@ def _rename(side: LayoutView, modules: ModuleMap, types: dict[str, str]) -> None
     renamed: dict[str, str] = {}
     for entry, site in entries:
         path = served[entry]
-        if not path or taken[path, site.index] > 1:  # two that would be one keep their names
+        if not path or taken[path, site.index] > 1:  # modules whose new names collide keep their own
             path = site.path
         type_name = types.setdefault(path, site.type_name)
         renamed[entry] = f"{names.module_stem('Module', path, type_name)}.{Phase.FORWARD.value}.{site.index}"
@@ -114,7 +114,7 @@ def _shapes(side: LayoutView) -> dict[str, tuple[int, ...]]:
 
 
 def _reshape(side: LayoutView, like: Mapping[str, tuple[int, ...]]) -> None:
-    """Take dimensions of size 1 out of outputs, or merge their last two where the other side has them as one."""
+    """Drop dimensions of size 1 from outputs, or merge their last two if the other side has them merged."""
     rows: list[Row] = []
     for row in side.frame.iter_rows(named=True):
         shape = None if row["shape"] is None else sizes_in(row["shape"])
@@ -145,7 +145,7 @@ def _reshaped_row(side: LayoutView, row: Row, shape: tuple[int, ...]) -> Row:
 
 
 def _forget_order(side: LayoutView, reordered: Sequence[str]) -> None:
-    """Leave nothing but statistics, which are the same in any order, of modules whose elements lie otherwise."""
+    """Keep only statistics, which are equal in any order, for modules whose elements are ordered differently."""
     paths = {entry: called_in(entry).path or "" for entry in side.frame["entry"].unique().to_list()}
     meant = [entry for entry, path in paths.items() if path.rpartition(".")[2] in reordered]
     is_meant = pl.col("entry").is_in(meant)
@@ -169,7 +169,7 @@ def _keep_common(sides: Sequence[LayoutView]) -> None:
             shown = ", ".join(lone[:_MAX_NAMES]) + (", …" if len(lone) > _MAX_NAMES else "")
             side.notes.append(f"modules of {side.path} that the other side has not: {len(lone):,}, such as {shown}")
         side.frame = side.frame.filter(pl.col("entry").is_in(list(common)))
-    # A call may keep more values on one side, such as weights of attention that only training returns.
+    # A call may record more values on one side, such as attention weights that only training returns.
     keys = set(sides[0].frame["key"]) & set(sides[1].frame["key"])
     for side in sides:
         side.frame = side.frame.filter(pl.col("key").is_in(list(keys)))

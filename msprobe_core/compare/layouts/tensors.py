@@ -1,7 +1,7 @@
-"""Tensors of one rank made to lie as those of the other side do, as a file of layouts declares it.
+"""Conversion of one rank's tensors to the layout of the other side, as declared in a layout file.
 
-Maximum, minimum, mean and norm are the same in any order of the elements. Hash, sketch and checksum count elements in
-order, so they stay where a change leaves the order as it is, and are dropped where it does not.
+Maximum, minimum, mean and norm do not depend on the order of elements. Hash, sketch and checksum do, so they are kept
+if a change preserves the order, and dropped otherwise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from msprobe_core.store.frame import COLUMNS, RowKind
 
 
 def relaid(dump: Dump, rules: LayoutRules, side: Side, others: Sequence[Dump] = ()) -> Dump:
-    """Return a dump whose tensors lie as is declared.
+    """Return a dump with its tensors in the declared layout.
 
     Args:
         dump: One rank's dump.
-        rules: What is declared.
-        side: Whose dump it is.
-        others: The other side, which says what fused modules are called.
+        rules: The declarations.
+        side: Side of the dump.
+        others: The other side, which has the names of fused modules.
 
-    Returns: ``dump`` itself if nothing is declared of its side.
+    Returns: ``dump`` itself if nothing is declared for its side.
     """
     tensors = [rule for rule in rules.tensors if rule.side is side]
     fused = [rule for rule in rules.fused if rule.side is side]
@@ -48,7 +48,7 @@ def relaid(dump: Dump, rules: LayoutRules, side: Side, others: Sequence[Dump] = 
 
 @dataclass(frozen=True)
 class _Changed:
-    """A tensor after a change: its shape, how to see it so, and whether its elements are in the same order."""
+    """A tensor after a change: its shape, its view, and whether its elements keep their order."""
 
     shape: tuple[int, ...]
     view: Callable[[TensorSource], TensorSource]
@@ -92,7 +92,7 @@ def _is_wanted(rule: TensorRule, entry: str, value_names: Sequence[str]) -> bool
 
 
 def _change(rule: TensorRule, shape: tuple[int, ...]) -> _Changed | None:
-    """Return what a rule makes of a tensor; ``None`` if it does not fit one of this shape."""
+    """Return the change of a tensor by a rule; ``None`` if the rule does not fit its shape."""
     change, numbers = rule.change, rule.numbers
     if change is Change.TRANSPOSE:
         dims = tuple(range(len(shape)))
@@ -160,14 +160,14 @@ def _unpadded(rule: TensorRule, shape: tuple[int, ...]) -> _Changed | None:
                     )
         return narrowed(reshaped(source, shape), (0,) * len(shape), new)
 
-    # Along the first dimension all other elements keep their numbers.
+    # Along the first dimension the remaining elements keep their numbers; see `_keeps_sketch`.
     return _Changed(new, view, keeps_order=False)
 
 
 def _changed_row(made: LayoutView, row: Row, rule: TensorRule, changed: _Changed) -> Row:
     new = {**row, "shape": str(list(changed.shape)), "numel": math.prod(changed.shape)}
     if row["distribution"] is not None:
-        # Which dimension is cut is said of the tensor as it was.
+        # The recorded placement refers to dimensions before the change.
         return {
             **row,
             **dict.fromkeys(_VALUES),
@@ -190,14 +190,14 @@ _VALUES = (*STATISTICS, "exact", "checksum", "sketch", "fp8", "file_name")
 
 
 def _keeps_sketch(rule: TensorRule) -> bool:
-    """Whether what is cut off added nothing and what is left has the numbers that it had."""
+    """Whether the removed padding contributed nothing to the sketch and the rest keeps its element numbers."""
     return rule.change is Change.UNPAD and rule.is_zero and rule.numbers[0] == 0
 
 
 def _without_zeros(row: Row, numel: int) -> Row:
     """Return the statistics of a tensor without some of its zeros.
 
-    Where the largest element is zero, that of the rest may be any below it, and is not known.
+    If an extreme is zero, that of the remaining elements is unknown.
     """
     new: Row = {"exact": None}
     largest, smallest, mean = row["max"], row["min"], row["mean"]

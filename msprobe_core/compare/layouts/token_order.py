@@ -1,8 +1,8 @@
-"""Two dumps in which the same tokens stand at other positions, with the rows of their tensors in one order.
+"""Alignment of dumps that have the same tokens at different positions: rows of tensors are put in one order.
 
-Batches may be padded on another side or packed, cut into other micro-batches, or prefilled in chunks. What a dump
-holds of one token is found by the token ids that it recorded: a sequence is known by the hash of its ids, and a token
-by its position in it. Of each module's calls one remains, whose tensors have a row per token; padding is left out.
+Batches may be padded on another side or packed, cut into other micro-batches, or prefilled in chunks. Tokens are
+identified by the recorded token ids: a sequence by the hash of its ids, and a token by its position in the sequence. Of
+each module's calls one remains, whose tensors have a row per token; padding is dropped.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _IDS = "input_ids"
 _MASKS = ("attention_mask", "padding_mask")
 _POSITIONS = ("position_ids", "cache_position", "positions")
 _BOUNDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seqlens")
-"""Names under which models get them: not 0 where a token counts; the position of each token in its sequence; where in
-a packed row sequences begin, and where the last ends."""
+"""Names under which models receive masks, not 0 for valid tokens; the position of each token in its sequence; and, for
+packed rows, the begins of sequences and the end of the last."""
 
 _GIVEN = frozenset((*_MASKS, *_POSITIONS, *_BOUNDS))
 
 _VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "distribution")
-"""Columns of a row that are of all elements in the order in which they were recorded."""
+"""Columns of a row that depend on all elements in their recorded order."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class AlignedTokens:
     """Two dumps whose tensors have the same tokens in the same rows.
 
     Attributes:
-        target: The dump under test.
-        golden: The trusted one.
-        notes: What there is to say of the pairing.
-        incomplete: In words, which sequences only one side has.
+        target: The target dump.
+        golden: The golden dump.
+        notes: Notes on the pairing.
+        incomplete: Sentences on sequences that only one side has.
     """
 
     target: Dump
@@ -60,7 +60,7 @@ class AlignedTokens:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Where some tokens are: for each the number of the batch, and its place in the batch in C order, [n]."""
+    """Positions of some tokens: the number of the batch, and the position in the batch in C order, both [n]."""
 
     batch: Integers
     place: Integers
@@ -94,12 +94,12 @@ def align_tokens(target: Dump, golden: Dump) -> AlignedTokens:
     """Return the two dumps with a row per token that both have, in the order of the golden dump.
 
     Args:
-        target: With whole tensors.
-        golden: Likewise.
+        target: A dump with whole tensors.
+        golden: A dump with whole tensors.
 
     Raises:
         CompareError: a dump has no token ids, or the two have no sequence in common.
-        DumpError: ids cannot be read.
+        DumpError: token ids cannot be read.
     """
     sides = [_Side(dump) for dump in (target, golden)]
     pairs = [
@@ -136,7 +136,7 @@ def align_tokens(target: Dump, golden: Dump) -> AlignedTokens:
 
 
 def _is_aligned_output() -> pl.Expr:
-    """Whether a row is an output; those without a row per token have been left out."""
+    """Whether a row is an output; outputs without a row per token have been dropped before."""
     return (pl.col("role") == Role.OUTPUT.value) & (pl.col("kind") == RowKind.TENSOR.value)
 
 
@@ -145,7 +145,7 @@ def _joined(parts: Sequence[_Tokens]) -> _Tokens:
 
 
 def _keep_common(sides: Sequence[LayoutView]) -> list[str]:
-    """Leave out what only one side has of calls that both have; return its names."""
+    """Drop values that only one side has, for calls that both have; return their names."""
     frames = [side.frame for side in sides]
     left_out: list[str] = []
     for side, other in ((0, 1), (1, 0)):
@@ -157,14 +157,14 @@ def _keep_common(sides: Sequence[LayoutView]) -> list[str]:
 
 
 class _Side:
-    """One dump, and where each of its tokens is.
+    """One dump, with the positions of its tokens.
 
     Attributes:
-        dump: As it is stored.
+        dump: The stored dump.
         batches: Shape of the token ids of each call of the model.
-        num_sequences: How many sequences there are.
-        sequences: By the hash of their ids, in the order of the batches.
-        left_out: Names of the values that have no row per token; known once `relaid` has been called.
+        num_sequences: Number of sequences.
+        sequences: Sequences by the hash of their ids, in the order of the batches.
+        left_out: Names of the values without a row per token; valid after `relaid`.
     """
 
     def __init__(self, dump: Dump) -> None:
@@ -207,7 +207,7 @@ class _Side:
     def _read_given(
         self, keywords: Sequence[str], number: int, fits: Callable[[tuple[int, ...]], bool]
     ) -> Integers | None:
-        """Return what modules were given under one of some names in a batch; ``None`` if nothing of such a shape."""
+        """Return an input of modules in a batch by one of several names; ``None`` without one of a fitting shape."""
         rows = [row for keyword in keywords for row in self._given.get((keyword, number), ())]
         return next((self._read(row) for row in rows if fits(sizes_in(row["shape"]))), None)
 
@@ -231,18 +231,18 @@ class _Side:
             for part in np.split(places, np.flatnonzero(cuts)):
                 begin = end = 0
                 if flat is not None and part.size:
-                    # A chunk of a sequence begins its row: after padding, none continues another.
+                    # A chunk of a sequence begins at the start of its row: no sequence continues after padding.
                     begin = int(flat[part[0]]) if part[0] == own[0] else 0
                     end = int(flat[part[-1]]) + 1
                 if part.size:
                     yield line, part, begin, end
 
     def relaid(self, tokens: _Tokens, *, is_single: bool) -> LayoutView:
-        """Return the dump with those tokens as the rows of its tensors.
+        """Return the dump with ``tokens`` as the rows of its tensors.
 
         Args:
-            tokens: Which, in which order.
-            is_single: Whether both dumps have one batch: then calls of APIs and backward can be told too.
+            tokens: The tokens, in order.
+            is_single: Whether both dumps have one batch, so that calls of APIs and backward can be assigned too.
         """
         relaid = LayoutView(self.dump, self.dump.frame, list(self.dump.notes))
         calls: dict[tuple[str, str], dict[int, Row]] = {}
@@ -292,7 +292,7 @@ def _ids_of(dump: Dump, inputs: Sequence[Row]) -> list[Row]:
     """Return the token ids of each call of the model.
 
     Raises:
-        CompareError: there are none, or it cannot be told which they are.
+        CompareError: there are none, or they cannot be identified.
     """
     integers = [row for row in inputs if "int" in str(row["dtype"]).lower() and len(sizes_in(row["shape"])) in (1, 2)]
     named = [row for row in integers if _place(row) == _IDS]
@@ -327,7 +327,7 @@ def _place(row: Row) -> str:
 
 
 def _rest(row: Row, batch: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the dimensions behind those of the tokens; ``None`` of a tensor without a row per token."""
+    """Return the dimensions after those of the tokens; ``None`` for a tensor without a row per token."""
     if row["file_name"] is None or row["shape"] is None:
         return None
     shape = sizes_in(row["shape"])

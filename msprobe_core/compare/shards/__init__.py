@@ -1,1 +1,1 @@
-"""Several ranks as one: shards assembled, summed or unified into the tensor that one process has; replicas checked."""
+"""Several ranks as one: shards are assembled, summed or unified to the tensors of one process; replicas are checked."""

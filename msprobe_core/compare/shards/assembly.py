@@ -1,8 +1,8 @@
-"""How the parts that several ranks hold make up one tensor, and what follows for what is known of them.
+"""How the parts that several ranks hold form one tensor, and which of its properties follow.
 
-Of parts that share no element, maximum, minimum and the numbers of NaN and Inf follow; the mean is that of the means,
-weighted by elements, and the squared norm the sum of the squared norms. Of terms of a sum only the mean follows, and
-whether there is any NaN or Inf; of the sketches, which are linear maps, that of the whole in either case.
+For disjoint parts, maximum, minimum and the numbers of NaN and Inf follow; the mean is the mean of the means, weighted
+by elements, and the squared norm is the sum of the squared norms. For terms of a sum, only the mean follows, and
+whether there is any NaN or Inf. Sketches are linear maps, so that of the whole follows in both cases.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.shard_ranges import Ranges
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 REDUCTIONS = ("sum", "avg", "max", "min", "product")
-"""Ways in which parts of a partial result become the whole."""
+"""Reductions that combine the terms of a partial result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a part, and where it is in the whole.
+    """A block of a part, with its position in the whole.
 
     Attributes:
         begin: Coordinates of its first element in the part.
@@ -48,14 +48,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one part brings to the whole.
+    """Contribution of one part to the whole.
 
     Attributes:
-        part: Which part.
+        part: Number of the part.
         copies: Parts that should be equal to it.
-        blocks: Where its elements are; none if it has no elements.
+        blocks: Positions of its elements; empty if it has none.
         sizes: Its shape.
-        term: Of a partial result, which term it belongs to.
+        term: Number of its term, for a partial result.
     """
 
     part: int
@@ -72,12 +72,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """How pieces make up a whole.
+    """How pieces form a whole.
 
     Attributes:
-        shape: Of the whole.
-        pieces: Of each term, pieces that share no element and leave none out.
-        reduction: How the terms become the whole, one of `REDUCTIONS`; ``None`` where there is one only.
+        shape: Shape of the whole.
+        pieces: For each term, disjoint pieces that cover all elements.
+        reduction: Reduction of the terms, one of `REDUCTIONS`; ``None`` for a single term.
     """
 
     shape: tuple[int, ...]
@@ -91,25 +91,25 @@ class Assembly:
 
     @property
     def is_one_part(self) -> bool:
-        """Whether one part is all of it."""
+        """Whether one part is the whole."""
         return len(self.pieces) == 1 and self.pieces[0].sizes == self.shape
 
 
 @dataclass(frozen=True, slots=True)
 class CannotMerge:
-    """Why parts cannot be put together; a clause for people."""
+    """Why parts cannot be merged, as a clause for messages."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one part has of the whole.
+    """The part of the whole that one rank holds.
 
     Attributes:
-        part: Which part.
-        ranges: Of each dimension, the indices.
-        term: Which term of a partial result.
+        part: Number of the part.
+        ranges: Index ranges along each dimension.
+        term: Term of a partial result.
     """
 
     part: int
@@ -118,7 +118,7 @@ class Held:
 
 
 def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None = None) -> Assembly | CannotMerge:
-    """Return how parts make up a tensor; parts that hold the same elements of one term are taken for copies."""
+    """Return how parts form a tensor; parts with the same elements of one term count as copies."""
     if reduction is not None and reduction not in REDUCTIONS:
         return CannotMerge(f"parts of a result that is pending '{reduction}' cannot be put together")
     shape = tuple(shape)
@@ -151,7 +151,7 @@ def _blocks_of(ranges: tuple[Ranges, ...]) -> tuple[Block, ...]:
 
 
 def _runs_of(ranges: Ranges) -> list[tuple[int, int, int]]:
-    """Return of each run where it begins in the part and in the whole, and its size."""
+    """Return for each run its begin in the part and in the whole, and its size."""
     runs: list[tuple[int, int, int]] = []
     begin = 0
     for first, last in ranges:
@@ -160,7 +160,7 @@ def _runs_of(ranges: Ranges) -> list[tuple[int, int, int]]:
     return runs
 
 
-# --- what is known of many tensors with the same assembly -----------------------------------------------------------
+# --- properties of many tensors with the same assembly --------------------------------------------------------------
 
 STATISTICS = ("max", "min", "mean", "norm", "num_nan", "num_inf")
 
@@ -179,22 +179,22 @@ class Numbers:
 
     @classmethod
     def unknown(cls, size: int) -> Numbers:
-        """Return a column of which nothing is known."""
+        """Return a column without known values."""
         return cls(np.full(size, np.nan), np.zeros(size, np.bool_))
 
     def at(self, indices: Array) -> Numbers:
-        """Return some of them, in this order."""
+        """Return the values at ``indices``, in this order."""
         return Numbers(self.values[indices], self.is_known[indices])
 
 
 def merge_statistics(
     assembly: Assembly, parts: Sequence[Mapping[str, Numbers]], *, is_complex: bool = False
 ) -> dict[str, Numbers]:
-    """Return the statistics of tensors that are all put together in one way.
+    """Return the statistics of tensors with the same assembly.
 
     Args:
-        assembly: How.
-        parts: For each piece of it the columns `STATISTICS`, ``[n]``.
+        assembly: The assembly.
+        parts: For each of its pieces the columns `STATISTICS`, ``[n]``.
         is_complex: Whether they are complex, so that their statistics are those of magnitudes.
     """
     filled = [(piece, part) for piece, part in zip(assembly.pieces, parts, strict=True) if piece.numel]
@@ -237,23 +237,23 @@ def _merge_terms(
     if assembly.reduction == "min":
         merged["min"] = Numbers(stacked["min"].min(axis=0), known["min"])
     for name in ("num_nan", "num_inf"):
-        # Where no term has any, neither has the sum, unless it overflows.
+        # If no term has any, neither has the sum, unless it overflows.
         has_none = known[name] & (stacked[name] == 0).all(axis=0)
         merged[name] = Numbers(np.where(has_none, 0.0, np.nan), has_none)
     return merged
 
 
 def _norm(norms: Array) -> Array:
-    """Return the norms of ``[pieces, n]``; scaled, so that no square leaves the range of float64."""
+    """Return the norms of ``[pieces, n]``; scaled, so that no square exceeds the range of float64."""
     largest = np.max(np.abs(norms), axis=0)
     scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
     return scale * np.sqrt(((norms / scale) ** 2).sum(axis=0))
 
 
 def counts_as_whole(piece: Piece, shape: Sequence[int]) -> bool:
-    """Whether the elements of a part have the same numbers, in row-major order, as in the whole.
+    """Whether the elements of a part have the same row-major numbers as in the whole.
 
-    So that hash and sketch are what they would be had they been told the place.
+    Then hash and sketch are the same as if computed with the part's position.
     """
     if not piece.numel:
         return True
@@ -265,11 +265,11 @@ def counts_as_whole(piece: Piece, shape: Sequence[int]) -> bool:
 
 
 def merge_sketches(assembly: Assembly, parts: Sequence[Sequence[bytes | None]]) -> list[bytes | None]:
-    """Return the sketches of tensors that are all put together in one way.
+    """Return the sketches of tensors with the same assembly.
 
     Args:
-        assembly: How; where there are several terms, they are added up or averaged.
-        parts: For each piece the sketches, of which each counted elements as the whole has them.
+        assembly: The assembly; several terms are summed or averaged.
+        parts: Sketches of each piece, computed with the element numbers of the whole.
     """
     filled = [part for piece, part in zip(assembly.pieces, parts, strict=True) if piece.numel]
     if not filled or assembly.reduction not in (None, "sum", "avg"):
@@ -285,11 +285,11 @@ def merge_sketches(assembly: Assembly, parts: Sequence[Sequence[bytes | None]]) 
 
 
 def merge_hashes(assembly: Assembly, parts: Sequence[Sequence[str | None]]) -> list[str | None]:
-    """Return the hashes of tensors that are all put together in one way; of sums nothing follows.
+    """Return the hashes of tensors with the same assembly; ``None`` for sums.
 
     Args:
-        assembly: How.
-        parts: For each piece the hashes, ``0x`` and 16 hex digits, which counted elements as the whole has them.
+        assembly: The assembly.
+        parts: Hashes of each piece, ``0x`` and 16 hex digits, computed with the element numbers of the whole.
     """
     if assembly.reduction is not None:
         return [None] * len(parts[0])

@@ -1,4 +1,4 @@
-"""Calls of a distributed program that one process would not make: communication, and operators that compute nothing."""
+"""Calls that exist only because a program is distributed: communication, and operators that compute nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from msprobe_core.model import Role
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 _FOR_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast")
-"""Communication whose first result all ranks of the group have alike."""
+"""Communication whose first result is equal on all ranks of the group."""
 
 _POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 _SUMS = frozenset({"sum", "redoptype.sum", "reduceop.sum", "<redoptype.sum: 0>"})
 
 
 def unwrapped(part: Part, known: Collection[str]) -> Part:
-    """Return a part whose modules are called as on the other side, where only a wrapper makes the difference.
+    """Return a part whose modules have the names of the other side, if only wrappers make the difference.
 
     Args:
         part: One rank's dump.
@@ -43,13 +43,13 @@ def unwrapped(part: Part, known: Collection[str]) -> Part:
 
 
 def framework_calls(union: Union, known: Collection[str]) -> Array:
-    """Return which values are of calls that one process would not make, bool ``[values]``.
+    """Return which values belong to calls that a single process would not make, bool ``[values]``.
 
-    Communication among the ranks that are merged, what FSDP makes ready for it, and wrappers around the whole model.
+    These are communication among the merged ranks, its preparation by FSDP, and wrappers of the whole model.
 
     Args:
         union: All values.
-        known: Entries of the other side, which are none.
+        known: Entries of the other side, which are excluded.
     """
     entries = union.rows["entry"]
     is_own = entries.str.contains(_OWN) & ~entries.is_in(list(known))
@@ -60,7 +60,7 @@ _OWN = rf"^fsdp\.|{names.MODULE}(DistributedDataParallel|FullyShardedDataParalle
 
 
 def communication(union: Union) -> Array:
-    """Return which values are of communication among the ranks that are merged, bool ``[values]``."""
+    """Return which values belong to communication among the merged ranks, bool ``[values]``."""
     calls = _calls(union)
     ranks = {part.rank for part in union.parts}
     inner = {
@@ -68,20 +68,20 @@ def communication(union: Union) -> Array:
         for entry, groups in _groups(union, calls).items()
         if all(set(group) <= ranks for group in groups.values())
     }
-    # Whom a message goes to is not always recorded; it stays in its group.
+    # The peer of a message is not always recorded; without a group, assume that it was merged too.
     inner |= {entry for entry in calls if names.function_of(entry) in _POINT_TO_POINT and not _has_group(union, entry)}
     return union.rows["entry"].is_in(list(inner)).to_numpy()
 
 
 def fake_tensor_calls(union: Union) -> Array:
-    """Return which values are of calls with tensors that have no values, made to learn shapes; bool ``[values]``."""
+    """Return which values belong to calls with fake tensors, made to infer shapes; bool ``[values]``."""
     is_fake = pl.col("type").str.ends_with("FakeTensor").fill_null(False)
     entries = union.rows.filter(is_fake)["entry"].unique()
     return union.rows["entry"].is_in(entries.to_list()).to_numpy()
 
 
 def without(rows: pl.DataFrame, dropped: Array) -> tuple[pl.DataFrame, dict[str, str]]:
-    """Return rows without some calls, and the new names of calls of the same APIs, which are counted anew."""
+    """Return rows without some calls, and the new names of the remaining calls of these APIs, which are renumbered."""
     if not dropped.any():
         return rows, {}
     gone = rows.filter(pl.Series(dropped))["entry"].unique().to_list()
@@ -92,7 +92,7 @@ def without(rows: pl.DataFrame, dropped: Array) -> tuple[pl.DataFrame, dict[str,
 
 
 def results_for_all(union: Union) -> Iterator[tuple[Array, Sequence[int]]]:
-    """Yield results of communication, and the parts that have the same: those of one group."""
+    """Yield results of communication with the parts that have equal ones: those of one group."""
     calls = [entry for entry in _calls(union) if names.function_of(entry) in _FOR_ALL]
     groups = _groups(union, calls)
     for value in _first_tensors(union, calls, Role.OUTPUT, all_of="all_gather"):
@@ -107,10 +107,10 @@ def results_for_all(union: Union) -> Iterator[tuple[Array, Sequence[int]]]:
 
 
 def reduced_values(union: Union) -> dict[int, int]:
-    """Return for values that are terms of a sum the value that is the sum.
+    """Return, for values that are terms of a sum, the value that is the sum.
 
-    A value is taken for such a term if each rank that has it has given something with the very same statistics to an
-    ``all_reduce`` that adds up, of the same number of elements, among just these ranks.
+    A value counts as such a term if every rank that has it passed a tensor with identical statistics and number of
+    elements to a summing ``all_reduce`` among exactly these ranks.
     """
     calls = [e for e in _calls(union) if names.function_of(e) == "all_reduce" and e.endswith(".forward")]
     groups = _groups(union, calls)
@@ -145,7 +145,7 @@ def _differs(mark: Sequence[tuple[int, bytes]]) -> bool:
 
 
 def _with_norms(union: Union, marks: set[bytes]) -> list[int]:
-    """Return values whose statistics on the first part are among those given."""
+    """Return values whose statistics in the first part are in ``marks``."""
     part = union.parts[0]
     rows = union.index[:, 0]
     columns = [part.numbers[name].values for name in ("max", "min", "mean", "norm")]
@@ -154,7 +154,7 @@ def _with_norms(union: Union, marks: set[bytes]) -> list[int]:
 
 
 def _mark(union: Union, value: int, parts: Sequence[int]) -> tuple[tuple[int, bytes], ...] | None:
-    """Return the statistics that parts have of a value; ``None`` where one has none."""
+    """Return the statistics of a value in several parts; ``None`` if one is missing."""
     marks: list[tuple[int, bytes]] = []
     for part in parts:
         row = int(union.index[value, part])
@@ -171,7 +171,7 @@ def _calls(union: Union) -> list[str]:
 
 
 def _groups(union: Union, calls: Sequence[str]) -> Mapping[str, Mapping[int, tuple[int, ...]]]:
-    """Return the group of each call by part; calls that say nothing of it are left out."""
+    """Return the group of each call by part; calls without a recorded group are omitted."""
     is_group = pl.col("type").str.ends_with("ProcessGroup").fill_null(False)
     found: dict[str, dict[int, tuple[int, ...]]] = {}
     for number, part in enumerate(union.parts):
@@ -195,13 +195,13 @@ def _texts_of(union: Union, calls: Sequence[str]) -> Mapping[str, Sequence[str]]
 
 
 def _has_operation(texts: Sequence[str]) -> bool:
-    """Whether an operation is named; without one, ``all_reduce`` adds up."""
+    """Whether an operation is named; without one, ``all_reduce`` computes a sum."""
     known = ("max", "min", "avg", "prod", "band", "bor", "bxor", "premul")
     return any(word in text.lower() for text in texts for word in known)
 
 
 def _first_tensors(union: Union, calls: Sequence[str], role: Role, all_of: str = "") -> list[int]:
-    """Return the first tensor of each call, in its inputs or outputs; of one API all in its first argument."""
+    """Return the first tensor of each call, in its inputs or outputs; for ``all_of``, all of its first argument."""
     rows = union.rows.with_row_index("value").filter(
         pl.col("entry").is_in(list(calls)) & (pl.col("role") == role.value) & (pl.col("kind") == RowKind.TENSOR.value)
     )

@@ -1,4 +1,4 @@
-"""Columns of a merged dump that are made anew."""
+"""The recomputed columns of a merged dump."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
 from msprobe_core.store.frame import COLUMNS, RowKind
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 @dataclass
 class Columns:
-    """Columns of the frame that are made anew, for all values."""
+    """Recomputed columns of the frame, for all values."""
 
     size: int
     is_new: Array = field(init=False)
@@ -41,7 +41,7 @@ class Columns:
             self.numbers[name].is_known[values] = column.is_known
 
     def over(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows with what is new in its place."""
+        """Return the rows with the recomputed values."""
         if not self.is_new.any() and not self.refused:
             return rows
         is_new = pl.Series(self.is_new)

@@ -1,4 +1,4 @@
-"""What is declared of the ranks that are merged, and what holds where nothing is."""
+"""Declarations about the ranks to merge, and the defaults without them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from msprobe_core.compare.shards.rank_rows import Part, Union
 from msprobe_core.model import Role
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 class Declaration(Protocol):
-    """What is declared of the ranks of one side."""
+    """Declarations about the ranks of one side."""
 
     @property
     def axes(self) -> Sequence[str]:
@@ -30,21 +30,21 @@ class Declaration(Protocol):
         ...
 
     def place_of(self, rank: int) -> MeshCoordinate:
-        """Return where a rank stands."""
+        """Return the mesh coordinate of a rank."""
         ...
 
     def named(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts with the names that their rows have in the whole, in the order of execution."""
+        """Return the parts with the names of rows in the whole, in execution order."""
         ...
 
     def order(self, union: Union) -> Array | None:
-        """Return the order of execution of all values, int64 ``[values]``; ``None`` if it is as they are."""
+        """Return the execution order of all values, int64 ``[values]``; ``None`` for the present order."""
         ...
 
     def placements(
         self, rows: pl.DataFrame, parents: Mapping[str, str | None]
     ) -> Sequence[Sequence[AxisPlacement] | None]:
-        """Return how each value is placed over the axes; ``None`` where nothing is declared.
+        """Return the placement of each value over the axes; ``None`` if nothing is declared.
 
         Args:
             rows: Columns of a dump.
@@ -54,7 +54,7 @@ class Declaration(Protocol):
 
 
 class Undeclared:
-    """Ranks of which nothing is declared: one axis that all of them are on."""
+    """Ranks without a declaration: all of them are on one axis."""
 
     axes = ("rank",)
     divides_calls = False
@@ -63,11 +63,11 @@ class Undeclared:
         self._places = {rank: MeshCoordinate((("rank", i),)) for i, rank in enumerate(ranks)}
 
     def place_of(self, rank: int) -> MeshCoordinate:
-        """Return where a rank stands."""
+        """Return the mesh coordinate of a rank."""
         return self._places[rank]
 
     def named(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts as they are."""
+        """Return the parts unchanged."""
         return parts
 
     def order(self, union: Union) -> Array | None:  # noqa: ARG002
@@ -79,7 +79,7 @@ class Undeclared:
         rows: pl.DataFrame,
         parents: Mapping[str, str | None],  # noqa: ARG002
     ) -> Sequence[Sequence[AxisPlacement] | None]:
-        """Return for parameters of data parallel models that they are replicated, and nothing for all else."""
+        """Return replicated placements for parameters of data parallel models, and ``None`` for all other values."""
         if not is_data_parallel(rows):
             return [None] * rows.height
         is_parameter = rows["role"] == Role.PARAMETERS.value
@@ -87,7 +87,7 @@ class Undeclared:
 
 
 def is_data_parallel(rows: pl.DataFrame) -> bool:
-    """Whether all ranks have the same parameters: the model is wrapped for it, and none of its layers is cut."""
+    """Whether all ranks have the same parameters: it is wrapped for data parallelism, and no layer is sharded."""
     entries = rows["entry"]
     is_wrapped = entries.str.contains(names.DATA_PARALLEL).any()
     return bool(is_wrapped) and not entries.str.contains(r"ParallelLinear|VocabParallel").any()

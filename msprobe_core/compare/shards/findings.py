@@ -1,4 +1,4 @@
-"""What is found where ranks that should have the same value have not."""
+"""Findings about replicas: ranks whose values should be equal and are not."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaFinding:
-    """A value that ranks should have alike and have not.
+    """A value that should be equal on several ranks and is not.
 
     Attributes:
         name: Row name.
         entry: Entry name.
-        position: Where it is in the order of execution, from 0.
-        ranks: Who should have the same.
-        odd_ranks: Who has something else than most; of two, the second.
+        position: Position in execution order, from 0.
+        ranks: Ranks that should have the same value.
+        odd_ranks: Ranks that differ from the majority; of two, the second.
         evidence: What differs: ``checksum``, ``sketch`` or ``statistics``.
-        values: What each of ``ranks`` has, as text.
-        error: Largest difference of a statistic, over the largest magnitude or, of the norms, the norm; ``None`` where
-            there are none.
-        reason: Why they should have the same; a clause for people.
+        values: Value of each of ``ranks``, as text.
+        error: Largest difference of a statistic, relative to the largest magnitude or, for the norms, to the norm;
+            ``None`` without statistics.
+        reason: Why the values should be equal, as a clause for messages.
     """
 
     name: str

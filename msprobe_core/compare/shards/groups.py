@@ -1,4 +1,4 @@
-"""Values of several ranks in groups, of which each is put together in one way."""
+"""Groups of values of several ranks that have the same assembly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one part has in the place of a value."""
+    """The content of one part at the position of a value."""
 
     kind: str
     shape: tuple[int, ...]
@@ -34,10 +34,10 @@ class _Cell:
 
 
 class Groups:
-    """Finds out how values lie: from what was recorded, else what is declared, else the other side's shapes.
+    """Determines placements of values: as recorded, else as declared, else by the other side's shapes.
 
     Attributes:
-        is_complex: Whether the group that was handed out last has complex elements.
+        is_complex: Whether the group yielded last has complex elements.
     """
 
     def __init__(self, union: Union, declaration: Declaration, like: Sequence[Dump], terms: Collection[int]) -> None:
@@ -45,9 +45,9 @@ class Groups:
 
         Args:
             union: All values.
-            declaration: How plain tensors lie, where it is declared.
+            declaration: Declared placements of plain tensors.
             like: The other side of the comparison.
-            terms: Values that are terms of a sum which is recorded too.
+            terms: Values that are terms of a recorded sum.
         """
         self._union = union
         self._declaration = declaration
@@ -58,7 +58,7 @@ class Groups:
         self.is_complex = False
 
     def all(self) -> Iterator[tuple[Array, Assembly | CannotMerge]]:
-        """Yield the values of tensors that are put together in the same way, and how."""
+        """Yield groups of values with their common assembly."""
         union = self._union
         codes = [self._codes_of(number) for number in range(len(union.parts))]
         placements, placement_codes = self._placement_codes()
@@ -88,7 +88,7 @@ class Groups:
             )
 
     def _codes_of(self, number: int) -> Array:
-        """Return for each value a number for what a part has in its place, -1 for nothing."""
+        """Return for each value a number for its content in a part, -1 if it is absent."""
         frame = self._union.parts[number].frame
         texts = frame.select(
             pl.concat_str(
@@ -123,7 +123,7 @@ class Groups:
         return list(known), np.array(codes, np.int64)
 
     def _like_shapes(self) -> tuple[list[tuple[int, ...]], Array]:
-        """Return the shapes of the other side, and for each value the number of its own, -1 where it is not known."""
+        """Return the shapes of the other side, and for each value the number of its shape, -1 if it is unknown."""
         size = self._union.rows.height
         if len(self._like) != 1:
             return [], np.full(size, -1)
@@ -172,7 +172,7 @@ class Groups:
         places = [self._declaration.place_of(self._union.parts[part].rank) for part in present]
         if placements is not None:
             declared = assemble_declared(placements, present, places, shapes)
-            # The other side knows better how large the whole is than a rule that holds for all of a kind.
+            # The other side's shape is more reliable than a rule for a whole class of layers.
             if isinstance(declared, CannotMerge) or like is None or declared.shape == like or shapes[0] != like:
                 yield values, declared
                 return
@@ -184,7 +184,7 @@ class Groups:
         is_alike = np.ones(len(values), np.bool_)
         if len(set(shapes)) > 1:
             is_alike[:] = False
-        elif not (is_parameter and shapes[0] == like):  # whole parameters are replicas, and those that differ are said
+        elif not (is_parameter and shapes[0] == like):  # whole parameters are replicas; differences are reported
             for part in present[1:]:
                 is_alike &= agreement(self._union, values, present[0], part)
         whole = tuple(((0, n),) if n else () for n in shapes[0])
@@ -200,7 +200,7 @@ class Groups:
 
 
 def one_part(part: int, shape: tuple[int, ...]) -> Assembly | Any:
-    """Return how a tensor is made up that one part has whole."""
+    """Return the assembly of a tensor that one part has whole."""
     return assemble(shape, [Held(part, tuple(((0, n),) if n else () for n in shape))])
 
 

@@ -1,8 +1,8 @@
 """Several ranks' dumps as one: a row for each whole tensor, whatever part of it each rank has.
 
-How a value lies over the ranks is taken from what was recorded (placements of distributed tensors), else from what is
-declared, else from the shape that the other side of the comparison has. What cannot be put together is kept as a row
-that says why. Values that several ranks should have alike are compared on the way.
+The placement of a value over the ranks is taken from the record (placements of distributed tensors), else from the
+declaration, else from its shape on the other side of the comparison. A value that cannot be merged remains as a row
+with the reason. Values that should be equal on several ranks are compared on the way.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from msprobe_core.store.ending import ending_of_all
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 _COUNTS = ("num_nan", "num_inf")
 
 
 @dataclass(frozen=True)
 class HeldPiece:
-    """What one rank has of a tensor.
+    """The part of a tensor that one rank holds.
 
     Attributes:
-        rank: Which rank.
-        where: Which part it is, in words; empty for all of it.
-        values: Its statistics by name, those that are known.
+        rank: The rank.
+        where: Text on which part it is; empty for the whole.
+        values: Its known statistics by name.
     """
 
     rank: int
@@ -77,8 +77,8 @@ class MergedDump:
     Attributes:
         parts: The dumps.
         frame: One row per whole value.
-        notes: Those of all parts, and what there is to say of putting them together.
-        replicas: Values that ranks should have alike and have not, in the order of execution.
+        notes: Notes of all parts, and on the merging.
+        replicas: Findings on values that should be equal on several ranks, in execution order.
     """
 
     def __init__(self, parts: Sequence[Part], merging: _Merging) -> None:
@@ -90,19 +90,19 @@ class MergedDump:
 
     @property
     def path(self) -> Path:
-        """The directory that all parts are in, or the first one's own."""
+        """The common directory of all parts, or the first part's own."""
         paths = [part.dump.path for part in self.parts]
         common = paths[0].parent.parent
         return common if all(path.parent.parent == common for path in paths) else paths[0]
 
     @property
     def header(self) -> RunHeader:
-        """That of the first part."""
+        """The header of the first part."""
         return self.parts[0].dump.header
 
     @property
     def ending(self) -> Ending:
-        """That of the part of which most is missing."""
+        """The end mark of the least complete part."""
         return ending_of_all([part.dump for part in self.parts])
 
     @property
@@ -133,21 +133,21 @@ class MergedDump:
         return found
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a tensor that is put together while it is read.
+        """Return a tensor that is merged while it is read.
 
         Raises:
-            DumpError: a part of it is missing, damaged or no tensor.
+            DumpError: a part of it is missing, damaged or not a tensor.
         """
         return self._merging.open_tensor(file_name)
 
     def held(self, name: str) -> Sequence[HeldPiece]:
-        """Return which ranks have which part of the row of this name; empty if there is none, or it is no tensor."""
+        """Return the parts of a row's tensor with their ranks; empty if there is no such row, or it is not a tensor."""
         return self._merging.held(name)
 
     def errors_by_part(self, name: str, golden: TensorSource) -> Sequence[float]:
-        """Return for each of ``held(name)`` the relative error of its elements in the Euclidean norm.
+        """Return, for each of ``held(name)``, the relative error of its elements in the Euclidean norm.
 
-        Empty where the tensor is not kept, is a sum, or has another shape than ``golden``.
+        Empty if the tensor is not stored, is a sum, or has another shape than ``golden``.
 
         Raises:
             DumpError: a part or ``golden`` cannot be read.
@@ -159,12 +159,12 @@ def merged(dumps: Sequence[Dump], declaration: Declaration | None = None, like: 
     """Return the dumps of several ranks as one dump of whole tensors.
 
     Args:
-        dumps: Of one step, each of another rank; their ranks are in their paths.
-        declaration: How plain tensors lie, where it is declared.
-        like: The other side of the comparison: what nothing is known of is put together as its shapes say.
+        dumps: Dumps of different ranks in one step; the ranks are taken from their paths.
+        declaration: Declared placements of plain tensors.
+        like: The other side of the comparison; its shapes determine the merging of values without placements.
 
     Raises:
-        DumpError: a dump is not sound.
+        DumpError: a dump is damaged.
     """
     parts = [part_of(dump, i) for i, dump in enumerate(dumps)]
     declaration = declaration or Undeclared([part.rank for part in parts])
@@ -174,14 +174,14 @@ def merged(dumps: Sequence[Dump], declaration: Declaration | None = None, like: 
 
 
 def check_replicas(dumps: Sequence[Dump], declaration: Declaration | None = None) -> list[ReplicaFinding]:
-    """Return the values that ranks of one run should have alike and have not, in the order of execution.
+    """Return the values that should be equal on several ranks of one run and are not, in execution order.
 
-    These are distributed tensors that are replicated; results of communication that all ranks of a group get alike;
-    parameters under ``DistributedDataParallel``; and what is declared to be replicated.
+    These are replicated distributed tensors; results of communication that are equal on all ranks of a group;
+    parameters under ``DistributedDataParallel``; and values declared as replicated.
 
     Args:
-        dumps: Of one step, each of another rank.
-        declaration: How plain tensors lie, where it is declared.
+        dumps: Dumps of different ranks in one step.
+        declaration: Declared placements of plain tensors.
     """
     return list(merged(dumps, declaration).replicas) if len(dumps) > 1 else []
 
@@ -190,7 +190,7 @@ def check_replicas(dumps: Sequence[Dump], declaration: Declaration | None = None
 
 
 class _Merging:
-    """Puts the parts together; what comes of it is in ``frame``, ``notes`` and ``replicas``."""
+    """Merges the parts; the results are ``frame``, ``notes`` and ``replicas``."""
 
     def __init__(self, parts: Sequence[Part], declaration: Declaration, like: Sequence[Dump]) -> None:
         self._parts = parts
@@ -204,7 +204,7 @@ class _Merging:
         self.frame = pl.DataFrame()
 
     def run(self) -> None:
-        """Do it all."""
+        """Merge all parts."""
         known = {entry for dump in self._like for entry in dump.frame["entry"].unique()}
         union = unite([unwrapped(part, known) for part in self._parts])
         order = self._declaration.order(union)
@@ -234,11 +234,11 @@ class _Merging:
     # names
 
     def name_of(self, part: Part, entry: str) -> str:
-        """Return what an entry of a part is called in the whole."""
+        """Return the name in the whole of an entry of a part."""
         own = part.names.get(entry, entry)
         return self._renamed.get(own, own)
 
-    # what is known of them
+    # values
 
     def _take(self, values: Array, assembly: Assembly | CannotMerge, *, is_complex: bool) -> None:
         if isinstance(assembly, CannotMerge):
@@ -266,7 +266,7 @@ class _Merging:
         self._take_files(values, assembly)
 
     def _are_reduced(self, values: Array) -> Array:
-        """Return whether what became of a sum is recorded; bool ``[n]``."""
+        """Return whether the result of a sum is recorded; bool ``[n]``."""
         return np.array([value in self._reduced for value in values.tolist()], np.bool_)
 
     def _why_alike(self, values: Array, part: int) -> str:
@@ -274,7 +274,7 @@ class _Merging:
         return "it is recorded as the same part of one tensor" if cell else "all should have the same"
 
     def _take_one(self, values: Array, assembly: Assembly) -> None:
-        """Take what one part has, all but that it is a part."""
+        """Take the values of the only part."""
         part = assembly.pieces[0].part
         self._columns.put(values, self.union.numbers(part, values))
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
@@ -284,7 +284,7 @@ class _Merging:
         self._take_files(values, assembly)
 
     def _take_reduced(self, values: Array, assembly: Assembly) -> None:
-        """Take for sums what became of them: all ranks have it."""
+        """Take the results of sums, which all ranks have."""
         for value in values.tolist():
             result = self._reduced[value]
             part = int(self.union.is_there[result].argmax())
@@ -310,7 +310,7 @@ class _Merging:
             self._columns.texts["checksum"].update(zip(values.tolist(), merged_hashes, strict=True))
 
     def _is_placed(self, values: Array, number: int, assembly: Assembly) -> bool:
-        """Whether hash and sketch of a piece counted its elements as the whole has them."""
+        """Whether hash and sketch of a piece were computed with the element numbers of the whole."""
         piece = assembly.pieces[number]
         if counts_as_whole(piece, assembly.shape):
             return True
@@ -322,7 +322,7 @@ class _Merging:
         return isinstance(spread, Distribution) and spread.local_offset is not None
 
     def _take_exact(self, values: Array, assembly: Assembly) -> None:
-        """Extremes of integers beyond what float64 holds."""
+        """Merge extremes of integers that float64 cannot represent."""
         cells = [self.union.cells("exact", piece.part, values) for piece in assembly.pieces if piece.numel]
         if assembly.reduction is not None or not any(cell is not None for part in cells for cell in part):
             return
@@ -337,7 +337,7 @@ class _Merging:
                 self._columns.texts["exact"][value] = f"{high} and {low}"
 
     def _take_files(self, values: Array, assembly: Assembly, source: int | None = None) -> None:
-        """Give each tensor whose parts are all kept a name to open it by."""
+        """Name each tensor whose parts are all stored, so that it can be opened."""
         at = values if source is None else np.array([source])
         filled = [piece for piece in assembly.pieces if piece.numel] or list(assembly.pieces[:1])
         names = [self.union.cells("file_name", piece.part, at) for piece in filled]
@@ -356,7 +356,7 @@ class _Merging:
         return {}
 
     def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a tensor by the name that the frame has of it.
+        """Return a tensor by its file name in the frame.
 
         Raises:
             DumpError: there is none, or a part of it cannot be read.
@@ -377,7 +377,7 @@ class _Merging:
 
         return open_part
 
-    # what there is to say
+    # notes
 
     def _note_sequence(self) -> None:
         first = self.union.parts[0]
@@ -394,7 +394,7 @@ class _Merging:
             differing(self.union, values, parts, reason, self._findings)
 
     def _refuse_sizes(self) -> None:
-        """Take arguments that are sizes of parts for what they are, where the other side has other ones."""
+        """Refuse arguments that are sizes of parts, if the other side has different ones."""
         if len(self._like) != 1:
             return
         cut = [value for value, made in self._assemblies.items() if not made.is_one_part]
@@ -426,7 +426,7 @@ class _Merging:
         return [finding for _, finding in sorted(self._findings.items())]
 
     def held(self, name: str) -> Sequence[HeldPiece]:
-        """Return which ranks have which part of a row."""
+        """Return the parts of a row with their ranks."""
         value = self._value_of(name)
         assembly = None if value is None else self._assemblies.get(value)
         if value is None or assembly is None:

@@ -1,6 +1,7 @@
-"""How the parts of one value make up the whole: by recorded or declared placements, or by the other side's shape.
+"""How the parts of one value form the whole: by recorded or declared placements, or by the other side's shape.
 
-All three come to what each part holds (`msprobe_core.compare.shards.assembly.Held`), from which the whole is assembled.
+All three yield the elements that each part holds (`msprobe_core.compare.shards.assembly.Held`), from which the whole is
+assembled.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from msprobe_core.model import Distribution, Placement
 
 @dataclass(frozen=True, slots=True)
 class AxisPlacement:
-    """How a value is placed over one named axis of ranks: declared by a rule, or inferred from shapes.
+    """Placement of a value over one named axis of ranks: declared by a rule, or inferred from shapes.
 
     Attributes:
         axis: Name of the axis, such as ``tp``.
         placement: ``Shard``, ``Replicate`` or ``Partial``; a negative dimension counts from the last.
-        ratio: Of a shard, sizes of the blocks that the dimension is made up of, relative to one another; each of them
-            is cut on its own, as those of a fused weight.
+        ratio: For a shard, relative sizes of the blocks of the dimension, each of which is sharded separately, as in a
+            fused weight.
     """
 
     axis: str
@@ -47,16 +48,16 @@ class AxisPlacement:
 
 @dataclass(frozen=True, slots=True)
 class MeshCoordinate:
-    """Where a part stands along each axis of ranks; an axis that is not in it has one place.
+    """Coordinate of a rank along each axis; it is 0 on axes that are not listed.
 
     Attributes:
-        places: Pairs of axis and place, from 0.
+        places: Pairs of axis and coordinate, from 0.
     """
 
     places: tuple[tuple[str, int], ...] = ()
 
     def on(self, axis: str) -> int:
-        """Return the place on an axis."""
+        """Return the coordinate on an axis."""
         return dict(self.places).get(axis, 0)
 
 
@@ -75,12 +76,12 @@ class _Record(msgspec.Struct):
 
 @lru_cache(maxsize=4096)
 def recorded(text: str, shape: tuple[int, ...], rank: int) -> Distribution | CannotMerge:
-    """Return a distribution as a frame has it.
+    """Return a distribution from its text in a frame.
 
     Args:
         text: JSON.
-        shape: Of the whole.
-        rank: Whose part it is of; the part's shape follows, where it was not recorded.
+        shape: Shape of the whole.
+        rank: Rank of the part, from which the part's shape follows if it was not recorded.
     """
     try:
         record = msgspec.json.decode(text, type=_Record)
@@ -101,7 +102,7 @@ def recorded(text: str, shape: tuple[int, ...], rank: int) -> Distribution | Can
 
 
 def _is_mesh(mesh: Any, depth: int = 0) -> bool:
-    """Whether nested lists have ranks innermost, and lists of one length at each level."""
+    """Whether nested lists contain ranks innermost, and lists of equal length at each level."""
     parts = cast("list[Any]", mesh)
     if not parts or depth > _MAX_MESH_DIMS:
         return False
@@ -125,15 +126,15 @@ def assemble_recorded(
     *,
     are_meshes_alike: bool = False,
 ) -> Assembly | CannotMerge:
-    """Return how parts of a distributed tensor make it up, from the placements that each rank has recorded.
+    """Return how the parts of a distributed tensor form it, from the placements that each rank has recorded.
 
     Args:
-        shape: Of the whole.
+        shape: Shape of the whole.
         parts: Numbers of the parts.
-        ranks: Of each of them.
-        texts: What each has recorded.
-        are_meshes_alike: Whether ranks of other meshes hold the same tensor, as parameters are the same for all data;
-            otherwise what they hold is another tensor, and that of the first mesh is taken.
+        ranks: Rank of each part.
+        texts: Record of each part.
+        are_meshes_alike: Whether ranks of other meshes hold the same tensor, as for parameters, which are equal for all
+            data; otherwise they hold other tensors, and that of the first mesh is used.
     """
     by_mesh: dict[tuple[int, ...], list[tuple[int, int, Distribution]]] = {}
     for part, rank, text in zip(parts, ranks, texts, strict=True):
@@ -154,7 +155,7 @@ def assemble_recorded(
 
 
 def _assemble_mesh(shape: tuple[int, ...], holders: Sequence[tuple[int, int, Distribution]]) -> Assembly | CannotMerge:
-    """Return how the parts of one mesh make up a tensor; of each its number, rank and placements."""
+    """Return how the parts of one mesh form a tensor; ``holders`` has number, rank and placements of each."""
     spread = holders[0][2]
     if any(other.placements != spread.placements for _, _, other in holders):
         return CannotMerge("its ranks say different things of how it is placed")
@@ -194,13 +195,13 @@ def assemble_declared(
     places: Sequence[MeshCoordinate],
     shapes: Sequence[tuple[int, ...]],
 ) -> Assembly | CannotMerge:
-    """Return how plain tensors that several ranks hold make up one.
+    """Return how plain tensors on several ranks form one.
 
     Args:
-        placements: How they are placed over each axis of ranks; over others they are copies.
+        placements: Placement over each axis of ranks; over other axes they are copies.
         parts: Numbers of the parts.
-        places: Of each of them.
-        shapes: Of each of them; along a dimension that is cut they may be of different sizes.
+        places: Coordinate of each part.
+        shapes: Shape of each part; sizes may differ along a sharded dimension.
     """
     num_dims = len(shapes[0])
     if any(len(shape) != num_dims for shape in shapes):
@@ -232,14 +233,14 @@ def _texts(shapes: Sequence[tuple[int, ...]]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """One dimension of a tensor: the sizes of the parts along an axis of ranks, or the one size that all have."""
+    """One dimension of a tensor: the sizes of the parts along an axis of ranks, or the size that all share."""
 
     along: AxisPlacement | None
     sizes: Mapping[int, int]
 
     @staticmethod
     def of(along: AxisPlacement | None, places: Sequence[MeshCoordinate], sizes: Sequence[int]) -> _Cut | None:
-        """Return the cut; ``None`` if parts at one place have different sizes, or do not divide into blocks."""
+        """Return the cut; ``None`` if parts at one coordinate have different sizes, or do not divide into blocks."""
         found: dict[int, int] = {}
         for place, size in zip(places, sizes, strict=True):
             if found.setdefault(0 if along is None else place.on(along.axis), size) != size:
@@ -250,11 +251,11 @@ class _Cut:
 
     @property
     def size(self) -> int:
-        """Of the whole."""
+        """Size of the whole."""
         return sum(self.sizes.values())
 
     def ranges(self, place: MeshCoordinate) -> Ranges:
-        """Return what the part at a place holds."""
+        """Return the ranges that the part at a coordinate holds."""
         own = 0 if self.along is None else place.on(self.along.axis)
         ratio = (1,) if self.along is None else self.along.ratio
         unit, whole = sum(ratio), self.size
@@ -271,7 +272,7 @@ class _Cut:
 def axis_cut_to(
     shapes: Sequence[tuple[int, ...]], places: Sequence[MeshCoordinate], axes: Sequence[str], whole: tuple[int, ...]
 ) -> AxisPlacement | None:
-    """Return along which axis, and which dimension, parts are cut, if one shape of the whole says so.
+    """Return the axis and dimension along which parts are sharded, if the whole's shape determines them.
 
     ``None`` if the sizes fit no axis, or several.
     """

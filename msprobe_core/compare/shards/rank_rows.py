@@ -1,4 +1,4 @@
-"""The rows of several ranks' dumps side by side: one line for each value, and where each rank has it."""
+"""The rows of several ranks' dumps side by side: one line per value, with its row in each dump."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msprobe_core.names import api_call
 from msprobe_core.protocols.storage import Dump
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 _RANK = re.compile(r"rank(\d+)", re.ASCII)
 _KEY = ["key", "occurrence"]
@@ -29,9 +29,9 @@ class Part:
 
     Attributes:
         dump: The dump.
-        rank: Of whom.
-        frame: Its rows, with the names that they have in the whole.
-        names: Name of an entry in the whole by its own, where they are different.
+        rank: Its rank.
+        frame: Its rows, with their names in the whole.
+        names: Name of an entry in the whole by its own, if they differ.
     """
 
     dump: Dump
@@ -46,7 +46,7 @@ class Part:
 
     @cached_property
     def marks(self) -> Mapping[str, tuple[Array, Array]]:
-        """For checksum and sketch a number for each distinct one, and whether there is one."""
+        """For checksum and sketch: a hash of each value, and whether it exists."""
         columns: Any = self.frame
         return {
             name: (columns[name].hash(1).to_numpy(), columns[name].is_not_null().to_numpy())
@@ -73,8 +73,8 @@ class Union:
 
     Attributes:
         parts: The parts.
-        rows: For each value the row of the first part that has it, in the order of execution.
-        index: int64 ``[values, parts]``: the row in each part's frame, -1 where it has none.
+        rows: For each value the row of the first part that has it, in execution order.
+        index: int64 ``[values, parts]``: the row in each part's frame, -1 if there is none.
     """
 
     parts: Sequence[Part]
@@ -91,11 +91,11 @@ class Union:
         return [int(part) for part in np.flatnonzero(self.index[value] >= 0)]
 
     def cells(self, column: str, part: int, values: Array) -> list[Any]:
-        """Return what a part has in a column for some of the values, all of which it has."""
+        """Return a part's cells of a column for some of the values, all of which it has."""
         return self.parts[part].frame[column].gather(self.index[values, part]).to_list()
 
     def numbers(self, part: int, values: Array) -> dict[str, Numbers]:
-        """Return the statistics that a part has of some of the values, all of which it has."""
+        """Return a part's statistics of some of the values, all of which it has."""
         rows = self.index[values, part]
         return {name: column.at(rows) for name, column in self.parts[part].numbers.items()}
 
@@ -107,8 +107,7 @@ class Union:
 def unite(parts: Sequence[Part]) -> Union:
     """Return the values of all parts.
 
-    They are in the order in which the first part has them; a value that it lacks follows the one that it follows in
-    another part.
+    They are in the order of the first part; a value that it lacks follows its predecessor in another part.
     """
     keyed = [
         part.frame.select("key", occurrence=pl.int_range(pl.len()).over("key"), row=pl.int_range(pl.len()))
@@ -117,10 +116,10 @@ def unite(parts: Sequence[Part]) -> Union:
     order = keyed[0].select(*_KEY, place=pl.col("row").cast(pl.Float64), part=pl.lit(0), row="row")
     for number, keys in enumerate(keyed[1:], start=1):
         placed = keys.join(order.select(*_KEY, "place"), on=_KEY, how="left", maintain_order="left")
-        # Behind what comes before; a later part's value behind that of an earlier one.
-        behind = pl.col("place").forward_fill().fill_null(-1.0)
-        lone = placed.with_columns(behind=behind).filter(pl.col("place").is_null())
-        lone = lone.select(*_KEY, place="behind", part=pl.lit(number), row="row")
+        # After the preceding value; a later part's value after that of an earlier one.
+        anchor = pl.col("place").forward_fill().fill_null(-1.0)
+        lone = placed.with_columns(anchor=anchor).filter(pl.col("place").is_null())
+        lone = lone.select(*_KEY, place="anchor", part=pl.lit(number), row="row")
         order = pl.concat([order, lone]).sort("place", "part", "row", maintain_order=True)
         if lone.height:
             order = order.with_columns(place=pl.int_range(pl.len()).cast(pl.Float64))
@@ -144,11 +143,11 @@ def _at(parts: Sequence[Part], keyed: Sequence[pl.DataFrame], order: pl.DataFram
 
 
 def renamed(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
-    """Return rows whose entries have other names; names and keys of rows begin with that of the entry.
+    """Return rows with renamed entries; names and keys of rows begin with that of the entry.
 
     Args:
         frame: Columns of a dump.
-        names: New name by old; entries that are not in it keep theirs.
+        names: New name by old; other entries keep theirs.
     """
     names = {old: new for old, new in names.items() if old != new}
     if not names:
@@ -165,11 +164,11 @@ def renamed(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
 
 
 def recount(entries: Sequence[str], families: Collection[str] | None = None) -> dict[str, str]:
-    """Return new names for calls of APIs, of which some are missing or come from several programs, counted from 0.
+    """Return new names for calls of APIs, renumbered from 0, for calls with gaps or from several programs.
 
     Args:
-        entries: Names in the order of execution, each once. A backward is counted like its forward.
-        families: Which APIs, such as ``Distributed.all_reduce``; all if not given.
+        entries: Names in execution order, without duplicates. A backward gets the number of its forward.
+        families: The APIs, such as ``Distributed.all_reduce``; ``None`` for all.
     """
     found = [(entry, api) for entry in entries if (api := api_call(entry)) is not None]
     numbers: dict[str, dict[str, int]] = {}
@@ -186,6 +185,6 @@ def recount(entries: Sequence[str], families: Collection[str] | None = None) -> 
 
 
 def family_of(entry: str) -> str | None:
-    """Return the API of a call, such as ``Distributed.all_reduce``; ``None`` if it is none."""
+    """Return the API of a call, such as ``Distributed.all_reduce``; ``None`` for other entries."""
     api = api_call(entry)
     return None if api is None else api.family

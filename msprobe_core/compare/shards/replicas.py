@@ -1,4 +1,4 @@
-"""Compare values that several ranks should have alike."""
+"""Comparison of values that should be equal on several ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.rank_rows import Union
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 _SHOWN = ("max", "min", "mean", "norm")
 
 
 def agreement(union: Union, values: Array, first: int, other: int) -> Array:
-    """Return for some values whether two parts have the same, as far as is known; bool ``[n]``.
+    """Return for some values whether two parts agree, as far as is known; bool ``[n]``.
 
-    Where both have a checksum it decides; where both have a sketch, the sketch and the statistics; else the statistics.
+    If both have a checksum, it decides; if both have a sketch, the sketch and the statistics; else the statistics.
     """
     rows = union.index[values, first], union.index[values, other]
     parts = union.parts[first], union.parts[other]
@@ -38,14 +38,14 @@ def agreement(union: Union, values: Array, first: int, other: int) -> Array:
 
 
 def differing(union: Union, values: Array, parts: Sequence[int], reason: str, known: dict[int, ReplicaFinding]) -> None:
-    """Add a finding for each of some values that parts should have alike and have not.
+    """Add a finding for each value that should be equal in several parts and is not.
 
     Args:
         union: All values.
-        values: Which of them.
-        parts: Who should have the same.
-        reason: Why.
-        known: Findings by value; one that is there already stays.
+        values: The values to check.
+        parts: Parts that should be equal.
+        reason: Why they should be equal.
+        known: Findings by value; existing ones are kept.
     """
     differs = np.zeros(len(values), np.bool_)
     for part in parts[1:]:
@@ -63,7 +63,7 @@ def _finding(union: Union, value: int, parts: Sequence[int], reason: str) -> Rep
     else:
         evidence = "statistics"
         found = [tuple(cell[name] for name in (*_SHOWN, "num_nan", "num_inf")) for cell in cells]
-    # NaN is not equal to itself, its text is.
+    # Compare texts, because NaN is not equal to itself.
     usual = Counter(map(repr, found)).most_common(1)[0][0]
     ranks = [union.parts[part].rank for part in parts]
     odd = tuple(rank for rank, one in zip(ranks, found, strict=True) if repr(one) != usual)

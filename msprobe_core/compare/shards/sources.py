@@ -1,7 +1,7 @@
-"""Tensors that are views of others, or made up of several, read in pieces of bounded size.
+"""Tensors that are views of others, or assembled from several, read in pieces of bounded size.
 
-What lies in a file is narrowed and permuted by its strides, so that nothing but what is asked for is read. What does
-not is read through for each block that is asked of it, or copied, to a file where it is large.
+A tensor in a file is narrowed and permuted by its strides, so that only the requested elements are read. Any other
+source is read sequentially for each requested block, or copied, to a file if it is large.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import StoredTensor, c_strides
 
 Array: TypeAlias = Any
-"""A NumPy array, of whose functions the type checker knows only part."""
+"""A NumPy array, whose functions the type checker knows only in part."""
 
 CHUNK = 1 << 20
-"""Elements that are read at a time, where nobody says otherwise."""
+"""Default number of elements that are read at a time."""
 
 _MIN_READ = 1 << 14
-"""Elements that are read of one block at a time, at the least."""
+"""Minimum number of elements that are read from one block at a time."""
 
 _SPOOL_BYTES = 64 << 20
-"""Largest copy of a tensor that is kept in memory; larger ones go to a temporary file."""
+"""Largest copy of a tensor, in bytes, that is kept in memory; larger ones go to a temporary file."""
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A tensor made up of parts; see `msprobe_core.plugin.TensorSource`.
+    """A tensor assembled from parts; see `msprobe_core.plugin.TensorSource`.
 
     Attributes:
-        assembly: How.
-        open_part: Gives the source of a part, by its number.
-        given_dtype: What all parts are stored as.
+        assembly: The assembly.
+        open_part: Returns the source of a part, by its number.
+        given_dtype: Stored dtype of all parts.
     """
 
     assembly: Assembly
@@ -49,19 +49,19 @@ class Assembled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole."""
         return self.assembly.shape
 
     @property
     def dtype(self) -> str:
-        """As the parts have it."""
+        """Dtype of the parts."""
         return self.given_dtype
 
     def chunks(self, num_elements: int) -> Iterator[Array]:
         """Yield the elements in C order; sums are kept in float64.
 
         Raises:
-            DumpError: a part cannot be read, or has another shape than its record says.
+            DumpError: a part cannot be read, or its shape does not match its record.
         """
         pieces = [piece for piece in self.assembly.pieces if piece.numel]
         if not pieces:
@@ -114,7 +114,7 @@ _REDUCE: Mapping[str | None, Callable[[Sequence[Array]], Array]] = {
 
 
 def overlap(begin: tuple[int, ...], sizes: tuple[int, ...], block: Block) -> tuple[slice, ...] | None:
-    """Return where in a slab a block lies; ``None`` if it does not."""
+    """Return the position of a block inside a slab; ``None`` if they are disjoint."""
     inside: list[slice] = []
     for start, size, first, length in zip(begin, sizes, block.whole, block.sizes, strict=True):
         low, high = max(start, first) - start, min(start + size, first + length) - start
@@ -125,23 +125,23 @@ def overlap(begin: tuple[int, ...], sizes: tuple[int, ...], block: Block) -> tup
 
 
 def chunk_ranges(shape: Sequence[int], num_elements: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield begin and sizes of blocks that follow one another in C order, each of at most ``num_elements``."""
+    """Yield begin and sizes of consecutive blocks in C order, each of at most ``num_elements`` elements."""
     if not shape:
         yield (), ()
         return
     if 0 in shape:
         return
     axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= num_elements), len(shape) - 1)
-    behind = tuple(shape[axis + 1 :])
-    step = max(1, num_elements // math.prod(behind))
+    inner = tuple(shape[axis + 1 :])
+    step = max(1, num_elements // math.prod(inner))
     for index in itertools.product(*map(range, shape[:axis])):
         for begin in range(0, shape[axis], step):
             size = min(step, shape[axis] - begin)
-            yield (*index, begin, *[0] * len(behind)), (*[1] * axis, size, *behind)
+            yield (*index, begin, *[0] * len(inner)), (*[1] * axis, size, *inner)
 
 
 class Reader:
-    """Hands out the elements of a source, one after the other."""
+    """Reads the elements of a source sequentially."""
 
     def __init__(self, source: TensorSource, num_elements: int) -> None:
         self._chunks: Iterator[Array] = source.chunks(num_elements)
@@ -194,7 +194,7 @@ def permuted(source: TensorSource, dims: tuple[int, ...]) -> TensorSource:
 
 
 def reshaped(source: TensorSource, shape: tuple[int, ...]) -> TensorSource:
-    """Return the elements of a tensor, in the same order, in another shape."""
+    """Return the elements of a tensor, in the same order, with another shape."""
     if shape == source.shape:
         return source
     if isinstance(source, StoredTensor) and source.is_contiguous:
