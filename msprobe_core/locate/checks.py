@@ -1,7 +1,7 @@
-"""What must hold before two runs can be compared: the same weights, data and random numbers, and the same decisions.
+"""Preconditions of comparing two runs: equal weights, data and random numbers, and equal discrete decisions.
 
-These are counted within each rank, and put together over all of them. What a dump does not hold, such as the
-configuration of the training, is said to be unknown rather than taken to be equal.
+They are counted within each rank, and summed over all ranks. Facts that a dump does not contain, such as the
+configuration of the training, are reported as unknown rather than assumed to be equal.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 MAX_DECISIONS = 20
-"""Named in a result; all are counted."""
+"""Maximum number of decisions listed in a result; all are counted."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """How many values there are of a sort, and how many of them are not the same on both sides.
+    """Number of values of one sort, and how many of them differ between the sides.
 
     Attributes:
-        total: How many.
+        total: Number of values.
         different: How many of them are not bitwise equal, as far as was recorded.
-        wrong: How many of those are beyond what rounding explains.
-        first: Name of the first that is wrong, else of the first that is different; ``None`` if all are equal.
+        wrong: How many of those exceed what rounding explains.
+        first: Name of the first wrong value, else of the first different one; ``None`` if all are equal.
     """
 
     total: int = 0
@@ -42,7 +42,7 @@ class Tally:
     first: str | None = None
 
     def __add__(self, other: Tally) -> Tally:
-        """Return both together; this one's first value stays the first unless only the other has a wrong one."""
+        """Return the sum; ``first`` is this one's unless only the other has a wrong value."""
         takes_other = self.first is None or (not self.wrong and other.wrong)
         return Tally(
             self.total + other.total,
@@ -54,12 +54,12 @@ class Tally:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the preconditions are told from, of one rank of one step or of several.
+    """Facts for the preconditions, of one rank and step or of several.
 
     Attributes:
         weights: Parameters at the beginning of the step.
-        data: What the outermost modules were given, and integer inputs of the first call.
-        random: Outputs of calls that draw random numbers, where what they were given is right.
+        data: Inputs of the outermost modules, and integer inputs of the first call.
+        random: Outputs of calls that draw random numbers and whose inputs are right.
         decisions: Integer outputs of calls that decide, such as ``topk``.
         lone_calls: Forward calls that one side has alone; ``total`` counts all calls.
     """
@@ -71,7 +71,7 @@ class Facts:
     lone_calls: Tally = Tally()
 
     def __add__(self, other: Facts) -> Facts:
-        """Return both together."""
+        """Return the sum of both."""
         return Facts(
             self.weights + other.weights,
             self.data + other.data,
@@ -82,11 +82,11 @@ class Facts:
 
 
 def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
-    """Return what one rank of one step tells.
+    """Return the facts of one rank and step.
 
     Args:
-        rows: With scores, see `msprobe_core.judge.nodes.with_scores`.
-        nodes: Those of the rows.
+        rows: Rows with scores, see `msprobe_core.judge.nodes.with_scores`.
+        nodes: The nodes of the rows.
     """
     forward = rows.filter((pl.col("phase") == Phase.FORWARD.value) & (pl.col("match") == Match.BOTH.value))
     weights = forward.filter(pl.col("role") == Role.PARAMETERS.value)
@@ -108,7 +108,7 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
 
 
 def _data(forward: pl.DataFrame) -> pl.DataFrame:
-    """Return the tensors that the outermost modules were given; without modules, the integers of the first call."""
+    """Return the input tensors of the outermost modules; without modules, the integer inputs of the first call."""
     tensors = forward.filter(
         (pl.col("role") == Role.INPUT.value) & (pl.col("kind_target") == RowKind.TENSOR.value) & ~pl.col("is_parameter")
     )
@@ -127,12 +127,12 @@ def _tally(rows: pl.DataFrame) -> Tally:
 
 
 def decisions_of(rows: pl.DataFrame, step: int | None, rank: int | None) -> list[Decision]:
-    """Return the discrete decisions that fell otherwise, `MAX_DECISIONS` at the most.
+    """Return the discrete decisions that differ, at most `MAX_DECISIONS`.
 
     Args:
-        rows: With scores.
-        step: Of the rows.
-        rank: Likewise.
+        rows: Rows with scores.
+        step: Step of the rows.
+        rank: Rank of the rows.
     """
     is_made = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
     is_integer = pl.col("kind_of_target").is_in(["int", "bool"])
@@ -144,14 +144,14 @@ def decisions_of(rows: pl.DataFrame, step: int | None, rank: int | None) -> list
 
 
 def checks_of(first: Facts, all_steps: Facts, modes: Sequence[Mode]) -> list[Check]:
-    """Return the preconditions in the order in which they matter.
+    """Return the preconditions in the order of their importance.
 
     Args:
-        first: Of the first step that was looked at.
-        all_steps: Of all of them.
-        modes: What was compared.
+        first: Facts of the first examined step.
+        all_steps: Facts of all examined steps.
+        modes: The comparison modes.
     """
-    unknown = Finding(LocateCode.CHECK_CONFIGURATION)  # no dump holds it
+    unknown = Finding(LocateCode.CHECK_CONFIGURATION)  # not contained in any dump
     return [
         Check(Precondition.CONFIGURATION, CheckState.UNKNOWN, unknown),
         _check(Precondition.WEIGHTS, first.weights, LocateCode.CHECK_WEIGHTS, LocateCode.NO_WEIGHTS),

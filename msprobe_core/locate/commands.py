@@ -1,4 +1,4 @@
-"""What to run next: the narrowest recording, or the command, that says more about a suspect."""
+"""Advice on what to run next: the narrowest recording, or the command, that gives more information on a suspect."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _BY_LOOKING = {
 def with_advice(
     suspect: Suspect, mode: Mode, target: Path, golden: Path, *, is_foreign: bool = False, is_confirmed: bool = False
 ) -> Suspect:
-    """Return a suspect with what to do, or the command to run, to learn more about it.
+    """Return a suspect with advice, or the command to run, to learn more about it.
 
     Args:
         suspect: The suspect.
-        mode: What was compared.
-        target: The run under test, as given.
-        golden: The trusted run, as given.
-        is_foreign: Whether the two are of different frameworks; a call is made again within one only.
-        is_confirmed: Whether calls were made again already.
+        mode: The comparison mode.
+        target: Path of the target run as given.
+        golden: Path of the golden run as given.
+        is_foreign: Whether the two are of different frameworks; only calls within one framework are replayed.
+        is_confirmed: Whether calls have been replayed already.
     """
     if names.is_saved(suspect.entry):
         return replace(suspect, advice=Finding(LocateCode.NEXT_SAVE_MORE))
     if suspect.kind in _BY_LOOKING:
         return replace(suspect, advice=Finding(_BY_LOOKING[suspect.kind]))
     if mode is Mode.TENSOR:
-        # A table of every value says which elements differ, and by how much.
+        # A table of all values shows which elements differ, and by how much.
         can_confirm = not (is_foreign or is_confirmed)
         arguments = (
             ["locate", str(target), str(golden), "--confirm"]
@@ -54,7 +54,7 @@ def with_advice(
 
 
 def _narrowest(suspect: Suspect) -> dict[str, object]:
-    """Return the configuration that records whole tensors of no more than the suspect's module."""
+    """Return the configuration that records whole tensors of the suspect's module only."""
     is_call_in_module = not names.is_module(suspect.entry) and suspect.module is not None and suspect.parents
     stem = names.stem_of(suspect.parents[0] if is_call_in_module else suspect.entry)
     return {

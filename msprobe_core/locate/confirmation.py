@@ -1,4 +1,4 @@
-"""Ask of the first suspects who is wrong, by making their calls again with what was recorded of them."""
+"""Confirmation of the first suspects: replay their recorded calls to decide which side is wrong."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind, Suspect
 
 MAX_CONFIRMED = 5
-"""Suspects whose calls are made again; each may take as long as the call takes, seven times."""
+"""Maximum number of suspects whose calls are replayed; each replay may take seven times as long as the call."""
 
 _BY_REPLAY = (
     FaultKind.COMPUTATION, FaultKind.SCALE, FaultKind.PRECISION, FaultKind.GRADIENT, FaultKind.NON_FINITE,
     FaultKind.DECISION,
 )  # fmt: skip
-"""Kinds that a replay can tell something of: a call that was given another parameter or argument does right by it."""
+"""Kinds that a replay can confirm: a call with a wrong parameter or argument still computes correctly."""
 
 _RIGHT = (Verdict.NEITHER, Verdict.ILL_CONDITIONED)
 
@@ -28,14 +28,14 @@ _RIGHT = (Verdict.NEITHER, Verdict.ILL_CONDITIONED)
 def with_confirmations(
     suspects: Sequence[Suspect], pairs: Mapping[int | None, UnitPair], model: object | None
 ) -> tuple[list[Suspect], list[Finding]]:
-    """Return the suspects with what replaying their calls says, those whose call computes right behind the others.
+    """Return the suspects with the results of replaying their calls; those whose call computes correctly come last.
 
     Args:
-        suspects: Of one step, in order.
+        suspects: Suspects of one step, in order.
         pairs: The dumps of the step by rank.
-        model: To replay modules with; ``None`` if there is none.
+        model: Model for the replay of modules; ``None`` if there is none.
 
-    Returns: the suspects in their new order, and what could not be confirmed.
+    Returns: the suspects in their new order, and notes on those that could not be confirmed.
     """
     told: list[Suspect] = []
     notes: list[Finding] = []
@@ -61,5 +61,5 @@ def with_confirmations(
 
 
 def _rank(suspect: Suspect) -> int:
-    """Return where a suspect stands: calls that are known to compute right come last."""
+    """Return the sort key of a suspect: calls that are known to compute correctly come last."""
     return suspect.confirmation is not None and suspect.confirmation.verdict in _RIGHT

@@ -1,7 +1,7 @@
-"""Find where two runs part first: step by step, and within a step over all ranks.
+"""Find the first divergence of two runs: step by step, and within a step over all ranks.
 
-Each rank of a step is examined by itself, wherever there is room for it (see `msprobe_core.execute`), and leaves no
-more than its suspects. A later step is looked at only if nothing is wrong in those before it.
+Each rank of a step is examined separately, on any executor (see `msprobe_core.execute`), and returns only its findings.
+A later step is examined only if nothing is wrong in the steps before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
 
 LocateProgress: TypeAlias = Callable[[int, int, str], None]
-"""Told how many ranks of steps are done, of how many, and which one was the last."""
+"""Called with the number of examined units, their total, and the label of the last one."""
 
 MAX_SUSPECTS = 10
 _MAX_SHOWN = 6
@@ -48,17 +48,17 @@ _MAX_SHOWN = 6
 
 @dataclass(frozen=True, kw_only=True)
 class LocateOptions:
-    """How to search.
+    """Options of the search.
 
     Attributes:
-        compare: How ranks are compared, and by what measure of rounding.
-        chosen: Which steps and ranks.
-        confirms: Whether the first suspects' calls are made again, which tells who is wrong; needs whole tensors and
+        compare: Options of the comparison, with the noise model.
+        chosen: Selected steps and ranks.
+        confirms: Whether the first suspects' calls are replayed to decide which side is wrong; needs whole tensors and
             the framework.
-        model: To replay modules with; ``None`` confirms them by the calls inside of them.
-        allows_incomplete: Whether two runs may agree of which not all could be looked at.
-        executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
-        workers: Of the executor.
+        model: Model for the replay of modules; ``None`` confirms them by the calls inside them.
+        allows_incomplete: Whether the verdict may be that the runs agree if a part could not be examined.
+        executor: Name of the executor; ``None`` uses processes if there is enough work, else this process.
+        workers: Options of the executor.
     """
 
     compare: CompareOptions = field(default_factory=CompareOptions)
@@ -72,11 +72,11 @@ class LocateOptions:
 
 @dataclass(frozen=True)
 class Extraction:
-    """What somebody else needs of every unit, so that no pair is compared twice.
+    """Values that the caller needs of every unit, so that no pair is compared twice.
 
     Attributes:
-        extract: Called with each unit where it was compared; at the top of a module.
-        take: Called in this process with each pair and what was extracted, or why there is nothing.
+        extract: Called with each unit where it was compared; a module-level function.
+        take: Called in this process with each pair and its extracted value, or with the reason why there is none.
     """
 
     extract: Callable[[UnitResult], bytes]
@@ -85,13 +85,13 @@ class Extraction:
 
 @dataclass(frozen=True)
 class UnitTask:
-    """One rank of one step, to examine.
+    """One rank and step to examine.
 
     Attributes:
-        pair: Where the two dumps are.
-        options: How they are compared.
-        is_first: Whether it is of the first step, whose parameters are those that the runs began with.
-        before: The rank's parameters in the step before, which tell what an update should make of them.
+        pair: Paths of the two dumps.
+        options: Options of the comparison.
+        is_first: Whether it is of the first step, which begins with the initial parameters.
+        before: The rank's parameters in the previous step, to judge their updates.
         extract: See `Extraction`.
     """
 
@@ -103,7 +103,7 @@ class UnitTask:
 
     @property
     def label(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
         return self.pair.label or str(self.pair.target)
 
     @property
@@ -114,22 +114,22 @@ class UnitTask:
 
 @dataclass(frozen=True)
 class UnitFindings:
-    """What one rank of one step came to.
+    """Result of examining one rank and step.
 
     Attributes:
-        pair: Where the two dumps are.
-        mode: What was compared.
-        suspects: In execution order.
-        num_nodes: How many calls were judged.
-        num_flagged: How many of them are beyond what rounding explains.
-        facts: What preconditions are told from.
-        decisions: Discrete decisions that fell otherwise.
-        given_wrong: Calls of communication that were given what is beyond rounding.
+        pair: Paths of the two dumps.
+        mode: The comparison mode.
+        suspects: Suspects in execution order.
+        num_nodes: Number of judged calls.
+        num_flagged: How many of them exceed what rounding explains.
+        facts: Facts for the preconditions.
+        decisions: Discrete decisions that differ.
+        given_wrong: Communication calls whose inputs exceed rounding.
         is_foreign: Whether the two are of different frameworks.
-        parameters: Those of the step, for the next one.
-        notes: What there is to say about the dumps.
-        incomplete: Which of the two ended early or is damaged, in words.
-        extracted: See `Extraction`; ``None`` once it was taken.
+        parameters: Parameters of the step, for the next one.
+        notes: Notes on the dumps.
+        incomplete: Sentences on dumps that ended early or are damaged.
+        extracted: See `Extraction`; ``None`` after it was taken.
     """
 
     pair: UnitPair
@@ -154,18 +154,18 @@ def locate(
     progress: LocateProgress | None = None,
     extraction: Extraction | None = None,
 ) -> LocateResult:
-    """Find where two runs part first.
+    """Find the first divergence of two runs.
 
     Args:
-        target: The run under test: one dump, a step with its ranks, or a run with its steps.
-        golden: The trusted run, of the same kind.
-        options: How to search.
-        progress: Told what is done.
-        extraction: What else is needed of every unit; also steps that the search has no need for are compared then.
+        target: The target: one dump, a step with its ranks, or a run with its steps.
+        golden: The golden run, of the same kind.
+        options: Options of the search.
+        progress: Called after each unit.
+        extraction: Values needed of every unit; steps after the first fault are then compared too.
 
     Raises:
         CompareError: nothing could be compared.
-        DumpError: a directory cannot be read, or holds no dump.
+        DumpError: a directory cannot be read, or contains no dump.
         ConfigError: there is no such executor.
         PluginError: the executor cannot run here.
     """
@@ -197,7 +197,7 @@ def locate(
 def extract_all(
     pairing: Pairing, options: LocateOptions, extraction: Extraction, progress: LocateProgress | None = None
 ) -> None:
-    """Compare and judge all pairs without a search, for what is extracted of each.
+    """Compare and judge all pairs without a search, to extract values of each.
 
     Raises:
         ConfigError: there is no such executor.
@@ -208,12 +208,12 @@ def extract_all(
 
 
 def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
-    """Whether nothing says how far apart the parameters of later steps may be: of two frameworks none were recorded."""
+    """Whether nothing shows how far parameters of later steps may differ: two frameworks, no recorded parameters."""
     return bool(findings) and all(unit.is_foreign and not unit.facts.weights.total for unit in findings)
 
 
 def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
-    """Return the suspects of one step over all ranks, the first first, and what there is to note."""
+    """Return the suspects of one step over all ranks, the first divergence first, and notes."""
     notes: list[Finding] = []
 
     def causal_order() -> CausalOrder:
@@ -307,7 +307,7 @@ def _examined(found: Sequence[UnitFindings], done: int, of_all: int) -> Finding:
 def _examine_steps(
     pairing: Pairing, options: LocateOptions, progress: LocateProgress | None, extraction: Extraction | None
 ) -> Iterator[tuple[list[UnitFindings], list[Finding]]]:
-    """Yield the findings of each step, and which ranks have none."""
+    """Yield the findings of each step, and the reasons for ranks without any."""
     steps = list(dict.fromkeys(pair.step for pair in pairing.pairs))
     extract = None if extraction is None else extraction.extract
     before: dict[int | None, pl.DataFrame] = {}
@@ -352,10 +352,10 @@ def _examine_all(
 
 
 def examine(task: UnitTask) -> UnitFindings:
-    """Examine one rank of one step.
+    """Examine one rank and step.
 
     Raises:
-        CompareError: the two have nothing in common, or are not of the same kind.
+        CompareError: the two have nothing in common, or are of different kinds.
         DumpError: one of them cannot be read.
     """
     pair = task.pair

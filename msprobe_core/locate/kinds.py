@@ -1,4 +1,4 @@
-"""What sort of fault the evidence at a call speaks for, and why."""
+"""The kind of fault that the evidence at a call indicates, and the reason for the suspicion."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _EPSILON_PLACES = re.compile(r"(^|\.)(eps|epsilon)$")
 _SCALE_PLACES = re.compile(r"(^|\.)(scale|scaling|alpha|beta|value|temperature)$")
 _NORMS = re.compile(r"norm", re.IGNORECASE)
 _STEADY = 2e-3
-"""By how much the ratios of several statistics may differ from each other to be one factor, in relation to how far it
-is from 1."""
+"""Maximum spread of the ratios of several statistics to count as one factor, relative to the factor's distance from
+1."""
 
 
 def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_step: bool) -> FaultKind:
-    """Return what sort of fault a source is.
+    """Return the kind of fault of a source.
 
     Args:
         source: The source.
         own: Its rows, with scores.
-        parents: Names of the calls that enclose it, innermost first.
-        is_first_step: Whether no step before was looked at, so that parameters are those that the runs began with.
+        parents: Names of the enclosing calls, innermost first.
+        is_first_step: Whether no earlier step was examined, so that parameters are the initial ones.
     """
     node = source.node
     api = api_of(node["entry"])
@@ -71,7 +71,7 @@ def _of_outside(node: Node, own: pl.DataFrame, *, is_first_step: bool) -> FaultK
 
 
 def _is_gradient(node: Node) -> bool:
-    """Whether a node is of gradients; of what the program saves itself the name says so."""
+    """Whether a node consists of gradients; for values saved by hand the name decides."""
     if node["phase"] == Phase.DEBUG.value:
         return names.is_saved_gradient(node["entry"])
     return node["phase"] != Phase.FORWARD.value
@@ -123,10 +123,10 @@ def _of_values(node: Node, own: pl.DataFrame, api: str) -> FaultKind:
 
 
 def factor_of(made: pl.DataFrame) -> float | None:
-    """Return the factor by which all statistics of a value are another; ``None`` if there is none.
+    """Return the common factor between all statistics of the two sides; ``None`` if there is none.
 
     Args:
-        made: Rows; those with an error beyond rounding.
+        made: Rows of results with an error beyond rounding.
     """
     for row in made.iter_rows(named=True):
         ratios = [_ratio(row, name) for name in ("norm", "max", "min")]
@@ -150,7 +150,7 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> Finding:
 
     Args:
         source: The source.
-        kind: What `kind_of` returned.
+        kind: Result of `kind_of`.
         own: Its rows, with scores.
     """
     node, lone = source.node, source.lone
@@ -225,7 +225,7 @@ _IDENTITY = ("numel", "max", "min", "mean", "norm")
 
 
 def parameter_of(own: pl.DataFrame, rows: pl.DataFrame) -> str | None:
-    """Return which parameter a call outside of all modules works on, told by what it was given; ``None`` if unknown.
+    """Return the parameter that a call outside of all modules updates, recognised by its inputs; ``None`` if unknown.
 
     Args:
         own: The rows of the call.

@@ -1,4 +1,4 @@
-"""Codes of what a search for the first fault finds; their templates are in ``wording``."""
+"""Codes of findings of a search for the first fault; their templates are in ``wording``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msprobe_core.findings import Code
 
 
 class LocateCode(Code):
-    """What a search for the first fault has to say."""
+    """Code of a finding of a search for the first fault."""
 
     # Why a call is suspected.
     LONE_CALL = "locate.lone-call"
@@ -27,7 +27,7 @@ class LocateCode(Code):
     COMPUTATION = "locate.computation"
     REPLICAS = "locate.replicas"
     REPLICA_VALUE = "locate.replica-value"
-    # What such a call was given, and what it made of that.
+    # Inputs and outputs of such a call.
     GIVEN_EQUAL = "locate.given.equal"
     GIVEN_ROUNDED = "locate.given.rounded"
     MADE_ONE_SIDED = "locate.made.one-sided"
@@ -51,7 +51,7 @@ class LocateCode(Code):
     TALLY_EQUAL = "locate.tally.equal"
     DECIDED_OTHERWISE = "locate.tally.decided-otherwise"
     AT_UNKNOWN_RATE = "locate.tally.at-unknown-rate"
-    # What was looked at, and by what measure.
+    # What was examined, and by which measure of noise.
     NOISE_LIMITS = "locate.noise.limits"
     NOISE_CLOSED_FORM = "locate.noise.closed-form"
     NOISE_MEASURED = "locate.noise.measured"

@@ -1,7 +1,7 @@
-"""Put the suspects of several ranks in order: by what caused what, as communication tells, never by counting calls.
+"""Order the suspects of several ranks by the happens-before order that communication enforces, never by call counts.
 
-A call of communication gives what others have sent. Where one of those was wrong already, the call is a carrier; where
-all were right, and what came out is not, communication itself is at fault.
+A communication call returns data that other ranks have sent. If an input of one of them was wrong already, the call
+only carries the error; if all inputs were right and the result is wrong, communication itself is at fault.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ CallPlace = tuple[int, str]
 
 
 class CausalOrder(Protocol):
-    """What is needed of `msprobe_core.order.Order`."""
+    """The part of `msprobe_core.order.Order` that is needed here."""
 
     def depth(self, rank: int, entry: str) -> int:
-        """Return a number that is larger for whatever comes later."""
+        """Return a number that is larger for all later calls."""
         ...
 
     def senders(self, rank: int, entry: str) -> Sequence[CallPlace]:
@@ -35,14 +35,14 @@ def ordered(
     given_wrong: Mapping[int | None, frozenset[str]],
     order: Callable[[], CausalOrder],
 ) -> list[Suspect]:
-    """Return the suspects of one step, the first first; those that several ranks have are one.
+    """Return the suspects of one step, the first divergence first; those that several ranks share are merged.
 
-    What is barely beyond its limit comes after all else: in one of very many calls that happens by chance.
+    Suspects barely beyond their limit come last: with very many calls, that happens by chance.
 
     Args:
-        by_rank: In execution order.
-        given_wrong: By rank, the calls of communication that were given what is wrong.
-        order: Gives the order over the ranks; called where there are several.
+        by_rank: Suspects in execution order.
+        given_wrong: By rank, the communication calls with wrong inputs.
+        order: Returns the order over the ranks; called if there are several.
     """
     found = [(rank, suspect) for rank, suspects in by_rank.items() for suspect in suspects]
     if not found:
@@ -72,14 +72,14 @@ def ordered(
 
 
 def _place(suspect: Suspect) -> str:
-    """Return the entry of the target that stands where a suspect is: the order is that of its dumps."""
+    """Return the target's entry at the position of a suspect: the order is that of the target's dumps."""
     return suspect.beside or suspect.entry
 
 
 def _together(suspects: Iterable[Suspect]) -> list[Suspect]:
-    """Return each place once, with all ranks that show it; of calls of an optimizer those that do the same once.
+    """Return each place once, with all ranks that show it; similar calls of an optimizer are merged.
 
-    An optimizer does the same to one parameter after the other: what is wrong with one call is with many.
+    An optimizer treats all parameters alike, so a fault in one of its calls appears in many.
     """
     places: dict[tuple[str, FaultKind], Suspect] = {}
     for suspect in suspects:

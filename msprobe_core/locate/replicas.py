@@ -1,4 +1,4 @@
-"""Ranks of the target that should have the same and have not, where those of the golden run have."""
+"""Replicas that differ on ranks of the target and agree on ranks of the golden run."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 MAX_RANKS = 16
-"""Dumps of all ranks of a step are in memory at once to be held against each other."""
+"""Maximum number of ranks, whose dumps are in memory at once for this check."""
 
 _OF_STATE = (FaultKind.PARAMETER, FaultKind.OPTIMIZER, FaultKind.OUTSIDE)
 
 
 def find_divergences(targets: Sequence[Path], goldens: Sequence[Path]) -> list[ReplicaFinding]:
-    """Return what ranks of the target do not have alike, though they should, and those of the golden run do.
+    """Return values that differ between replicas of the target but agree between replicas of the golden run.
 
     Args:
         targets: Dumps of the ranks of one step.
-        goldens: Likewise.
+        goldens: The same for the golden run.
     """
     if not 1 < len(targets) <= MAX_RANKS:
         return []
-    # Merging takes as long to import as a small comparison takes, and few need it.
+    # A late import: it takes as long as a small comparison, and is rarely needed.
     from msprobe_core.compare.shards.merged import check_replicas
 
     try:
@@ -50,11 +50,11 @@ def find_divergences(targets: Sequence[Path], goldens: Sequence[Path]) -> list[R
 
 
 def with_divergences(suspects: Sequence[Suspect], found: Sequence[ReplicaFinding], step: int | None) -> list[Suspect]:
-    """Return the suspects with what replicas tell: a state that is another on some ranks only has come apart there.
+    """Return the suspects with the findings on replicas: a state that differs on some ranks only has diverged there.
 
     Args:
-        suspects: Of one step, in order.
-        found: What `find_divergences` returned.
+        suspects: Suspects of one step, in order.
+        found: Result of `find_divergences`.
         step: Number of the step.
     """
     if not found:
@@ -76,7 +76,7 @@ def _reason(finding: ReplicaFinding) -> Finding:
 
 
 def _suspect(finding: ReplicaFinding, step: int | None) -> Suspect:
-    """Return a suspect made of a finding, where nothing else is wrong."""
+    """Return a suspect for a finding, if nothing else is wrong."""
     return Suspect(
         step=step,
         ranks=finding.odd_ranks,

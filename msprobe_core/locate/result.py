@@ -1,4 +1,4 @@
-"""What a search for the first fault comes to."""
+"""Result of a search for the first fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msprobe_core.model import Phase
 
 
 class LocateVerdict(str, Enum):
-    """What a search ends in."""
+    """Verdict of a search."""
 
     AGREE = "agree"
     FAULT = "fault"
@@ -21,7 +21,7 @@ class LocateVerdict(str, Enum):
 
 
 class FaultKind(str, Enum):
-    """What sort of fault the evidence speaks for."""
+    """Kind of fault that the evidence indicates."""
 
     PARAMETER = "wrong parameter"
     INPUT_DATA = "wrong input data"
@@ -44,7 +44,7 @@ class FaultKind(str, Enum):
 
 
 class Precondition(str, Enum):
-    """What must be the same in two runs before they can be compared."""
+    """Property that has to be equal in two runs for a meaningful comparison."""
 
     CONFIGURATION = "configuration"
     WEIGHTS = "initial weights"
@@ -54,7 +54,7 @@ class Precondition(str, Enum):
 
 
 class CheckState(str, Enum):
-    """What became of one precondition."""
+    """State of one precondition."""
 
     HOLDS = "holds"
     DIFFERS = "differs"
@@ -62,7 +62,7 @@ class CheckState(str, Enum):
 
 
 class Strength(str, Enum):
-    """How far the evidence is from what rounding could do."""
+    """Strength of evidence, by how far it exceeds what rounding explains."""
 
     STRONG = "strong"
     MODERATE = "moderate"
@@ -70,17 +70,17 @@ class Strength(str, Enum):
 
 
 STRONG_EXCESS, MODERATE_EXCESS = 10.0, 2.0
-"""From how many times what is still allowed on evidence is called so."""
+"""Minimum excess for strong and for moderate evidence."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A precondition of comparing two runs at all, such as equal initial weights.
+    """A precondition of comparing two runs, such as equal initial weights.
 
     Attributes:
-        name: What was checked.
-        state: What came of it.
-        detail: With the first place where it does not hold.
+        name: The precondition.
+        state: Its state.
+        detail: Finding with the first place where it does not hold.
     """
 
     name: Precondition
@@ -90,13 +90,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Decision:
-    """A call that takes discrete decisions, such as ``topk``, and took others in the target.
+    """A call that takes discrete decisions, such as ``topk``, and took different ones in the target.
 
     Attributes:
-        step: Number of the step; ``None`` where only one was given.
+        step: Number of the step; ``None`` if only one was given.
         rank: Number of the rank; ``None`` outside of a job.
         row: Name of the value.
-        rate: Share of elements that are another; ``None`` where the dumps hold no whole tensors.
+        rate: Share of different elements; ``None`` if the dumps have no whole tensors.
     """
 
     step: int | None
@@ -110,10 +110,10 @@ class EvidenceRow:
     """One value as evidence.
 
     Attributes:
-        row: Its name.
-        findings: What is wrong with it; empty if nothing is.
-        score: Its error in units of what rounding explains; ``None`` where that cannot be said.
-        limit: What the score must exceed to be a fault.
+        row: Name of its row.
+        findings: Findings on it; empty if there are none.
+        score: Its error in units of what rounding explains; ``None`` if that is unknown.
+        limit: Score above which it is a fault.
     """
 
     row: str
@@ -127,31 +127,31 @@ class Suspect:
     """A place where the fault may be.
 
     Attributes:
-        step: Number of the step; ``None`` where only one was given.
+        step: Number of the step; ``None`` if only one was given.
         ranks: The ranks that show it; empty outside of a job.
-        micro_step: Which micro-batch of the step, from 0; ``None`` where no module encloses it.
-        entry: Its name, as in the dump of the side that has it.
-        only_on: The side that has it, ``target`` or ``golden``, where the other lacks it.
+        micro_step: Number of the micro-step in the step, from 0; ``None`` if no module encloses it.
+        entry: Entry name in the dump of the side that has it.
+        only_on: The side that has it, ``target`` or ``golden``, if the other lacks it.
         module: Dotted path of the innermost module that it is, or is in; empty for the outermost module, ``None``
             outside of all modules.
         phase: Forward, backward, gradients of parameters.
-        kind: What sort of fault.
-        score: Largest error of what it made, in units of what rounding explains; infinite where no rounding does.
-        limit: What the score must exceed.
-        excess: The error in units of what is still allowed.
-        input_score: The same of what it was given.
+        kind: Kind of fault.
+        score: Largest error of its outputs, in units of what rounding explains; infinite for values without rounding.
+        limit: Score above which it is a fault.
+        excess: The error divided by its limit.
+        input_score: Largest error of its inputs, in the same units as ``score``.
         reason: Why it is suspected.
-        evidence: Its values, those that differ most first.
-        parents: Names of the calls that enclose it, innermost first.
+        evidence: Its values, the largest differences first.
+        parents: Names of the enclosing calls, innermost first.
         stack: Frames of the call, innermost first; empty if unknown.
-        position: Its place among the calls of its rank.
-        seen_at: The later call at which the error is beyond rounding; ``None`` where that is this one.
+        position: Its index among the calls of its rank.
+        seen_at: The later call at which the error exceeds rounding; ``None`` if that is this one.
         advice: What to run or to do next; ``None`` until `msprobe_core.locate.commands.with_advice` has added it.
-        num_alike: How many further calls of the same kind are wrong in the same way.
-        golden_entry: What the golden run's dump calls it, where both have it.
-        confirmation: Who is wrong, by making the call again; ``None`` if that was not asked.
-        about: What the call is about, where its name does not tell: the parameter that an optimizer updates.
-        beside: Of a call that only the golden dump has, the entry of the target that would be before it.
+        num_alike: Number of further calls of the same kind with the same fault.
+        golden_entry: Entry name in the golden run's dump, if both sides have it.
+        confirmation: Which side is wrong, by replay; ``None`` if it was not replayed.
+        about: The parameter that a call of an optimizer updates, which its name does not contain.
+        beside: For a call that only the golden dump has, the target's entry that would precede it.
     """
 
     step: int | None
@@ -181,7 +181,7 @@ class Suspect:
 
     @property
     def strength(self) -> Strength:
-        """How strong the evidence is."""
+        """Strength of the evidence."""
         if self.excess >= STRONG_EXCESS:
             return Strength.STRONG
         return Strength.MODERATE if self.excess >= MODERATE_EXCESS else Strength.WEAK
@@ -189,22 +189,22 @@ class Suspect:
 
 @dataclass(frozen=True)
 class LocateResult:
-    """What was found.
+    """Result of a search.
 
     Attributes:
-        target: The run under test.
-        golden: The trusted run.
+        target: Path of the target run.
+        golden: Path of the golden run.
         verdict: Whether there is a fault.
-        noise: Against what errors were held.
+        noise: The measure of noise for errors.
         checks: The preconditions.
-        decisions: Discrete decisions that fell otherwise, in execution order, the first ones.
-        num_decisions: How many there are.
-        suspects: The best first, ten at the most.
-        examined: What was looked at: steps and ranks, and which were left out.
-        num_nodes: Calls that were judged.
-        num_flagged: Those of them with an error that rounding does not explain.
-        notes: What there is to say about the dumps.
-        incomplete: What could not be looked at: what is missing, and which dumps ended early or are damaged.
+        decisions: The first discrete decisions that differ, in execution order.
+        num_decisions: Number of all such decisions.
+        suspects: Suspects, the strongest first, at most ten.
+        examined: Which steps and ranks were examined, and which were left out.
+        num_nodes: Number of judged calls.
+        num_flagged: How many of them have an error that rounding does not explain.
+        notes: Notes on the dumps.
+        incomplete: What could not be examined: missing dumps, and dumps that ended early or are damaged.
     """
 
     target: Path
